@@ -12,7 +12,7 @@ fill and causal compare with a step that reads every completion separately. The 
 import json
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -27,33 +27,32 @@ from core.distributed import Distributed
 from core.judge import calculate_judge_scores
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.settings.script import run_script
+from core.settings.setting import Settings, setting
 from core.tokenizer import CharTokenizer
-from grpo.advantages import compute_advantages
 from grpo.build import make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import rollout_loss
-from grpo.objectives import token_weights
-from grpo.scoring import with_reference
+from grpo.losses import compute_advantages, objective_of, token_weights
+from grpo.reference import penalty_weight, with_reference
 
 TOKENIZER = CharTokenizer(stop=True)
 MASKED = 0.3     # share of a text to fill in
 HEAD_WIDTH = 64
 
 
-@dataclass(frozen=True)
-class BenchConfig:
+class BenchConfig(Settings):
     """Sizes of the models and of the one batch on which both sides are measured."""
 
-    n_layer: int = 6             # layers
-    n_embd: int = 384            # width of the hidden states; an attention head has 64 of it
-    block_size: int = 256        # fill: tokens of a text, 30% of them masked
-    batch_size: int = 16         # problems
-    group_size: int = 8          # completions of each problem
-    prompt_length: int = 256     # causal: tokens of a prompt
-    completion_length: int = 64  # causal: largest number of tokens of a completion
-    repeats: int = 1             # steps of each side, in turns; the fastest is reported
-    device: str = "auto"         # auto (cuda, else mps, else cpu), cpu, cuda, mps
-    dtype: str = "float32"       # float32 or bfloat16
+    n_layer: int = setting(6, "layers")
+    n_embd: int = setting(384, "width of the hidden states; an attention head has 64 of it")
+    block_size: int = setting(256, "fill: tokens of a text, 30% of them masked")
+    batch_size: int = setting(16, "problems")
+    group_size: int = setting(8, "completions of each problem")
+    prompt_length: int = setting(256, "causal: tokens of a prompt")
+    completion_length: int = setting(64, "causal: largest number of tokens of a completion")
+    repeats: int = setting(1, "steps of each side, in turns; the fastest is reported")
+    device: str = setting("auto", "auto (cuda, else mps, else cpu), cpu, cuda, mps")
+    dtype: str = setting("float32", "float32 or bfloat16")
 
 
 class Comparison:
@@ -76,7 +75,9 @@ class Comparison:
 
     def learn(self, rollouts):
         weight = token_weights(rollouts.mask, "sequence", self.config.max_new_tokens)
-        loss, *_ = rollout_loss(self.policy, replace(rollouts, advantage=self.advantage), weight, self.config)
+        rollouts = replace(rollouts, advantage=self.advantage)
+        scores = self.policy.score(rollouts, self.config.temperature)
+        loss, _ = rollout_loss(scores, rollouts, weight, objective_of(self.config), penalty_weight(self.config))
         loss.backward()
 
     def learn_naively(self, logp, target, mask, penalty=0.0):
@@ -147,7 +148,7 @@ class Fill(Comparison):
     def naive(self):
         policy, reference = self.policy.model, self.reference.model
         texts = torch.stack(self.rollouts.texts.tokens)                              # (N, T)
-        inputs = self.rollouts.reading.texts[:, 0]                                   # (P, T)
+        inputs = self.rollouts.inputs["texts"][:, 0]                                # (P, T)
         inputs = inputs.repeat_interleave(self.c.group_size, 0)                      # (N, T)
         with self.dist.autocast():
             with torch.no_grad():

@@ -17,7 +17,7 @@ from core.huggingface.model import HuggingFaceModel
 from core.model import LANGUAGE_MODEL
 from core.optim import build_optimizers
 from core.settings.optional import quiet_transformers, require
-from core.settings.ranges import check_ranges
+from core.settings.setting import Settings, setting
 from grpo.build import build_reference, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step
@@ -51,19 +51,18 @@ S = {"n_layer": 6, "n_head": 6, "n_embd": 384}
 CASES = {"T": Work(), "S": Work(**S), "T_long": Work(prompt_length=256), "S_long": Work(**S, prompt_length=256)}
 
 
-@dataclass(frozen=True)
-class PeerConfig:
+class PeerConfig(Settings):
     """The settings of `bench.py peer`."""
 
-    cases: str = ",".join(CASES)  # names of cases: T 4 layers x 128, S 6 x 384; long prompts
-    steps: int = 5                # measured steps of each side, in turns; the median is reported
-    device: str = "cpu"           # cpu, cuda or mps
-    dtype: str = "float32"        # float32 or bfloat16
+    cases: str = setting(",".join(CASES), "names of cases: T 4 layers x 128, S 6 x 384; long prompts")
+    steps: int = setting(5, "measured steps of each side, in turns; the median is reported", "[1, inf)")
+    device: str = setting("cpu", "cpu, cuda or mps")
+    dtype: str = setting("float32", "float32 or bfloat16")
 
     def __post_init__(self):
+        super().__post_init__()
         if unknown := set(self.cases.split(",")) - CASES.keys():
             raise ValueError(f"cases: {', '.join(map(repr, unknown))} is not one of {', '.join(CASES)}")
-        check_ranges(self, {"steps": "[1, inf)"})
 
 
 def our_steps(work, device, dtype, turn):

@@ -13,5 +13,3 @@ max_iters = 320
 learning_rate = 4e-4
 min_lr = 2e-5
 eval_interval = 80
-sample_interval = 80
-save_interval = 80

@@ -8,5 +8,4 @@ max_iters = 100
 min_lr = 1e-4
 lr_decay_iters = 1000     # the learning rates of a run long enough to learn the task
 eval_interval = 50
-save_interval = 50
 out_dir = "out-arithmetic"

@@ -14,7 +14,7 @@ import torch
 from core.distributed import is_sharded
 from core.files import BEFORE, CONFIG, STATE, CannotWrite, replacing
 from core.performance.sharding import cut_state, whole
-from core.settings.ranges import check_finite
+from core.settings.setting import check_finite
 from core.settings.user_code import guarded
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from core.files import read_object, replacing
-from core.masking import draw_mask
+from core.masking import check_masks, draw_mask
 from core.model import LANGUAGE_MODEL
-from core.settings.ranges import shown
+from core.settings.setting import shown
 from core.tokenizer import AGAIN, from_description, same_vocabulary
 
 SPLITS = ("train", "val")
@@ -88,7 +88,7 @@ def check_meta(folder, meta, tokenizer, masks):
     if masks and tokenizer.mask_token_id is None:
         raise ValueError(f"dataset={folder}: its tokenizer has no mask token, which filling in needs")
     if masks and "line" in masks and tokenizer.newline_token_id < 0:
-        raise ValueError("mask_line is above 0, but the tokenizer has no end of a line; set mask_line=0.0")
+        raise ValueError(f"masks={masks} has lines, but the tokenizer has no end of a line; leave 'line' out")
     stride = meta.get("stride", 1)
     if type(stride) is not int or stride < 1:
         raise ValueError(f"{folder}/meta.json: stride={shown(stride)} cannot be; prepare the dataset again")
@@ -112,7 +112,7 @@ class DatasetConsumer:
         self.mode, self.block_size = mode, block_size
         self.batch_size, self.seed = batch_size, seed
         self.rank, self.world = rank, world
-        self.masks = None if mode == LANGUAGE_MODEL else masks or {"random": 1.0}
+        self.masks = None if mode == LANGUAGE_MODEL else check_masks(masks)
         self.mask_low, self.mask_high = mask_low, mask_high
         check_meta(self.folder, self.meta, self.tokenizer, self.masks)
         self.stride = self.meta.get("stride", 1)

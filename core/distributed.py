@@ -66,7 +66,7 @@ class Distributed:
     timeout: seconds after which a rank that does not take part in an exchange ends the others. `barrier` alone waits 12
     hours: it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end too.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
-    normalisation in their weights (see grpo/objectives.py), so the sum over ranks is the gradient, and a rank whose
+    normalisation in their weights (see grpo/losses.py), so the sum over ranks is the gradient, and a rank whose
     share of a step needs no backward simply adds zeros. Sharded models (core/performance/sharding.py) sum their own.
     """
 
@@ -153,15 +153,16 @@ class Distributed:
         """Within, every sharded model is whole on every rank. Other models always are."""
         return contextlib.nullcontext() if self.shards is None else self.shards.gathered()
 
-    def in_step(self, parts, calls):
-        """The micro-batches of an optimizer step as pairs (part, missing). Every rank must call a sharded model equally
-        often: `missing` is how many calls this rank must add to those of the part. Without sharded models it is 0.
+    def micro_batches(self, parts, policy, rollouts):
+        """The parts of an optimizer step that this rank reads, one after another. After each comes `backward`. Every
+        rank must call a sharded model equally often: policy and rollouts tell how often that is for a part."""
+        return parts if self.shards is None else self.shards.micro_batches(parts, policy, rollouts)
 
-        calls: part -> number of times that the model is called for it
-        """
-        if self.shards is None:
-            return [(part, 0) for part in parts]
-        return self.shards.in_step(parts, calls)
+    def backward(self, loss):
+        """The backward pass of the loss of a part."""
+        if self.shards is not None:
+            loss = loss + self.shards.idle
+        loss.backward()
 
     def broadcast(self, parameters):
         """Gives every rank the parameters of rank 0. Sharded ones are parts of them already."""

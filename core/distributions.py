@@ -2,12 +2,11 @@
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
-
-from core.performance.kept_tokens import KeptTokens
 
 SAMPLING = 1               # the first number of the seeds here, so that the noise differs from that of other files
 LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits
@@ -31,7 +30,7 @@ def restrict(logp, kept):
     (K, V), or None for all tokens."""
     if kept is None:
         return logp
-    mask = kept.dense(logp.shape[-1]) if isinstance(kept, KeptTokens) else kept
+    mask = kept.dense(logp.shape[-1], logp.device) if isinstance(kept, KeptTokens) else kept
     return logp.masked_fill(~mask, -torch.inf).log_softmax(-1)
 
 
@@ -165,3 +164,65 @@ def in_parts(function, vocabulary, *tensors):
     columns = [itertools.repeat(None) if x is None else x.split(size) for x in tensors]
     results = [checkpoint(function, *part, use_reentrant=False) for part in zip(*columns)]
     return tuple(torch.cat(column) for column in zip(*results, strict=True))
+
+
+@dataclass(eq=False)
+class KeptTokens:
+    """The tokens that truncation kept in each of K distributions: their ids, one distribution after another. They wait
+    on the CPU until they are scored."""
+    ids: torch.Tensor     # (E,) int32
+    counts: torch.Tensor  # (K,) int64: number of ids of each distribution
+
+    @classmethod
+    def of(cls, mask):
+        """The kept tokens of a mask (K, V) bool. Waits for the device."""
+        row, ids = mask.nonzero(as_tuple=True)                                       # (E,) each
+        return cls(ids.int().cpu(), row.bincount(minlength=len(mask)).cpu())
+
+    @classmethod
+    def join(cls, parts):
+        """The parts one after another; None if there are none, or if they are None: all tokens were kept."""
+        if not parts or parts[0] is None:
+            return None
+        return cls(torch.cat([part.ids for part in parts]), torch.cat([part.counts for part in parts]))
+
+    def __len__(self):
+        return len(self.counts)
+
+    def __getitem__(self, index):
+        """A copy of the distributions that index (k,), on the CPU, lists."""
+        counts = self.counts[index]                                                  # (k,)
+        end = self.counts.cumsum(0)[index]                                           # (k,)
+        # Slices, because an index of all their ids would take more memory than the ids
+        slices = zip((end - counts).tolist(), end.tolist(), strict=True)
+        return KeptTokens(torch.cat([self.ids[:0], *(self.ids[i:j] for i, j in slices)]), counts)
+
+    def split(self, size):
+        """A list of parts of `size` distributions each, the last with the rest; or of as many as a list says."""
+        counts = self.counts.split(size)
+        ids = self.ids.split([int(part.sum()) for part in counts])
+        return [KeptTokens(*part) for part in zip(ids, counts, strict=True)]
+
+    def dense(self, vocabulary, device="cpu"):
+        """The mask (K, V) bool."""
+        row = torch.arange(len(self)).repeat_interleave(self.counts)                 # (E,)
+        mask = torch.zeros(len(self), vocabulary, dtype=torch.bool, device=device)
+        mask[row.to(device), self.ids.to(device).long()] = True
+        return mask
+
+
+class KeptCollector:
+    """Collects kept tokens while completions are sampled, and puts them in the order of the sampled tokens."""
+
+    def __init__(self):
+        self.numbers, self.parts = [], []
+
+    def add(self, numbers, kept):
+        """numbers: (k,) on the CPU, the rank of each distribution of `kept` in the final order."""
+        self.numbers.append(numbers)
+        self.parts.append(kept)
+
+    def joined(self):
+        """All KeptTokens in ascending order of their numbers; None if there are none."""
+        kept, self.parts = KeptTokens.join(self.parts), []
+        return None if kept is None else kept[torch.cat(self.numbers).argsort()]

@@ -7,7 +7,6 @@ python core/export.py --checkpoint=out-grpo/model --out=merged --dtype=bfloat16
 
 import os
 import sys
-from dataclasses import dataclass
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -19,26 +18,23 @@ from core.huggingface.files import refuse, writing_folder
 from core.huggingface.load import open_transformer
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.settings.optional import quiet_transformers
-from core.settings.ranges import check_choices
 from core.settings.script import run_script
+from core.settings.setting import Settings, setting
 
-CHOICES = {"dtype": ("float32", "bfloat16")}
 
-
-@dataclass(frozen=True)
-class ExportConfig:
+class ExportConfig(Settings):
     """The settings of core/export.py and their defaults."""
 
-    checkpoint: str = "out-grpo/model.safetensors"  # a causal generator of ours, a folder in Hugging Face format (a
-                               #   full model or an adapter), or hf:owner/name
-    out: str = ""              # the folder to write; it must not exist yet
-    dtype: str = "float32"     # of the weights in it: float32, bfloat16
+    checkpoint: str = setting(
+        "out-grpo/model.safetensors", "a causal model of ours, a Hugging Face folder (an adapter too) or hf:owner/name")
+    out: str = setting("", "the folder to write; it must not exist yet")
+    dtype: str = setting("float32", "of the weights in it: float32, bfloat16", ("float32", "bfloat16"))
 
     def __post_init__(self):
+        super().__post_init__()
         refuse(f"out={self.out!r}",
                (not self.out, "names no folder; name the one to write, --out=FOLDER"),
                (os.path.lexists(self.out), "exists, and nothing is overwritten; name another folder or remove it"))
-        check_choices(self, CHOICES)
 
 
 def main(argv):

@@ -4,9 +4,8 @@ import math
 
 import torch
 
-from core.distributions import in_parts, token_logp
+from core.distributions import KeptCollector, in_parts, token_logp
 from core.fill_in import fill_in, predict_and_sample_tokens
-from core.performance.kept_tokens import KeptCollector
 
 
 def draw_passes(order, hidden, passes, block_length=None):

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from core.cache import new_cache
-from core.distributions import draw_tokens, noise_on
-from core.performance.kept_tokens import KeptCollector, KeptTokens
+from core.distributions import KeptCollector, KeptTokens, draw_tokens, noise_on
 from core.performance.prepacked import prepacked
 
 LEAVE_SHARE = 0.9  # finished rows leave the batch once at most this share has not ended

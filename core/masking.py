@@ -1,18 +1,26 @@
 """Masks windows of tokens, which makes them fill-in problems."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from core.settings.ranges import check_ranges
+from core.settings.setting import Settings, is_inside, setting
+
+MASKS = {}  # {name: function(rng, tokens, count, newline) -> (T,) bool}
 
 
-def random_mask(rng, tokens, count, newline):
+def mask(fn):
+    """Adds a kind of mask under the function's name. A user's file adds one in this way too."""
+    MASKS[fn.__name__] = fn
+    return fn
+
+
+@mask
+def random(rng, tokens, count, newline):
     """Masks `count` single positions, drawn uniformly."""
-    return in_lines_mask(rng, tokens, count, newline=-1)
+    return in_lines(rng, tokens, count, newline=-1)
 
 
-def in_lines_mask(rng, tokens, count, newline):
+@mask
+def in_lines(rng, tokens, count, newline):
     """Masks `count` single positions but no newline; all others, if there are fewer."""
     mask = np.zeros(len(tokens), dtype=bool)
     inside = np.flatnonzero(tokens != newline)
@@ -21,7 +29,8 @@ def in_lines_mask(rng, tokens, count, newline):
     return mask
 
 
-def span_mask(rng, tokens, count, newline, mean_span=5):
+@mask
+def span(rng, tokens, count, newline, mean_span=5):
     """Masks runs of positions with geometrically distributed lengths, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     while mask.sum() < count:
@@ -31,7 +40,8 @@ def span_mask(rng, tokens, count, newline, mean_span=5):
     return mask
 
 
-def line_mask(rng, tokens, count, newline):
+@mask
+def line(rng, tokens, count, newline):
     """Masks whole lines in random order until `count` positions are masked; of the last line only as much as needed.
     Newlines are not masked."""
     mask = np.zeros(len(tokens), dtype=bool)
@@ -45,34 +55,29 @@ def line_mask(rng, tokens, count, newline):
     return mask
 
 
-MASKS = {"random": random_mask, "in_lines": in_lines_mask, "span": span_mask, "line": line_mask}
-RANGES = {f"mask_{name}": "[0, 1e6]" for name in MASKS} | {"mask_low": "(0, 1]", "mask_high": "(0, 1]"}
-
-
-@dataclass(frozen=True)
-class MaskConfig:
+class MaskConfig(Settings):
     """The settings of masking, for all scripts that mask text."""
 
-    # data
-    mask_random: float = 1.0               # weight of masking single positions, relative to the other weights
-    mask_in_lines: float = 0.0             # weight of masking single positions that are not newlines
-    mask_span: float = 1.0                 # weight of masking runs of positions
-    mask_line: float = 0.0                 # weight of masking whole lines
-    mask_low: float = 0.2                  # smallest masked share of a text; drawn for each text
-    mask_high: float = 0.5                 # largest masked share of a text
+    excludes = (("mask_low>mask_high", "", "it must be at most mask_high"),)
+
+    masks: dict | None = setting(
+        None, "{random, in_lines, span, line, or a @mask function of yours: weight}; None: random and span, 1.0 each")
+    mask_low: float = setting(0.2, "smallest masked share of a text; drawn for each text", "(0, 1]")
+    mask_high: float = setting(0.5, "largest masked share of a text", "(0, 1]")
 
     def __post_init__(self):
-        check_ranges(self, RANGES)
-        if self.mask_low > self.mask_high:
-            raise ValueError(f"mask_low={self.mask_low} must be at most mask_high={self.mask_high}")
-        if not self.masks:
-            raise ValueError("mask_random, mask_in_lines, mask_span, mask_line are 0: a batch without masks; raise one")
+        super().__post_init__()
+        if self.masks is None:
+            vars(self)["masks"] = {"random": 1.0, "span": 1.0}
 
-    @property
-    def masks(self):
-        """{key of MASKS: weight}, without the weights that are 0."""
-        weights = {name: getattr(self, f"mask_{name}") for name in MASKS}
-        return {name: weight for name, weight in weights.items() if weight > 0}
+
+def check_masks(masks):
+    """masks, {key of MASKS: weight}; None: single positions alone. Raises ValueError for a key or weight that cannot
+    be."""
+    masks = {"random": 1.0} if masks is None else masks
+    if not masks or not masks.keys() <= MASKS.keys() or not all(is_inside(w, "(0, 1e6]") for w in masks.values()):
+        raise ValueError(f"masks={masks} must have weights above 0 of {', '.join(MASKS)}, or of your @mask functions")
+    return masks
 
 
 def draw_mask(rng, tokens, weights, low, high, newline):
@@ -87,7 +92,7 @@ def draw_mask(rng, tokens, weights, low, high, newline):
     count = max(1, round(share * len(tokens)))
     mask = MASKS[name](rng, tokens, count, newline)
     if not mask.any():  # newlines alone: no line to mask
-        return random_mask(rng, tokens, count, newline)
+        return random(rng, tokens, count, newline)
     return mask
 
 

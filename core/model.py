@@ -10,38 +10,35 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.distributions import at_least_float32
-from core.settings.ranges import check_choices, check_ranges, shown
+from core.settings.setting import check_values, setting, shown
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
 MASKED_FILL = "masked_fill"          # bidirectional: the state at position t predicts token t
 SEQUENCE_SCORER = "sequence_scorer"  # bidirectional: how real the text looks, per position or as a whole
 MODES = (LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER)
 JUDGE_HEADS = ("realness", "cls")
-RANGES = {"vocab_size": "[1, 1e7]", "base_vocab_size": "[1, 1e7]", "block_size": "[1, 1e5]", "n_layer": "[1, 1e3]",
-          "n_head": "[1, 1e3]", "n_embd": "[2, 65536]", "dropout": "[0, 1)"}  # of GPTConfig
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """The shape of a model, checked, and what it is for; it is stored in the model's file."""
-    mode: str = LANGUAGE_MODEL
-    vocab_size: int = 100         # ids the model can read: the base vocabulary and the special tokens behind it
-    base_vocab_size: int = 97     # ids 0 .. base_vocab_size-1 are those it can write: a special token is never sampled
-    block_size: int = 128         # longest input
-    n_layer: int = 4
-    n_head: int = 4
-    n_embd: int = 128
-    dropout: float = 0.0
-    tied: bool = True             # one matrix for reading and writing tokens
-    judge_head: str = "realness"  # SEQUENCE_SCORER only: "realness" per position, or "cls" read at position 0
+    mode: str = setting(LANGUAGE_MODEL, "one of MODES", MODES)
+    vocab_size: int = setting(100, "ids it can read: the base vocabulary and the special tokens behind it", "[1, 1e7]")
+    base_vocab_size: int = setting(97, "ids below it can be written: a special token is never sampled", "[1, 1e7]")
+    block_size: int = setting(128, "longest input", "[1, 1e5]")
+    n_layer: int = setting(4, "blocks", "[1, 1e3]")
+    n_head: int = setting(4, "attention heads of a block", "[1, 1e3]")
+    n_embd: int = setting(128, "width of the states", "[2, 65536]")
+    dropout: float = setting(0.0, "while training", "[0, 1)")
+    tied: bool = setting(True, "one matrix for reading and writing tokens")
+    judge_head: str = setting("realness", "SEQUENCE_SCORER only: per position, or cls: at position 0", JUDGE_HEADS)
 
     def __post_init__(self):
         for field in fields(self):  # a file may hold anything
             value = getattr(self, field.name)
             if type(value) is not field.type:
                 raise ValueError(f"{field.name}={shown(value)} must be {field.type.__name__}")
-        check_choices(self, {"mode": MODES, "judge_head": JUDGE_HEADS})
-        check_ranges(self, RANGES)
+        check_values(self)
         if self.n_embd % (2 * self.n_head) or self.base_vocab_size > self.vocab_size:
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs), "
                              f"and base_vocab_size={self.base_vocab_size} at most vocab_size={self.vocab_size}")
@@ -176,8 +173,8 @@ class GPT(nn.Module):
     """Tokens in, logits out; what a logit means depends on config.mode.
 
     The model interface, which every kind of model offers to the rest of the code: mode, judge_head,
-    layers, states, project, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen, suffix, and
-    the setting grad_checkpoint; new_cache, if core.cache.Cache does not suit it. Nobody else reads its config.
+    layers, states, project, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen, suffix,
+    and the setting grad_checkpoint; new_cache, if core.cache.Cache does not suit it. Nobody else reads its config.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.

@@ -124,11 +124,8 @@ class BadSteps:
         self.limit, self.checkpoints, self.logger = limit, checkpoints, logger
         self.in_a_row = 0
 
-    def count(self, step, metrics):
-        """Counts a step, alike on all ranks; one that was not skipped begins again."""
-        if not metrics["skipped_steps"]:
-            self.in_a_row = 0
-            return
+    def add(self, step, metrics):
+        """Counts a step that was skipped, alike on all ranks; after another one the caller sets in_a_row to 0."""
         self.in_a_row += 1
         names = ", ".join(not_finite(metrics))
         self.logger.say(f"step {step} is skipped, because these are not finite: {names}")

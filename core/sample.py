@@ -9,7 +9,6 @@ python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --text='What is 347 + 85?'
 
 import os
 import sys
-from dataclasses import dataclass
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -27,37 +26,33 @@ from core.masking import masked_positions
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer
 from core.prompts import MODEL, TEMPLATES, PromptFormat
-from core.settings.ranges import check_choices, check_ranges
 from core.settings.script import run_script
+from core.settings.setting import Settings, setting
 from core.tokenizer import by_character
 
 HIDDEN = "_"  # stands for a hidden token
-RANGES = {"unmask_steps": "[1, 1e6]", "block_length": "[1, 1e6]", "max_new_tokens": "[1, 1e6]",
-          "num_samples": "[1, 1e4]", "temperature": "[1e-6, 1e3]", "top_p": "(0, 1]",
-          "seed": "[0, 1e18]"}  # of SampleConfig
 NEW_TOKENS = 128  # most tokens of a causal model's completion, if max_new_tokens is None
 
 
-@dataclass(frozen=True)
-class SampleConfig:
+class SampleConfig(Settings):
     """The settings of core/sample.py and their defaults."""
 
-    checkpoint: str = "out-grpo/model.safetensors"  # a model file, a Hugging Face folder, or hf:owner/name
-    text: str = ""             # the text to complete, or to fill in, where each _ is one hidden token
-    template: str | None = None  # plain, chat, math, code, or model: its chat template. None: that, or else plain
-    unmask_steps: int = 1      # passes in which a masked-fill model fills in, in each block
-    block_length: int | None = None  # hidden tokens of a block; blocks are filled one after another. None: one block
-    unmask_order: str = "random"     # order within a block: random, left_to_right, or confidence, the likeliest first
-    max_new_tokens: int | None = None  # of a completion. None: 128, and a masked-fill model fills in instead
-    num_samples: int = 5       # number of samples to print
-    temperature: float = 0.8   # below 1 prefers likely tokens, above 1 flattens
-    top_p: float = 0.95        # the nucleus; 1.0 for all tokens
-    seed: int = 1337           # of the noise
-    device: str = "auto"       # auto takes cuda, then mps, then cpu
-
-    def __post_init__(self):
-        check_choices(self, {"template": (*TEMPLATES, MODEL), "unmask_order": UNMASK_ORDERS})
-        check_ranges(self, RANGES)
+    checkpoint: str = setting("out-grpo/model.safetensors", "a model file, a Hugging Face folder, or hf:owner/name")
+    text: str = setting("", "the text to complete, or to fill in, where each _ is one hidden token")
+    template: str | None = setting(
+        None, "plain, chat, math, code, or model: its chat template. None: that, or else plain", (*TEMPLATES, MODEL))
+    unmask_steps: int = setting(1, "passes in which a masked-fill model fills in, in each block", "[1, 1e6]")
+    block_length: int | None = setting(
+        None, "hidden tokens of a block; blocks are filled one after another. None: one block", "[1, 1e6]")
+    unmask_order: str = setting(
+        "random", "order within a block: random, left_to_right, or confidence, the likeliest first", UNMASK_ORDERS)
+    max_new_tokens: int | None = setting(
+        None, "of a completion. None: 128, and a masked-fill model fills in instead", "[1, 1e6]")
+    num_samples: int = setting(5, "number of samples to print", "[1, 1e4]")
+    temperature: float = setting(0.8, "below 1 prefers likely tokens, above 1 flattens", "[1e-6, 1e3]")
+    top_p: float = setting(0.95, "the nucleus; 1.0 for all tokens", "(0, 1]")
+    seed: int = setting(1337, "of the noise", "[0, 1e18]")
+    device: str = setting("auto", "auto takes cuda, then mps, then cpu")
 
 
 def hidden_tokens(text, tokenizer):
@@ -134,9 +129,6 @@ def main(argv):
     tokenizer = load_tokenizer(config.checkpoint)
     if model.mode == SEQUENCE_SCORER:
         raise ValueError(f"checkpoint={config.checkpoint} scores texts and samples none; name a generator")
-    for key in ("unmask_steps", "block_length", "unmask_order"):
-        if model.mode == LANGUAGE_MODEL and getattr(config, key) != getattr(SampleConfig, key):
-            raise ValueError(f"{key}={getattr(config, key)} is for a masked-fill model; leave it out")
     sample = fills
     if model.mode == LANGUAGE_MODEL or config.max_new_tokens is not None:
         sample = completions

@@ -20,7 +20,7 @@ from core.config import changed_settings
 from core.data import dataset_folder
 from core.files import CONFIG, CannotWrite, read_object, write_json
 from core.run import set_aside
-from core.settings.ranges import shown
+from core.settings.setting import shown
 from core.settings.user_code import ROOT, one_line, shortest
 
 RECIPES = {  # {a checkpoint that a shipped config names: the config that trains it, or a prepare.py}

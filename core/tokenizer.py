@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from core.settings.ranges import shown
+from core.settings.setting import shown
 from core.settings.user_code import guarded
 
 SPECIALS = ("mask_token_id", "pad_token_id", "cls_token_id")

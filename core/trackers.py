@@ -5,7 +5,15 @@ import importlib.util
 import os
 
 from core.files import TRACKER_IDS, read_object, write_json
+from core.settings.setting import Settings, setting
 from core.settings.user_code import one_line
+
+
+class TrackerConfig(Settings):
+    """Names under which trackers show a run."""
+
+    wandb_project: str = setting("nano-grpo", "the project of the run in wandb and trackio")
+    wandb_run_name: str | None = setting(None, "the run's name in wandb and trackio; None: they choose one")
 
 
 class Wandb:

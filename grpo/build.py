@@ -14,17 +14,17 @@ from core.prompts import PromptConsumer, PromptFormat
 from core.records import has_prompts, is_file_of_records
 from core.start import build_missing
 from core.tokenizer import same_vocabulary
-from grpo.kl import needs_reference
+from grpo.reference import needs_reference
+from grpo.reward_functions.registry import load_reward_file
 from grpo.rewards import Rewards
 
 FILL_IN, LEFT_TO_RIGHT, ANY_ORDER = "fill-in", "prompts, left to right", "prompts, in any order"  # kinds of a run
-POLICIES = {FILL_IN: "fill:FillPolicy", LEFT_TO_RIGHT: "causal:CausalPolicy",
-            ANY_ORDER: "prompt_fill:PromptFillPolicy"}  # module of grpo/policies/ and class, imported when it is made
-ONLY_FOR = {(FILL_IN,): ("credit_window", "gold_judge_checkpoint"),
-            (LEFT_TO_RIGHT,): ("environment",),
-            (ANY_ORDER,): ("unmask_order", "block_length"),
-            (FILL_IN, ANY_ORDER): ("unmask_steps", "fill_estimator", "passes_read"),
-            (LEFT_TO_RIGHT, ANY_ORDER): ("stop_sequences", "overlong_buffer", "mask_truncated")}
+POLICIES = {  # {kind: module of grpo/policies/ and class, imported when it is made}
+    FILL_IN: "fill:FillPolicy", LEFT_TO_RIGHT: "causal:CausalPolicy", ANY_ORDER: "prompt_fill:PromptFillPolicy"}
+OWN = {  # {kind: what may be true of its settings, but not of those of a kind without it: terms for config.holds}
+    FILL_IN: "gold_judge_checkpoint credit_window!=None unmask_steps!=1",
+    LEFT_TO_RIGHT: "environment stop_sequences overlong_buffer mask_truncated",
+    ANY_ORDER: "unmask_steps!=1 block_length unmask_order!=random stop_sequences overlong_buffer mask_truncated"}
 
 
 @dataclass
@@ -48,6 +48,7 @@ def build_what_is_missing(config, dist):
 
 def build_data(config, dist):
     """Prompts, or windows of running text with hidden tokens, as the dataset has it."""
+    load_reward_file(config.reward_file)  # it may have masks
     path = config.generator_checkpoint
     tokenizer = None  # the dataset's own
     if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
@@ -85,12 +86,10 @@ def check_kind(config, mode, data):
         raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
                          f"prompts, such as data/arithmetic, which dataset={config.dataset} is not")
     kind = kind_of(config, mode)
-    for kinds, keys in ONLY_FOR.items():
-        for key in keys:
-            value, default = getattr(config, key), getattr(type(config), key)
-            if kind not in kinds and value != default:
-                raise ValueError(f"{key}={value} is for {' and '.join(kinds)}, not for {kind}, as generator_checkpoint "
-                                 f"and dataset={config.dataset} ask for; use {key}={default}")
+    for term in set(" ".join(OWN.values()).split()) - set(OWN[kind].split()):
+        if config.holds(term):
+            raise ValueError(f"{term} is not for {kind}, as generator_checkpoint and dataset={config.dataset} ask for; "
+                             "leave it out")
 
 
 def kind_of(config, mode):
@@ -166,14 +165,9 @@ def build_rewards(config, models, data, dist):
     scorer = None
     path = config.reward_model_checkpoint
     if path is not None:
-        if "reward_model" not in config.reward_functions:
-            raise ValueError(f"reward_model_checkpoint={path} is not used: add 'reward_model' to reward_functions")
         from grpo.reward_functions.reward_model import load_reward_model
         scorer = load_reward_model(path, loads_on(config, dist), dist.dtype)
         shard_all([scorer.model], config, dist)
-    if config.environment is not None:
-        from grpo.environments import find_environment
-        find_environment(config.environment, config.environment_file)  # the file may define rewards
     rewards = Rewards(config, models.judge, scorer)
     if isinstance(data, PromptConsumer):
         rewards.check(data.records["train"] + data.records["val"])

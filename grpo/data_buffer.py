@@ -5,8 +5,8 @@ from collections import deque
 import numpy as np
 import torch
 
-from core.performance.kept_tokens import KeptTokens
-from grpo.rollout import Rollouts, moved, plain
+from core.distributions import KeptTokens
+from grpo.rollout import Rollouts, as_plain, moved
 
 SHUFFLE = 3  # keeps this noise apart from that of problems and samples
 MOST_EVALUATIONS = 1000
@@ -64,16 +64,14 @@ class DataBuffer:
 
     def state_dict(self):
         """Plain tensors and values."""
-        return {"rollouts": {id: (plain(r), sums) for id, (r, sums) in self.rollouts.items()},
-                "queue": list(self.queue), "stored": self.stored, "evaluations": list(self.evaluations)}
+        return {"rollouts": as_plain(self.rollouts), "queue": list(self.queue), "stored": self.stored,
+                "evaluations": list(self.evaluations)}
 
-    def load_state_dict(self, state, reading_class, device="cpu"):
-        """reading_class: the policy's Reading"""
+    def load_state_dict(self, state, device="cpu"):
         for id, (saved, sums) in state["rollouts"].items():
-            reading = dict(saved["reading"])
-            if reading["kept"] is not None:
-                reading["kept"] = KeptTokens(**reading["kept"])
-            rollouts = Rollouts(**saved | {"reading": reading_class(**reading)})
-            self.rollouts[id] = moved(rollouts, device), sums
+            inputs = dict(saved["inputs"])
+            if "kept" in inputs:
+                inputs["kept"] = [KeptTokens(**kept) for kept in inputs["kept"]]
+            self.rollouts[id] = moved(Rollouts(**saved | {"inputs": inputs}), device), sums
         self.queue, self.stored = [tuple(entry) for entry in state["queue"]], state["stored"]
         self.evaluations.extend(state["evaluations"])

@@ -15,43 +15,26 @@ policy writes.
 """
 
 import copy
-import functools
 import inspect
 import itertools
 import json
 import math
-import os
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from core.records import are_messages
 from core.prompts import OF_CONSUMER, PromptFormat, as_problems
-from core.settings.ranges import check_ranges
 from core.settings.user_code import UserCodeError, naming_line_of, one_line, time_limit
 from grpo.reward_functions.registry import load_reward_file
 from grpo.rollout import REWARD, TURNS
 
 ENVIRONMENTS = {}  # {name: class}
-RANGES = {"max_turns": "[1, 1e6]"}
 SEEDS = 3          # the first number of the seeds of environments, so that they differ from other noise
 CHARACTERS = 100   # most characters of a token, on average
 WARNED = set()     # lines of environments whose errors were printed in this process
 
-
-@dataclass(frozen=True)
-class EnvironmentConfig:
-    """The settings of environments."""
-
-    # environments: docs/environments.md
-    environment: str | None = None       # the class that answers each turn of a completion; None: there is one turn
-    environment_file: str | None = None  # a Python file of yours with @environment classes
-    max_turns: int = 8                   # turns of an episode, at most
-
-    def __post_init__(self):
-        check_ranges(self, RANGES)
 
 
 def environment(cls):
@@ -70,20 +53,12 @@ def environment(cls):
 
 
 def find_environment(name, path):
-    """The class of this name, in the file at `path` if there is one."""
-    known = ENVIRONMENTS if path is None else ENVIRONMENTS | classes_in(path)
-    if name not in known:
-        raise ValueError(f"environment={name!r} is no @environment class of environment_file={path}; known: "
-                         f"{', '.join(known) or 'none'}")
-    return known[name]
-
-
-@functools.cache
-def classes_in(path):
-    """{name: class} of the environments in a file, which runs once."""
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"environment_file={path} does not exist; correct the path")
-    return {name: x for name, x in load_reward_file(path).items() if ENVIRONMENTS.get(name) is x}
+    """The class of this name; the reward_file at `path`, if there is one, has run."""
+    load_reward_file(path)
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"environment={name!r} is no @environment class of reward_file={path}; known: "
+                         f"{', '.join(ENVIRONMENTS) or 'none'}")
+    return ENVIRONMENTS[name]
 
 
 def check_begins(config, data):
@@ -104,9 +79,9 @@ class Episode:
     """
 
     def __init__(self, config):
-        """config: environment, environment_file, reward_timeout"""
+        """config: environment, reward_file, reward_timeout"""
         self.config = config
-        self.make = find_environment(config.environment, config.environment_file)
+        self.make = find_environment(config.environment, config.reward_file)
         self.one = self.error = None
         self.turns, self.rewards = [0], []
 
@@ -195,7 +170,7 @@ class Episodes:
     def __init__(self, problems, iteration, config, stop, longest):
         """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn; longest: tokens that
         fit into the model
-        config: environment, environment_file, reward_timeout, max_turns, group_size, seed, max_new_tokens, and what
+        config: environment, reward_file, reward_timeout, max_turns, group_size, seed, max_new_tokens, and what
         PromptFormat has
         """
         self.stop, self.config = stop, config

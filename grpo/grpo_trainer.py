@@ -17,7 +17,7 @@ from core.run import BadSteps, StopSignal, run_loop
 from grpo.data_buffer import DataBuffer
 from grpo.evaluation.samples import append_samples, comparison_table, evaluations, format_samples
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
-from grpo.kl import REFERENCES, adapted
+from grpo.reference import REFERENCES, adapted
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
 GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
@@ -101,28 +101,38 @@ class GRPOTrainer:
         set_learning_rate(self.optimizers, lr)
         self.progress.global_step = self.step
         timer = Timer()
-        on_policy = not self.buffer.queue
-        if on_policy:
-            rollouts, sums, _ = collect_rollouts(self.policy, self.reference, self.rewards, self.sample, c, self.dist,
-                                                 timer)
-            id = self.buffer.store_rollout_data(rollouts, sums)
-            self.buffer.prepare_training_batch(id, c.ppo_epochs, c.minibatches)
+        begins = not self.buffer.queue
+        if begins:
+            self.collect(c, timer)
         self.logger.doing("training")
         rollouts, sums = self.buffer.next_minibatch()
-        metrics = train_on_rollouts(self.policy, rollouts, sums, self.optimizers, c, self.dist, on_policy)
+        if begins and c.ratio_to == "policy":  # the policy has not moved yet: the first ratio is exactly 1
+            rollouts = replace(rollouts, proximal_logp=None)
+        metrics = train_on_rollouts(self.policy, rollouts, sums, self.optimizers, c, self.dist)
         timer.end("train")
         self.step += 1
         self.spent += sum(timer.times.values())
-        metrics |= timer.metrics() | {"lr": lr, "kl_beta": self.kl_beta}
+        metrics |= timer.times | {"lr": lr, "kl_beta": self.kl_beta}
         metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
         self.end_step(metrics)
         return metrics
+
+    def collect(self, config, timer):
+        """Fills the buffer with the rollouts of an iteration."""
+        with self.dist.gathered():
+            rollouts, sums, _ = collect_rollouts(
+                self.policy, self.reference, self.rewards, self.sample, config, self.dist, timer)
+        id = self.buffer.store_rollout_data(rollouts, sums)
+        self.buffer.prepare_training_batch(id, config.ppo_epochs, config.minibatches)
 
     def end_step(self, metrics):
         """Counts the step; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
-        self.bad.count(self.step, metrics)
+        if metrics["skipped_steps"]:
+            self.bad.add(self.step, metrics)
+        else:
+            self.bad.in_a_row = 0
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
         metrics |= {"skipped_steps": self.skipped_steps, "empty_steps": self.empty_steps}
@@ -180,7 +190,7 @@ class GRPOTrainer:
         if buffers[0]["queue"] and not same_ranks:
             raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
         mine = buffers[self.dist.rank if same_ranks else 0]
-        self.buffer.load_state_dict(mine, self.policy.Reading, self.dist.device)
+        self.buffer.load_state_dict(mine, self.dist.device)
         if self.config.kl_target is None:
             self.kl_beta = self.config.kl_beta
 

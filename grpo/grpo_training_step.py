@@ -1,26 +1,23 @@
 """The algorithm: one GRPO optimizer step, and its phases: collect, reward, advantage, train."""
 
-import math
 import time
 from dataclasses import replace
+from importlib import import_module
 
 import torch
 
-from core.optim import NONFINITE
-from grpo.advantages import compute_advantages
-from grpo.kl import choose_estimator, kl_as_reward, kl_penalty, kl_per_token, kl_weight
-from grpo.objectives import OBJECTIVES, baseline_of, policy_loss, token_weights
-from grpo.rollout import join
-from grpo.scoring import score, score_in_batches, with_reference
-from grpo.step_metrics import (
-    DECIDING, LOGGED, NO_MISMATCH, add_up, check_mismatch, end_step, mismatch, nonfinite_rewards, rollout_sums)
+from grpo.losses import compute_advantages, kl_penalty, kl_per_token, objective_of, policy_loss, token_weights
+from grpo.metrics import BAD_REWARDS, add_up, end_step, logged_sums, mismatch, nonfinite_rewards, rollout_sums
+from grpo.reference import choose_estimator, penalty_weight, with_proximal, with_reference
+from grpo.rollout import Scores
 
-MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are then still equal are dropped
-BAD_REWARDS = f"{NONFINITE}rewards"
+# What a step does with rewards beyond the algorithm: {setting, and function of grpo/shaping.py: its value without it}
+SHAPES = {"reward_normalisation": "none", "train_pass_k": 1, "overlong_buffer": 0, "kl_in_reward": False,
+          "mask_truncated": False}
 
 
 class Timer:
-    """Seconds of each phase. A phase lasts from the end of the one before it to its own end."""
+    """{"time/<phase>": seconds}. A phase lasts from the end of the one before it to its own end."""
 
     def __init__(self):
         self.times = {}
@@ -28,11 +25,9 @@ class Timer:
 
     def end(self, phase):
         now = time.perf_counter()
-        self.times[phase] = self.times.get(phase, 0.0) + now - self.last
+        name = f"time/{phase}"
+        self.times[name] = self.times.get(name, 0.0) + now - self.last
         self.last = now
-
-    def metrics(self):
-        return {f"time/{phase}": seconds for phase, seconds in self.times.items()}
 
 
 def grpo_training_step(policy, reference, rewards, problems, optimizers, iteration, config, dist):
@@ -47,10 +42,11 @@ def grpo_training_step(policy, reference, rewards, problems, optimizers, iterati
     """
     timer = Timer()
     sample = sampler_of(policy, problems, iteration, config)
-    rollouts, sums, _ = collect_rollouts(policy, reference, rewards, sample, config, dist, timer)
+    with dist.gathered():
+        rollouts, sums, _ = collect_rollouts(policy, reference, rewards, sample, config, dist, timer)
     metrics = train_on_rollouts(policy, rollouts, sums, optimizers, config, dist)
     timer.end("train")
-    return metrics | timer.metrics()
+    return metrics | timer.times
 
 
 def sampler_of(policy, problems, iteration, config):
@@ -65,172 +61,83 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer):
 
     sample: (again, count) -> (Rollouts, sums of metrics) of the iteration's own problems (again=0), or of the first
         `count` of other problems (again=1, 2, ...)
-    Returns the rollouts to train on, with their advantage; {metric: (sum, count)} as in grpo/step_metrics.py; and
-    [(Rollouts with texts, Scored)] of all that was sampled
+    Returns the rollouts to train on, with their advantage; {metric: (sum, count)} as in grpo/metrics.py; and the first
+    round as it was sampled: (Rollouts with texts, Scored)
     """
-    sums, sampled = {}, []
+    sums = {}
 
-    def collect_round(again, count=None):
-        """Phases 1 and 2: rollouts, a Scored, and (P,) bool: the rewards of a group differ."""
-        nonlocal sums
-        rollouts, of_sampler = sample(again, count)
+    def collect(again, count=None):
+        """Phases 1 and 2 of one round: rollouts and their Scored."""
+        rollouts, more = sample(again, count)
         timer.end("collect")
         if reference is not None:
             rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
             timer.end("reference")
         scored = rewards(rollouts)
-        useful = differ(scored)
-        scored = with_penalties(scored, rollouts, config)
-        bad = nonfinite_rewards(scored, rollouts.mask)
-        sums = add_up(sums, of_sampler | {BAD_REWARDS: (bad, None)})
-        sampled.append((replace(rollouts, ref_distributions=None), scored))
+        for shape in shapes_of(config, SHAPES):
+            rollouts, scored = shape(rollouts, scored, rewards, config)
+        add_up(sums, more | {BAD_REWARDS: (nonfinite_rewards(scored, rollouts.mask), None)})
         timer.end("reward")
-        return rollouts, scored, useful
+        return rollouts, scored
 
-    with dist.gathered():
-        rollouts, scored, useful = collect_round(0)
-        sums |= rollout_sums(rollouts, scored, useful, OBJECTIVES[config.objective].discriminative)
-        if scored.metrics is not None:  # the functions of a rank may log others than those of the next
-            for name in dist.names_of_all(scored.metrics):
-                sums[LOGGED + name] = scored.metrics.get(name, (0.0, 0))
-        if config.zero_std != "keep":
-            rollouts, scored = keep_groups(rollouts, scored, useful)
-        if config.zero_std == "resample":
-            rollouts, scored, resampled = resample_groups(rollouts, scored, collect_round, config, dist)
-            sums["resampled"] = resampled, float(len(useful))
-        rollouts = compute_rollout_advantages(rollouts, scored, config, dist)
-        train_mask = rollouts.train_mask
-        sums["mean_advantage"] = (rollouts.advantage * train_mask).sum(), train_mask.sum()
-        timer.end("advantage")
-        if rescores(config):
-            logp = score_in_batches(policy, rollouts, config)                        # (N, M)
-            sums |= mismatch(logp, rollouts)
-            rollouts = replace(rollouts, old_logp=logp)  # the first ratio is exactly 1 whoever sampled
-            timer.end("rescore")
-    return replace(rollouts, texts=None), sums, sampled
+    first = rollouts, scored = collect(0)
+    objective = objective_of(config)
+    sums |= rollout_sums(rollouts, scored, scored.differ(), objective.discriminative) | logged_sums(scored, dist)
+    for choose in shapes_of(config, {"zero_std": "keep"}):
+        rollouts, scored, more = choose(rollouts, scored, collect, config, dist)
+        sums |= more
+    rollouts = with_advantage(rollouts, scored, objective.advantage, dist)
+    sums["mean_advantage"] = (rollouts.advantage * rollouts.train_mask).sum(), rollouts.train_mask.sum()
+    timer.end("advantage")
+    rollouts, mismatches = with_proximal(rollouts, policy, config, timer)
+    return replace(rollouts, texts=None), sums | mismatches, first
 
 
-def rescores(config):
-    """True if the policy scores rollouts before the first of several steps on them."""
-    return config.ratio_to == "policy" and config.ppo_epochs * config.minibatches > 1
+def shapes_of(config, off):
+    """The functions of grpo/shaping.py that the settings ask for. off: {setting: its value without the function}"""
+    return [getattr(import_module("grpo.shaping"), key) for key, value in off.items() if getattr(config, key) != value]
 
 
-def with_penalties(scored, rollouts, config):
-    """The rewards with the penalties that the config adds to their credit; `values` has them too."""
-    credit = scored.credit                                                           # (P, G, 1 or M)
-    penalties = {}
-    if config.overlong_buffer:
-        length = rollouts.mask.sum(1)                                                # (N,)
-        penalties["overlong"] = overlong(length, rollouts.max_tokens, config.overlong_buffer)
-        credit = credit + rollouts.by_problem(penalties["overlong"])[..., None]
-    if config.kl_in_reward and rollouts.ref_logp is not None:
-        per_token = kl_as_reward(rollouts, kl_weight(config))                         # (N, M)
-        penalties["kl"] = per_token.sum(1)                                           # (N,)
-        per_credit = per_token if credit.shape[2] > 1 else penalties["kl"]
-        credit = credit + per_credit.view(credit.shape)
-    return replace(scored, credit=credit, values=scored.values | penalties)
+def with_advantage(rollouts, scored, advantage, dist):
+    """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored.
 
-
-def overlong(length, longest, buffer):
-    """The soft punishment of DAPO (arXiv 2503.14476 eq. 13): 0 up to longest - buffer tokens, then down to -1 at
-    longest. length: (N,) -> (N,)."""
-    return ((longest - buffer - length) / buffer).clamp(-1.0, 0.0)
-
-
-def compute_rollout_advantages(rollouts, scored, config, dist):
-    """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored and,
-    with mask_truncated, those that ran out of room."""
-    seen = (~scored.reward.isnan()).float()                                          # (P, G)
-    credited = seen[..., None].expand_as(scored.credit)                              # (P, G, 1 or M)
-    if credited.shape[2] > 1:
-        credited = credited * rollouts.by_problem(rollouts.mask)
-    credit = torch.where(credited > 0, scored.credit, 0.0)                           # (P, G, 1 or M)
-    advantage = compute_advantages(credit, baseline_of(config), credited, dist.total)
-    if scored.weight is not None:
-        advantage = advantage * scored.weight[..., None]
-    train_mask = rollouts.train_mask * seen.view(-1, 1)
-    if config.mask_truncated:
-        train_mask = train_mask * ~rollouts.truncated[:, None]
-    return replace(rollouts, train_mask=train_mask, advantage=advantage.flatten(0, 1))
-
-
-def differ(scored):
-    """(P,) bool: groups whose rewards are not all equal. Rewards that were changed for the loss (reward_normalisation)
-    are compared as it sees them."""
-    per_completion = scored.credit.shape[2] == 1
-    reward = scored.credit[..., 0] if per_completion else scored.reward              # (P, G)
-    skipped = scored.reward.isnan()
-    highest = reward.masked_fill(skipped, -torch.inf).amax(1)                        # (P,)
-    lowest = reward.masked_fill(skipped, torch.inf).amin(1)
-    return highest > lowest
-
-
-def keep_groups(rollouts, scored, useful):
-    """Only the groups for which useful (P,) is True."""
-    rollouts, _ = rollouts.select(useful.nonzero().squeeze(1).cpu())
-    return rollouts, scored.select(useful)
-
-
-def resample_groups(rollouts, scored, collect_round, config, dist):
-    """Dynamic sampling (arXiv 2503.14476 section 3.2): other problems in place of the groups that were dropped, in at
-    most MOST_RESAMPLES rounds, until no rank misses a group.
-
-    collect_round: (again, count) -> the arguments of keep_groups
-    Returns rollouts, Scored, and the number of problems sampled in addition
+    advantage: a name in ADVANTAGES
     """
-    wanted = config.batch_size * config.gradient_accumulation_steps
-    resampled = 0.0
-    for again in range(1, MOST_RESAMPLES + 1):
-        missing = wanted - rollouts.problems
-        if not int(dist.total(torch.tensor(missing, device=dist.device))):
-            break
-        if missing:
-            resampled += missing
-            more_rollouts, more_scored = keep_groups(*collect_round(again, missing))
-            rollouts = join([rollouts, more_rollouts])
-            scored = join([scored, more_scored])
-    return rollouts, scored, resampled
+    counted = scored.counted(rollouts.mask)                                          # (P, G, 1 or M)
+    credit = torch.where(counted > 0, scored.credit + scored.penalty, 0.0)           # (P, G, 1 or M)
+    A = compute_advantages(credit, advantage, counted, dist.total) * scored.weight   # (P, G, 1 or M)
+    seen = (~scored.reward.isnan()).float().view(-1, 1)                              # (N, 1)
+    return replace(rollouts, train_mask=rollouts.train_mask * seen, advantage=A.flatten(0, 1))
 
 
-def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist, on_policy=True):
-    """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats.
+def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist):
+    """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats. sums: those of collect_rollouts
 
-    sums: those of collect_rollouts; on_policy: the policy has not moved since the rollouts were sampled
     The backward pass runs in micro-batches. The weights are those of the whole step over all ranks, so that neither the
     cut nor the number of ranks changes the gradient.
     """
-    weight = loss_weights(rollouts, OBJECTIVES[config.objective].average, dist)
-    problems, learned = needed_problems(rollouts, config)
-    trained = empty_sums(rollouts, on_policy, config)
-    reading = rollouts.reading
-    parts = reading.micro_batches(config, problems)
-    for part, missing in dist.in_step(parts, lambda part: policy.calls(reading.select(part))):
-        loss = policy.idle_loss(missing) if missing else 0.0
-        if part is not None:
-            micro, rows = rollouts.select(part)
-            own, more = rollout_loss(policy, micro, weight[rows], config, on_policy)
-            loss = loss + own
-            trained = add_up(trained, {name: more[name] for name in trained})
-        loss.backward()
-    trained["loss_tokens"] = learned.sum(), None
-    totals, metrics = end_step(policy, optimizers, sums | trained, config, dist)
-    if config.sampler != "local" and config.scores_as_drawn:
-        check_mismatch(metrics, config.sampler)
-    finite = all(math.isfinite(totals[name]) for name in sums if name in DECIDING)
-    metrics["bad_rollouts"] = int(not finite or totals.get(BAD_REWARDS, 0) > 0)
-    return metrics
+    objective, beta = objective_of(config), penalty_weight(config)
+    weight = loss_weights(rollouts, objective.average, dist)
+    problems, learned = needed_problems(rollouts, objective, beta)
+    trained = sums_of_nothing(rollouts, objective, beta)
+    for part in dist.micro_batches(rollouts.micro_batches(config, problems), policy, rollouts):
+        micro, rows = rollouts.select(part)
+        scores = policy.score(micro, config.temperature, objective.entropy_bonus > 0)
+        loss, more = rollout_loss(scores, micro, weight[rows], objective, beta)
+        dist.backward(loss)
+        add_up(trained, more)
+    trained["_loss_tokens"] = learned.sum(), None
+    return end_step(policy, optimizers, trained | sums, config, dist)  # the mismatch is that before the first step
 
 
 def loss_weights(rollouts, average, dist):
     """(N, M) token_weights over the whole step. They count all tokens of the completions, also those that an estimator
     leaves out: it weighs the others more."""
     weight = token_weights(rollouts.train_mask, average, rollouts.max_tokens, dist.total)
-    if rollouts.token_weight is not None:
-        weight = weight * rollouts.token_weight
-    return weight
+    return weight if rollouts.token_weight is None else weight * rollouts.token_weight
 
 
-def needed_problems(rollouts, config):
+def needed_problems(rollouts, objective, beta):
     """The problems that the loss or its metrics must read, as indices, and (N, M) 1.0 where a token has a gradient.
 
     Without entropy bonus and KL in the loss, advantages of 0 give no gradient. With a reference the KL of all problems
@@ -238,7 +145,7 @@ def needed_problems(rollouts, config):
     """
     problems = torch.arange(rollouts.problems)
     learned = rollouts.scored                                                        # (N, M)
-    if config.entropy_bonus == 0 and (config.kl_in_reward or not rollouts.has_reference):
+    if objective.entropy_bonus == 0 and (beta == 0 or not rollouts.has_reference):
         learned = learned * (rollouts.advantage != 0)
         if not rollouts.has_reference:
             useful = rollouts.by_problem(learned.any(1)).any(1)                      # (P,)
@@ -246,46 +153,34 @@ def needed_problems(rollouts, config):
     return problems, learned
 
 
-def empty_sums(rollouts, on_policy, config):
+def sums_of_nothing(rollouts, objective, beta):
     """The sums of rollout_loss before the first micro-batch: all ranks have the same, though one may train on none."""
-    nothing = 0.0, 0.0
-    sums = {"loss": (0.0, None), "pg_loss": (0.0, None), "entropy": nothing, "clip_fraction": nothing,
-            "kl_to_old": nothing}
-    if rollouts.has_reference:
-        sums |= {"mean_kl": nothing, "kl_penalty": (0.0, None)}
-    if on_policy and not rescores(config):
-        sums |= NO_MISMATCH
-    return sums
+    nothing, _ = rollouts.select(torch.arange(0))
+    x = nothing.old_logp                                                             # (0, M)
+    scores = Scores(x, x, x if "reference" in nothing.inputs else None)
+    return rollout_loss(scores, nothing, x, objective, beta)[1]
 
 
-def rollout_loss(policy, rollouts, weight, config, on_policy=True):
+def rollout_loss(scores, rollouts, weight, objective, beta):
     """Loss of a micro-batch of rollouts, and {metric: (sum, count)}, so that both add up over micro-batches and ranks.
 
-    rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
-    on_policy: this is the first step on the rollouts, so the ratio to the policy before it is exactly 1. Otherwise, and
-        with ratio_to='sampler', the ratio is to rollouts.old_logp
+    scores: of the policy; rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
+    objective: of objective_of; beta: the weight of the KL penalty
     """
-    scores = score(policy, rollouts, config.temperature, learn_entropy=config.entropy_bonus > 0)
-    scored = rollouts.scored                                                         # (N, M)
-    tokens = scored.sum()
-    old_logp = rollouts.old_logp                                                     # (N, M)
-    if on_policy and config.ratio_to == "policy":
-        old_logp = scores.logp.detach()
-    loss, ratio, changed = policy_loss(scores.logp, old_logp, rollouts.advantage, weight, OBJECTIVES[config.objective],
-                                       config.clip_low, config.clip_high)
-    sums = {name: (x, tokens) for name, x in changed.items()}
+    counted = rollouts.scored                                                        # (N, M)
+    tokens = counted.sum()
+    proximal = scores.logp.detach() if rollouts.proximal_logp is None else rollouts.proximal_logp
+    loss, ratio, changed = policy_loss(scores.logp, proximal, rollouts.advantage, weight, objective)
+    sums = mismatch(scores.logp, rollouts) | {name: (x, tokens) for name, x in changed.items()}
     sums["pg_loss"] = loss.detach(), None
-    sums["entropy"] = (scores.entropy.detach() * scored).sum(), tokens
-    if on_policy:
-        sums |= mismatch(scores.logp, rollouts)
-    kl = kl_per_token(scores, rollouts, choose_estimator(config, policy), ratio)
+    sums["entropy"] = (scores.entropy.detach() * counted).sum(), tokens
+    kl = kl_per_token(scores, rollouts, objective.kl_estimator, ratio)
     if kl is not None:
-        penalty = kl_penalty(kl, weight, config)
+        penalty = kl_penalty(kl, weight, beta)
         loss = loss + penalty
-        sums["mean_kl"] = (kl.detach() * scored).sum(), tokens
+        sums["mean_kl"] = (kl.detach() * counted).sum(), tokens
         sums["kl_penalty"] = penalty.detach(), None
-    if config.entropy_bonus > 0:
-        entropy = torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
-        loss = loss - config.entropy_bonus * entropy
+    if objective.entropy_bonus > 0:
+        loss = loss - objective.entropy_bonus * torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
     sums["loss"] = loss.detach(), None
     return loss, sums

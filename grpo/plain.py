@@ -9,6 +9,7 @@ N = P * G; T characters of a text; M hidden ones; V characters to choose from.
 
 import os
 import sys
+from types import SimpleNamespace
 
 import torch
 
@@ -22,9 +23,7 @@ from core.masking import masked_positions
 from core.model import MASKED_FILL, freeze
 from core.models import load_model
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
-from grpo.advantages import batch_std
-from grpo.grpo_config import GRPOConfig
-from grpo.kl import exact_kl
+from grpo.losses import batch_std, exact_kl
 
 PRETRAINED = "data/char_diffusion/pretrained"
 KL_BETA = 0.1  # how much it costs to move away from the reference
@@ -38,7 +37,8 @@ def train(policy, judge, P=16, G=8, T=128,
     masks = {"random": 1.0, "span": 1.0}
     data = DatasetConsumer("char_diffusion", MASKED_FILL, T, P, seed, masks=masks)
     schedule = CosineLRScheduler(4e-4, 2e-5, warmup_iters=10, lr_decay_iters=steps)
-    optimizer, = build_optimizers(policy, GRPOConfig(learning_rate=4e-4))
+    adamw = SimpleNamespace(optimizer="adamw", learning_rate=4e-4, weight_decay=0.1, beta1=0.9, beta2=0.95)
+    optimizer, = build_optimizers(policy, adamw)
 
     for step in range(steps):
         # 1. Sample G completions of each problem. One forward serves a group: the logits depend on the problem alone.

@@ -9,6 +9,7 @@ each, a group; N = P * G; T tokens of the longest prompt; M of the longest compl
 
 import os
 import sys
+from types import SimpleNamespace
 
 import torch
 
@@ -19,8 +20,7 @@ from core.generation import Stop, generate
 from core.models import load_model
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from core.prompts import PromptConsumer
-from grpo.advantages import batch_std
-from grpo.grpo_config import GRPOConfig
+from grpo.losses import batch_std
 from grpo.reward_functions.verify_math import math_format, math_number, math_working
 
 
@@ -30,7 +30,8 @@ def train(policy, P=32, G=8, max_new_tokens=48,
     data = PromptConsumer("arithmetic", P, seed)
     stop = Stop(data.tokenizer)
     schedule = CosineLRScheduler(3e-4, 3e-5, warmup_iters=10, lr_decay_iters=steps)
-    optimizers = build_optimizers(policy, GRPOConfig(learning_rate=3e-4, optimizer=optimizer_name))
+    settings = SimpleNamespace(optimizer=optimizer_name, learning_rate=3e-4, weight_decay=0.1, beta1=0.9, beta2=0.95)
+    optimizers = build_optimizers(policy, settings)
 
     for step in range(steps):
         # 1. Sample G completions of each prompt, token by token.

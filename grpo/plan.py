@@ -71,4 +71,4 @@ def describe_rewards(config, rewards):
     yield "a loss near 0 is right: advantages cancel within a group, their gradients do not; watch mean_reward"
     if any("sandbox" in REWARDS[name].settings for name in rewards.names):
         from grpo.sandbox.run import describe_sandbox
-        yield describe_sandbox(config.sandbox, config.sandbox_seconds, config.sandbox_megabytes)
+        yield describe_sandbox(**config.reward_settings or {})

@@ -1,6 +1,6 @@
 """The rewards of a run: the weighted sum of named functions.
 
-python grpo/rewards.py lists the built-in ones with their ranges, and the presets.
+python grpo/rewards.py lists the built-in ones with their ranges, and the presets; it has no options but --help.
 """
 
 import os
@@ -38,8 +38,7 @@ class Rewards:
     """The rewards of a run. Called with rollouts it returns Scored:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    credit: the same with reward_normalisation; with credit_window that of each token
-    weight: None, or with train_pass_k=k the factors of the advantage for pass@k
+    credit: the same; with credit_window the judge's of each token
     values: NaN where a function skipped a completion
 
     judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it
@@ -71,19 +70,10 @@ class Rewards:
             score = score.masked_fill(score.isnan(), torch.inf)  # NaN would skip the completion
             return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
         if not self.names:  # the teacher alone teaches
-            return Scored(torch.zeros(rollouts.problems, G, device=device), metrics=None)
+            return Scored(torch.zeros(rollouts.problems, G, device=device))
         values, log = self.score(rollouts.texts, G)
-        credit = weight = None
-        if self.config.reward_normalisation == "group":
-            from grpo.reward_functions.groups import normalised
-            credit = self.total(normalised(values, G)).round(decimals=6).float()         # (N,)
-            credit = credit.to(device).view(-1, G, 1)
         values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
-        if self.config.train_pass_k > 1:
-            from grpo.reward_functions.groups import pass_k_weight
-            weight = pass_k_weight(self.right(values).view(-1, G), self.config.train_pass_k)
-        metrics = None if self.names == ("judge",) else log.metrics  # None: no rank logs any
-        return Scored(self.total(values).view(-1, G), credit, values, weight, metrics)
+        return Scored(self.total(values).view(-1, G), values=values, metrics=log.metrics)
 
     def score(self, texts, group_size, names=None):
         """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion, and
@@ -146,7 +136,7 @@ def check_settings(config, names, models):
                 raise ValueError(f"reward {name} needs {key}; name a model, or set other reward_functions")
     own = set().union(*(REWARDS[name].settings for name in names))
     for key in config.reward_settings or {}:
-        if key not in own or hasattr(config, key):
+        if key not in own or key in vars(config):
             raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}")
     if config.reward_weights and len(config.reward_weights) != len(names):
         raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")

@@ -65,7 +65,7 @@ def kinds(folder):
                    "judge_checkpoint": save(folder / "judge.safetensors", judge()), "dtype": "float32",
                    "block_size": 32}
     causal = GRPO | {"dataset": folder / "sums", "generator_checkpoint": folder / "causal.safetensors",
-                     "task_type": "general", "max_new_tokens": 5, "pass_k": 2}
+                     "task_type": "general", "max_new_tokens": 5}
     supervised = RUN | {"dataset": folder / "text", "block_size": 32, "n_layer": 1, "n_embd": 16, "n_head": 2,
                         "eval_batches": 2}
     return {f"{name}{'' if ranks == 1 else f'-{ranks}'}": (main, settings, ranks)

@@ -39,7 +39,7 @@ from core.sample import SampleConfig
 from core.settings.user_code import ROOT, UserCodeError
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
-from tests.tiny import CAUSAL, TEXT, TOKENIZER, model, write_text_dataset
+from tests.tiny import CAUSAL, TEXT, TOKENIZER, all_settings, model, write_text_dataset
 
 SECONDS, GIGABYTES = 5, 6
 DOCUMENTED = (ValueError, UsageError, UserCodeError, FileNotFoundError)
@@ -126,14 +126,14 @@ class Inputs:
 
     def settings(self):
         """Arguments of the command line."""
-        fields = [(cls, field.name) for cls in CONFIGS for field in dataclasses.fields(cls)]
+        fields = [(cls, key) for cls in CONFIGS for key in sorted(all_settings(cls))]
         text = st.one_of(VALUES.map(repr), VALUES.map(str), st.just("(" * 5000), st.text(max_size=20))
         argument = st.tuples(st.sampled_from(fields), text)
         return ((GRPOConfig, "seed"), "3"), argument, lambda a: load_config(a[0][0], [f"--{a[0][1]}={a[1]}"])
 
     def config_file(self):
         """Config files: assignments, or bytes that are no Python."""
-        names = [field.name for field in dataclasses.fields(GRPOConfig)] + ["x", "seed = ", "__name__"]
+        names = [*sorted(all_settings(GRPOConfig)), "x", "seed = ", "__name__"]
         line = st.tuples(st.sampled_from(names), st.one_of(VALUES.map(repr), st.sampled_from(
             ("1 / 0", "int('x')", "10 ** 5000", "undefined", "(" * 300, "[].x", "{1}", "1j", "b'x'", "len",
              "-" * 3000))))

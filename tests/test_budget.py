@@ -11,9 +11,9 @@ import tokenize
 from core.model import SEQUENCE_SCORER
 from tests.tiny import ROOT, model, save
 
-CEILINGS = {"files": 135, "lines": 13070, "tokens": 91563, "tests' tokens": 185047, "docs' words": 61100,
-            "settings": 119, "raises": 232, "requirements files": 3, "configs": 20, "files of the main job": 83,
-            "lines of the main job": 7599}
+CEILINGS = {"files": 93, "lines": 12782, "tokens": 90589, "tests' tokens": 184926, "docs' words": 61080,
+            "settings": 65, "raises": 174, "requirements files": 3, "configs": 20, "files of the main job": 49,
+            "lines of the main job": 7073}
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 

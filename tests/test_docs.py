@@ -1,7 +1,6 @@
 """What the documents name is there: settings, metrics, files, functions, configs."""
 
 import ast
-import dataclasses
 import importlib.util
 import pathlib
 import re
@@ -14,17 +13,18 @@ import torch
 from core.config import load_config
 from core.settings.script import exit_code
 from core.supervised.config import PretrainConfig
-from grpo import objectives
+from grpo import losses
 from grpo.grpo_config import GRPOConfig
-from grpo.objectives import OBJECTIVES
+from grpo.losses import OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.reward_functions.registry import REWARDS
 from grpo.rewards import Rewards
-from tests.tiny import ROOT, documented_keys, run_script
+from tests.tiny import ROOT, all_settings, documented_keys, run_script
 
 CONFIGS = sorted(pathlib.Path(ROOT, "config").glob("*.py"))
-FIELDS = {f.name for cls in (GRPOConfig, PretrainConfig) for f in dataclasses.fields(cls)}
+FIELDS = all_settings(GRPOConfig, PretrainConfig)
 CODE = re.compile("`([^`]+)`")
+OPENERS = {"top_p": 1.0, "judge_checkpoint": "j", "reward_functions": ("math_number",), "ppo_epochs": 2, "unmask_steps": 2}  # of rooms
 
 
 def tables(document):
@@ -100,7 +100,7 @@ def test_settings_of_papers_are_settings():
         values = [part for part in CODE.findall(settings) if "=" in part and "..." not in part]
         assert values, paper
         for key, value in (part.split("=") for part in values):
-            dataclasses.replace(GRPOConfig(top_p=1.0, batch_size=16), **{key: ast.literal_eval(value)} | (
+            GRPOConfig(**OPENERS | {key: ast.literal_eval(value)} | (
                 {"advantage": "leave_one_out"} if key == "train_pass_k" else {}))
 
 
@@ -147,13 +147,13 @@ def test_the_objective_of_the_guide_is_one_that_a_config_brings(tmp_path):
     (tmp_path / "mine.py").write_text(re.search("```python\n(# mine.py.*?objective = .*?)```", text, re.DOTALL)[1])
     try:
         config, _ = load_config(GRPOConfig, [f"{ROOT}/config/grpo_arithmetic.py", str(tmp_path / "mine.py")])
-        row = objectives.OBJECTIVES[config.objective]
+        row = losses.OBJECTIVES[config.objective]
         logp, advantage, weight = torch.randn(2, 3, requires_grad=True), torch.tensor([[1.0], [-2.0]]), torch.ones(2, 3)
-        loss, _, _ = objectives.policy_loss(logp, logp.detach(), advantage, weight, row)
+        loss, _, _ = losses.policy_loss(logp, logp.detach(), advantage, weight, row)
         gradient, = torch.autograd.grad(loss, logp)
         assert torch.equal(gradient, -advantage.expand(2, 3))
     finally:
-        del objectives.OBJECTIVES["mine"], objectives.SURROGATES["no_clip"]
+        del losses.OBJECTIVES["mine"], losses.SURROGATES["no_clip"]
 
 
 @pytest.mark.parametrize("document", ["README.md", "AGENTS.md", "grpo/README.md", "docs/results.md", "docs/log.md",

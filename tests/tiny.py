@@ -11,6 +11,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,14 +27,19 @@ from core.optim import build_optimizers
 from core.prompts import PromptConsumer, PromptFormat
 from core.records import write_prompts
 from core.settings.script import exit_code
+from core.settings.setting import defaults, load_room
 from core.tokenizer import BPETokenizer, CharTokenizer
 from grpo.grpo_config import GRPOConfig
-from grpo.grpo_training_step import Timer, collect_rollouts, grpo_training_step, sampler_of, train_on_rollouts
+from grpo.grpo_training_step import (
+    SHAPES, Timer, collect_rollouts, grpo_training_step, rollout_loss, sampler_of, shapes_of, train_on_rollouts)
+from grpo.losses import objective_of
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
+from grpo.reference import penalty_weight
 from grpo.reward_functions import workers
 from grpo.reward_functions.judge import Judge
+from grpo.reward_functions.registry import load_reward_file
 from grpo.rewards import REWARDS, Rewards, Scored
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -177,10 +183,21 @@ def save(path, net):
     return str(path)
 
 
+def all_settings(*classes):
+    """The settings of classes and of their rooms."""
+    return {key for cls in classes for part in (cls, *map(load_room, cls.rooms)) for key in defaults(part)}
+
+
+OPENERS = {"credit_window": {"judge_checkpoint": "j"}} | dict.fromkeys(
+    ("reward_normalisation", "train_pass_k", "reward_weights"), {"task_type": "general"})
+
+
 def config(**settings):
     settings = {"block_size": 32, "batch_size": 4, "group_size": 4, "temperature": 1.0, "top_p": 1.0,
                 "learning_rate": 1e-2, "min_lr": 1e-2, "grad_clip": 0.0, "warmup_iters": 0, "max_iters": 4,
                 "device": "cpu"} | settings
+    for key in settings.keys() & OPENERS.keys():  # a room's setting opens it
+        settings = OPENERS[key] | settings
     return GRPOConfig(**settings)
 
 
@@ -324,10 +341,23 @@ def collect(policy, scorer, data, c, reference=None, dist=None, number=0):
     return collect_rollouts(policy, reference, scorer, sample, c, dist or one_process(), Timer())[:2]
 
 
-def train(policy, rollouts, sums, c, optimizers=None, dist=None, on_policy=True):
+def train(policy, rollouts, sums, c, optimizers=None, dist=None):
     """One optimizer step on rollouts. Returns its metrics."""
-    optimizers = optimizers or build_optimizers(policy, c)
-    return train_on_rollouts(policy, rollouts, sums, optimizers, c, dist or one_process(), on_policy)
+    return train_on_rollouts(policy, rollouts, sums, optimizers or build_optimizers(policy, c), c, dist or one_process())
+
+
+def shaped(rollouts, scored, c, rewards=None):
+    """Rollouts and Scored as the shapes of the settings leave them."""
+    for shape in shapes_of(c, SHAPES):
+        rollouts, scored = shape(rollouts, scored, rewards, c)
+    return rollouts, scored
+
+
+def loss_of(policy, rollouts, weight, c, on_policy=False):
+    """The loss of rollouts as one micro-batch, and its sums. on_policy: the ratio is 1; else it is to old_logp"""
+    rollouts = replace(rollouts, proximal_logp=None if on_policy else rollouts.old_logp)
+    scores = policy.score(rollouts, c.temperature, c.entropy_bonus > 0)
+    return rollout_loss(scores, rollouts, weight, objective_of(c), penalty_weight(c))
 
 
 def without_clock(records):
@@ -398,6 +428,7 @@ def run_here(script, *arguments):
     spec.loader.exec_module(module)
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = [script, *map(str, arguments)]
+    load_reward_file.cache_clear()  # a new process reads the file again
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = exit_code(module.main)

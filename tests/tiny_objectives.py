@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
 import torch
 
-from grpo.grpo_training_step import compute_rollout_advantages, with_penalties
+from grpo.grpo_training_step import with_advantage as compared
+from grpo.losses import objective_of
 from grpo.rewards import Scored
-from grpo.rollout import Reading, Rollouts
-from tests.tiny import config, one_process
+from grpo.rollout import Policy, Rollouts
+from tests.tiny import config, one_process, shaped
 
 G, P, M, V, MAX_TOKENS = 4, 3, 5, 7, 8
 N = P * G
@@ -36,12 +36,7 @@ def advantage_by_hand(name, reward):
     return out
 
 
-@dataclass
-class TableReading(Reading):
-    completion: torch.Tensor  # (P, G) the row of the table that each completion has
-
-
-class Table(torch.nn.Module):
+class Table(Policy, torch.nn.Module):
     """A policy whose logits are its parameters: (N, M, V), for each completion a row."""
 
     vocabulary, kl_estimator = V, "k3"
@@ -50,8 +45,8 @@ class Table(torch.nn.Module):
         super().__init__()
         self.logits = torch.nn.Parameter(logits)
 
-    def states(self, reading):
-        return self.logits[reading.completion.flatten()][reading.chosen.flatten(0, 1)]             # (K, V)
+    def states(self, rollouts):
+        return self.logits[rollouts.inputs["completion"].flatten()][rollouts.inputs["chosen"].flatten(0, 1)]  # (K, V)
 
     def project(self, states):
         return states
@@ -66,8 +61,8 @@ def table_rollouts():
     target = torch.randint(V, (N, M), generator=g)
     lengths = torch.randint(1, M + 1, (N,), generator=g)
     mask = (torch.arange(M) < lengths[:, None]).double()
-    reading = TableReading(G, mask.view(P, G, M) > 0, None, torch.arange(N).view(P, G))
-    rollouts = Rollouts(target=target, mask=mask, train_mask=mask, max_tokens=MAX_TOKENS, reading=reading,
+    inputs = {"chosen": mask.view(P, G, M) > 0, "completion": torch.arange(N).view(P, G)}  # its row of the table
+    rollouts = Rollouts(target=target, mask=mask, train_mask=mask, max_tokens=MAX_TOKENS, inputs=inputs,
                         old_logp=old.gather(-1, target[..., None])[..., 0],
                         truncated=torch.zeros(N, dtype=torch.bool))
     return Table(logits), rollouts, ref.log_softmax(-1), torch.rand(P, G, dtype=torch.float64, generator=g)
@@ -84,8 +79,9 @@ def objective_config(name, estimator, **more):
 def with_advantage(estimator, rollouts, reference, reward, c):
     """The rollouts after the phases of a step before the loss."""
     chosen = reference.gather(-1, rollouts.target[..., None])[..., 0]
-    rollouts = dataclasses.replace(
-        rollouts, ref_distributions=reference[rollouts.reading.chosen.flatten(0, 1)] if estimator == "exact" else None,
-        ref_logp=None if estimator in ("exact", "none") else chosen)
-    scored = with_penalties(Scored(reward), rollouts, c)
-    return compute_rollout_advantages(rollouts, scored, c, one_process())
+    if estimator == "exact":
+        rollouts.inputs["reference"] = [reference[rollouts.inputs["chosen"].flatten(0, 1)]]
+    elif estimator != "none":
+        rollouts = dataclasses.replace(rollouts, ref_logp=chosen)
+    rollouts, scored = shaped(rollouts, Scored(reward), c)
+    return compared(rollouts, scored, objective_of(c).advantage, one_process())

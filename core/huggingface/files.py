@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from core.files import put, read_object, writing
 from core.settings.optional import HUB, local_name, opening, quiet_transformers
-from core.settings.ranges import shown
+from core.settings.setting import shown
 
 ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"  # names the files of weights that lie in several

@@ -20,7 +20,7 @@ from core.huggingface.settings import FULL
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.settings.optional import local_name, opening, quiet_transformers, require
-from core.settings.ranges import check_finite
+from core.settings.setting import check_finite
 from core.settings.user_code import guarded
 from core.tokenizer import same_vocabulary
 

@@ -12,7 +12,7 @@ from core.huggingface.files import refuse
 from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
 from core.settings.optional import local_name, require
-from core.settings.ranges import check_finite
+from core.settings.setting import check_finite
 from core.settings.user_code import guarded
 
 BASE = "the base model's weights (generator_checkpoint or init_from), as a hash"

@@ -29,21 +29,17 @@ def parts_of_like_length(length, overhead):
     return parts[::-1]
 
 
-def parts_of_tokens(size, most, padded=False):
-    """The rows, the largest first, in parts of at most `most` tokens together; a larger row is a part of its own.
+def parts_of_tokens(size, most):
+    """The rows, the largest first, in parts of at most `most` tokens, where each row of a part takes as many as its
+    largest one; a larger row is a part of its own.
 
-    size: (n,) tokens of each row, on the CPU; padded: every row of a part takes as many as its largest one
+    size: (n,) tokens of each row, on the CPU
     Returns a list of index tensors, each in ascending order
     """
-    parts, room = [], 0
+    parts, tokens = [], 0
     for row in torch.as_tensor(size).argsort(descending=True, stable=True).tolist():
-        tokens = int(size[row])
-        if parts and padded:
-            tokens = int(size[parts[-1][0]])
-        if not parts or tokens > room:
+        if not parts or tokens * (len(parts[-1]) + 1) > most:
             parts.append([])
-            room = most
             tokens = int(size[row])
         parts[-1].append(row)
-        room -= tokens
     return [torch.tensor(sorted(part)) for part in parts]

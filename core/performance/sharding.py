@@ -1,8 +1,8 @@
 """Models whose weights are cut into parts, one for each rank (PyTorch's FSDP2), and put together again.
 
 In training a layer is whole on a rank while the rank computes it, and its gradient is summed and cut again. Every rank
-must therefore read the model equally often (`in_step`). To sample or to evaluate, all ranks put the models together
-(`gathered`).
+must therefore read the model equally often (`micro_batches`). To sample or to evaluate, all ranks put the models
+together (`gathered`).
 """
 
 import warnings
@@ -93,6 +93,7 @@ class Shards:
 
     def __init__(self, dist):
         self.models, self.dist = [], dist
+        self.idle = 0.0  # the loss of the idle calls of the present micro-batch
 
     @contextmanager
     def gathered(self):
@@ -108,19 +109,24 @@ class Shards:
             for model in self.models:
                 let_go(model)
 
-    def in_step(self, parts, calls):
+    def micro_batches(self, parts, policy, rollouts):
         """The micro-batches of an optimizer step, so that every rank reads a sharded model equally often.
 
-        parts: those of this rank; calls: part -> number of times that the model is called for it
-        Yields (part, number of calls that are missing), on every rank as often; the part is None where this rank has
-        no more of them.
+        policy: calls(rollouts) is the number of times that the model is called for them; idle_loss(times) calls it
+        Yields the parts. A rank that calls the model less often than another one for its part adds idle calls, whose
+        loss of 0 goes through `backward` with that of the part; they are all that it does when its parts are at an end.
         """
         device = self.dist.device
-        own = [calls(part) for part in parts]
+        own = [policy.calls(rollouts.select(part)[0]) for part in parts]
         rounds = int(self.dist.largest(torch.tensor(len(parts), device=device)))
         own = torch.tensor(own + [0] * (rounds - len(own)), device=device, dtype=torch.long)  # (rounds,)
         missing = (self.dist.largest(own) - own).tolist() if rounds else []
-        yield from zip([*parts, *[None] * (rounds - len(parts))], missing, strict=True)
+        for number, times in enumerate(missing):
+            self.idle = policy.idle_loss(times)
+            if number < len(parts):
+                yield parts[number]
+            else:
+                self.idle.backward()
 
 
 @torch.no_grad()

@@ -17,11 +17,10 @@ import os
 import pathlib
 import random
 import sys
-from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import load_config
+from core.config import Settings, load_config, setting
 from core.records import write_prompts
 from core.settings.script import run_script
 from core.tokenizer import named_tokenizer
@@ -30,16 +29,15 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 
 
-@dataclass(frozen=True)
-class ArithmeticConfig:
-    digits: int = 4         # largest number of digits of a number
-    terms: int = 2          # numbers in a problem
-    operators: str = "+"    # + or - or both, as in "+-"
-    working: bool = True    # whether a completion has the working-out between tags
-    problems: int = 100000  # number of problems; a tenth of them is for validation
-    tokenizer: str = "char" # char (tags are one token each), gpt2 or cl100k_base
-    seed: int = 0           # seed of the random numbers
-    out: str = HERE         # the folder of the dataset; another one is used as --dataset=FOLDER
+class ArithmeticConfig(Settings):
+    digits: int = setting(4, "largest number of digits of a number")
+    terms: int = setting(2, "numbers in a problem")
+    operators: str = setting("+", "+ or - or both, as in '+-'")
+    working: bool = setting(True, "whether a completion has the working-out between tags")
+    problems: int = setting(100000, "number of problems; a tenth of them is for validation")
+    tokenizer: str = setting("char", "char (tags are one token each), gpt2 or cl100k_base")
+    seed: int = setting(0, "seed of the random numbers")
+    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
         if not self.operators or set(self.operators) - set("+-"):

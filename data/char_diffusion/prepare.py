@@ -32,8 +32,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from core.config import UsageError
 from core.data import write_dataset
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.settings.ranges import shown
 from core.settings.script import run_script
+from core.settings.setting import shown
 from core.tokenizer import CharTokenizer, fold_to_ascii
 
 HERE = os.path.dirname(os.path.relpath(__file__))

@@ -14,12 +14,11 @@ import os
 import pathlib
 import random
 import sys
-from dataclasses import dataclass
 from fractions import Fraction
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import load_config
+from core.config import Settings, load_config, setting
 from core.records import write_prompts
 from core.settings.script import run_script
 from core.tokenizer import named_tokenizer
@@ -28,16 +27,15 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
-@dataclass(frozen=True)
-class CountdownConfig:
-    numbers: int = 3           # how many numbers a problem has, each used once
-    smallest: int = 1          # smallest number
-    largest: int = 50          # largest number
-    target_largest: int = 100  # largest target
-    problems: int = 100000     # number of problems; a tenth of them is for validation
-    tokenizer: str = "char"    # char, gpt2 or cl100k_base
-    seed: int = 0              # seed of the random numbers
-    out: str = HERE            # the folder of the dataset; another one is used as --dataset=FOLDER
+class CountdownConfig(Settings):
+    numbers: int = setting(3, "how many numbers a problem has, each used once")
+    smallest: int = setting(1, "smallest number")
+    largest: int = setting(50, "largest number")
+    target_largest: int = setting(100, "largest target")
+    problems: int = setting(100000, "number of problems; a tenth of them is for validation")
+    tokenizer: str = setting("char", "char, gpt2 or cl100k_base")
+    seed: int = setting(0, "seed of the random numbers")
+    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
         if not 2 <= self.numbers <= 6 or not 0 < self.smallest <= self.largest or self.problems < 20:

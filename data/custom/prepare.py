@@ -21,11 +21,10 @@ FILE is JSONL, a JSON list, or {"prompts": [...]}. The fields of a record:
 import os
 import pathlib
 import sys
-from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import UsageError, load_config
+from core.config import Settings, UsageError, load_config, setting
 from core.prompts import plain
 from core.records import read_records, with_completion, write_prompts
 from core.settings.script import run_script
@@ -34,11 +33,10 @@ from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
 HERE = os.path.dirname(os.path.relpath(__file__))
 
 
-@dataclass(frozen=True)
-class CustomConfig:
-    input: str = ""          # the JSONL or JSON file with the prompts
-    tokenizer: str = "char"  # char, gpt2, cl100k_base, a Hugging Face folder or hf:owner/name
-    out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
+class CustomConfig(Settings):
+    input: str = setting("", "the JSONL or JSON file with the prompts")
+    tokenizer: str = setting("char", "char, gpt2, cl100k_base, a Hugging Face folder or hf:owner/name")
+    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
         if not self.input:

@@ -13,11 +13,10 @@ import os
 import pathlib
 import random
 import sys
-from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import load_config
+from core.config import Settings, load_config, setting
 from core.data import write_dataset
 from core.records import side
 from core.settings.script import run_script
@@ -26,12 +25,11 @@ from core.tokenizer import CharTokenizer
 HERE = os.path.dirname(os.path.relpath(__file__))
 
 
-@dataclass(frozen=True)
-class EquationsConfig:
-    largest: int = 9       # the largest number that is added
-    copies: int = 300      # how often each line occurs, at random places in the text
-    seed: int = 0          # seed of the order of the lines
-    out: str = HERE        # the folder of the dataset; another one is used as --dataset=FOLDER
+class EquationsConfig(Settings):
+    largest: int = setting(9, "the largest number that is added")
+    copies: int = setting(300, "how often each line occurs, at random places in the text")
+    seed: int = setting(0, "seed of the order of the lines")
+    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
         if self.largest < 9 or self.copies < 1:

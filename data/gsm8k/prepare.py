@@ -15,11 +15,10 @@ import re
 import sys
 import tempfile
 import urllib.request
-from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import UsageError, load_config
+from core.config import Settings, UsageError, load_config, setting
 from core.records import read_records, write_prompts
 from core.settings.script import run_script
 from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
@@ -30,12 +29,11 @@ TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
-@dataclass(frozen=True)
-class GSM8KConfig:
-    train: str = ""          # a local train.jsonl; if train and test are both empty, both are downloaded
-    test: str = ""           # a local test.jsonl
-    tokenizer: str = "gpt2"  # char (tags are one token each), gpt2, cl100k_base or a Hugging Face one
-    out: str = HERE          # the folder of the dataset; another one is used as --dataset=FOLDER
+class GSM8KConfig(Settings):
+    train: str = setting("", "a local train.jsonl; if train and test are both empty, both are downloaded")
+    test: str = setting("", "a local test.jsonl")
+    tokenizer: str = setting("gpt2", "char (tags are one token each), gpt2, cl100k_base or a Hugging Face one")
+    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
         if bool(self.train) != bool(self.test):

@@ -11,11 +11,10 @@ import os
 import pathlib
 import random
 import sys
-from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import load_config
+from core.config import Settings, load_config, setting
 from core.records import write_prompts
 from core.settings.script import run_script
 from core.tokenizer import CharTokenizer
@@ -23,13 +22,12 @@ from core.tokenizer import CharTokenizer
 HERE = os.path.dirname(os.path.relpath(__file__))
 
 
-@dataclass(frozen=True)
-class GuessConfig:
-    largest: int = 99     # largest number
-    fewest: int = 8       # numbers in a range, at least
-    most: int = 63        # numbers in a range, at most
-    seed: int = 0         # seed of the random numbers
-    out: str = HERE       # the folder of the dataset; another one is used as --dataset=FOLDER
+class GuessConfig(Settings):
+    largest: int = setting(99, "largest number")
+    fewest: int = setting(8, "numbers in a range, at least")
+    most: int = setting(63, "numbers in a range, at most")
+    seed: int = setting(0, "seed of the random numbers")
+    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
         if not 1 <= self.fewest <= self.most <= self.largest:

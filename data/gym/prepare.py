@@ -15,11 +15,10 @@ import os
 import pathlib
 import random
 import sys
-from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import load_config
+from core.config import Settings, load_config, setting
 from core.records import side, write_prompts
 from core.settings.optional import require
 from core.settings.script import run_script
@@ -51,15 +50,15 @@ SMALL = {  # tasks and their settings, in sizes for a small model
 }
 
 
-@dataclass(frozen=True)
-class GymConfig:
-    tasks: tuple[str, ...] = ()   # of reasoning-gym; (): twenty in sizes for a small model
-    settings: dict | None = None  # {task: {its parameter: value}}; None: sizes for a small model, where a task has them
-    size: int = 8000              # problems of all tasks together; of repeated ones, one is kept
-    shots: int = 2                # solved problems before each, without which a small model answers in sentences
-    seed: int = 0                 # seed of the random numbers
-    tokenizer: str = "char"       # char, gpt2 or cl100k_base; a Hugging Face model brings its own
-    out: str = HERE               # the folder of the dataset; another one is used as --dataset=FOLDER
+class GymConfig(Settings):
+    tasks: tuple[str, ...] = setting((), "of reasoning-gym; (): twenty in sizes for a small model")
+    settings: dict | None = setting(
+        None, "{task: {its parameter: value}}; None: sizes for a small model, where a task has them")
+    size: int = setting(8000, "problems of all tasks together; of repeated ones, one is kept")
+    shots: int = setting(2, "solved problems before each, without which a small model answers in sentences")
+    seed: int = setting(0, "seed of the random numbers")
+    tokenizer: str = setting("char", "char, gpt2 or cl100k_base; a Hugging Face model brings its own")
+    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
         if self.size < len(self.names) or self.shots < 0 or self.seed < 0:

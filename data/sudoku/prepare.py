@@ -17,12 +17,11 @@ import os
 import pathlib
 import random
 import sys
-from dataclasses import dataclass
 from itertools import permutations, product
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import load_config
+from core.config import Settings, load_config, setting
 from core.data import write_dataset
 from core.records import write_prompts
 from core.settings.script import run_script
@@ -34,16 +33,16 @@ HIDDEN = "0"   # a hidden digit of a prompt
 FAMILIES = 12  # of boards that differ in the names of their digits alone
 
 
-@dataclass(frozen=True)
-class SudokuConfig:
-    prompts: int = 0           # how many puzzles to write as training prompts; 0: write boards for fill-in
-    fewest_hidden: int = 6     # fewest hidden digits of such a puzzle
-    most_hidden: int = 12      # most hidden digits
-    evaluate: str | None = None  # a CSV file of puzzles that are the validation prompts; None: a tenth as many as for
-                                 # training, made from the held-out boards
-    held_out: int = 3          # how many of the 12 families of boards are for validation
-    seed: int = 0              # seed of the choice of these families, and of the puzzles
-    out: str | None = None     # the folder of the dataset; None: data/sudoku, for prompts data/sudoku_prompts
+class SudokuConfig(Settings):
+    prompts: int = setting(0, "how many puzzles to write as training prompts; 0: write boards for fill-in")
+    fewest_hidden: int = setting(6, "fewest hidden digits of such a puzzle")
+    most_hidden: int = setting(12, "most hidden digits")
+    evaluate: str | None = setting(
+        None, "a CSV file of puzzles that are the validation prompts; None: a tenth as many as for training, made "
+        "from the held-out boards")
+    held_out: int = setting(3, "how many of the 12 families of boards are for validation")
+    seed: int = setting(0, "seed of the choice of these families, and of the puzzles")
+    out: str | None = setting(None, "the folder of the dataset; None: data/sudoku, for prompts data/sudoku_prompts")
 
     def __post_init__(self):
         if not 1 <= self.held_out < FAMILIES:

@@ -50,9 +50,9 @@ def examine(config, models, rewards, data, dist):
         return {key: x[: c.batch_size] for key, x in data.problems("train", 0, again).items()}
 
     sample = sampler_of(models.policy, problems, 0, c)
-    trained, sums, sampled = collect_rollouts(models.policy, models.reference, rewards, sample, c, dist, Timer())
+    trained, sums, first = collect_rollouts(models.policy, models.reference, rewards, sample, c, dist, Timer())
     train_on_rollouts(models.policy, trained, sums, [], c, dist)  # without an optimizer the gradient stays
-    return DoctorStep(config, models, rewards, data, problems(0), *sampled[0], gradient_norms(models.policy.model))
+    return DoctorStep(config, models, rewards, data, problems(0), *first, gradient_norms(models.policy.model))
 
 
 def gradient_norms(model):
@@ -134,7 +134,7 @@ def equal_starts(x):
         return None
     P = len(x.problems["number"])
     twins = {key: column.repeat(2, axis=0) for key, column in x.problems.items()}  # twins have equal noise
-    settings = SimpleNamespace(**vars(x.config) | {"group_size": 1, "batch_size": 2 * P})
+    settings = x.config.varied(group_size=1, batch_size=2 * P)
     rollouts = x.models.policy.sample(twins, 0, settings)
     unlike = sum(not alike(rollouts, n) for n in range(0, 2 * P, 2))
     if unlike:

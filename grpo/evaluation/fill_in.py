@@ -2,12 +2,11 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from dataclasses import replace
 from functools import cached_property
 
 from core.tokenizer import by_character, character_ends
 from grpo.evaluation.samples import Evaluation, reward_sums
-from grpo.step_metrics import unique_completions
+from grpo.metrics import unique_completions
 
 WORD = re.compile("[A-Za-z]+")
 PROBLEMS_PER_STEP = 16   # the fixed problems are drawn in batches of this size, whatever batch_size is
@@ -70,7 +69,7 @@ class FillInEvaluation(Evaluation):
         sums = {"token_accuracy": rollouts.texts.metrics["mean_token_accuracy"]}
         first_pass = rollouts
         if config.unmask_steps > 1:
-            first_pass = policy.sample(batch, step, replace(config, unmask_steps=1))
+            first_pass = policy.sample(batch, step, config.varied(unmask_steps=1))
         every = rollouts.group_size  # all of a group are equal
         sums |= self.model_sums(policy, first_pass, "exact", config, every)
         target = rollouts.by_problem(rollouts.target)                                # (P, G, M)

@@ -1,26 +1,12 @@
 """Held-out evaluation of a generator that completes prompts."""
 
-from math import comb
 
 import numpy as np
 
 from grpo.evaluation.samples import Evaluation, reward_sums, sum_and_count
-from grpo.kl import choose_estimator
+from grpo.reference import choose_estimator
 
 NOISE_SEED = 99  # seed of the sampling noise of every evaluation, whatever the seed of the run
-
-
-def pass_at_k(right, n, k):
-    """Probability that at least one of k completions is correct, if k of n are drawn and `right` of the n are correct
-    (arXiv 2107.03374, eq. 1)."""
-    return 1.0 - comb(n - right, k) / comb(n, k)
-
-
-def pass_at_k_sum(right, k):
-    """(sum, count) of pass@k over the prompts with at least k scored completions. right: (P, G) NaN where not scored"""
-    scored = [row[~row.isnan()] for row in right]
-    chances = [pass_at_k(int(row.sum()), len(row), k) for row in scored if len(row) >= k]
-    return sum(chances), len(chances)
 
 
 class PromptEvaluation(Evaluation):
@@ -34,8 +20,6 @@ class PromptEvaluation(Evaluation):
 
     def __init__(self, data, reference, rewards, config):
         """data: a PromptConsumer; config: the run's"""
-        if config.pass_k > config.eval_completions:
-            raise ValueError(f"pass_k={config.pass_k} must be at most eval_completions={config.eval_completions}")
         super().__init__(reference, rewards, rewards.names, {}, config.for_evaluation(NOISE_SEED))
         self.data = data
         self.records = data.records["val"][: config.eval_problems]
@@ -63,4 +47,4 @@ class PromptEvaluation(Evaluation):
         return {
             "greedy_accuracy": sum_and_count(self.rewards.right(greedy)),
             "sampled_accuracy": sum_and_count(right),
-            "pass_at_k": pass_at_k_sum(right, self.config.pass_k)}
+            "pass_at_k": sum_and_count(right.amax(1))}  # of prompts with every completion scored

@@ -4,16 +4,15 @@ import itertools
 import json
 import os
 import re
-from dataclasses import replace
 from operator import itemgetter
 
 import torch
 
 from core.files import SAMPLES, writing
 from core.logger import WIDTH, format_number, highlight
-from grpo.kl import kl_per_token
+from grpo.losses import kl_per_token
+from grpo.reference import with_reference
 from grpo.rollout import REWARD, join
-from grpo.scoring import score, with_reference
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
@@ -35,7 +34,7 @@ class Evaluation:
     @torch.no_grad()
     def __call__(self, policy, temperature):
         """Returns ({metric: mean over all completions of all problems}, samples to show)."""
-        config = replace(self.config, temperature=temperature)
+        config = self.config.varied(temperature=temperature)
         sums, logged = [], [{}]
         shown = []
         for step, batch in self.batches:
@@ -54,7 +53,7 @@ class Evaluation:
     def model_sums(self, policy, rollouts, estimator, config, every=1):
         """{metric: (sum, count)} of entropy and KL, of one completion in `every`."""
         rollouts = with_reference(rollouts, self.reference, estimator, config)
-        scores = score(policy, rollouts, config.temperature)
+        scores = policy.score(rollouts, config.temperature)
         kl = kl_per_token(scores, rollouts, estimator)
         mask = rollouts.mask[::every]
         sums = {"entropy": masked_sum(scores.entropy[::every], mask)}

@@ -3,9 +3,6 @@
 A group's prompt is read once, in sampling and, with gradients, in training; its completions read it through a cache.
 """
 
-from dataclasses import dataclass
-from types import SimpleNamespace
-
 import torch
 from torch.nn import functional as F
 
@@ -15,34 +12,20 @@ from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns
-from grpo.policies.model_policy import ModelPolicy, sampling_of
-from grpo.rollout import Reading, Rollouts, Texts
+from grpo.policies.model_policy import ModelPolicy, inputs_of, sampling_of
+from grpo.rollout import Rollouts, Texts
 
 PART_TOKENS = 128  # what reading one more part of like length costs, in tokens
 
 
-@dataclass
-class CausalReading(Reading):
-    """Prompts with their completions. The last token of a prompt is read with the completions: it predicts the first
-    token of each."""
-    prompt: torch.Tensor         # (P, T) all but the last token of each prompt, reversed: padding comes last
-    prompt_length: torch.Tensor  # (P,) number of them, on the CPU
-    inputs: torch.Tensor         # (P, G, M) the prompt's last token, then all but the last token of the completion
-
-    ON_CPU = ("chosen", "prompt_length")
-
-    def length(self):
-        """(N,) number of tokens of each completion, up to the last sampled one."""
-        return lengths(self.chosen).flatten()
-
-    def sizes(self):
-        return self.prompt_length + lengths(self.chosen).sum(1)
-
-
 class CausalPolicy(ModelPolicy):
-    """Completes prompts (batches of PromptConsumer)."""
+    """Completes prompts (batches of PromptConsumer).
 
-    Reading = CausalReading
+    The last token of a prompt is read with the completions: it predicts the first token of each. Its inputs:
+    prompt (P, T), all but the last token of each prompt, reversed, so that padding comes last; prompt_length (P,) their
+    number; tokens (P, G, M), the prompt's last token, then all but the last token of the completion.
+    """
+
     kl_estimator = "k3"
 
     def sample_part(self, problems, iteration, config):
@@ -69,14 +52,16 @@ class CausalPolicy(ModelPolicy):
         G = config.group_size
         target, mask = generation.target, generation.mask                            # (N, M) each
         last = prompt[:, -1:].repeat_interleave(G, 0)                                # (N, 1)
-        inputs = torch.cat((last, target[:, :-1]), 1)                                # (N, M)
+        tokens = torch.cat((last, target[:, :-1]), 1)                                # (N, M)
         # Turns of an environment ended at the stop sequences
         stop = self._stop(config) if config.environment is None else Stop(self.tokenizer)
-        reading = CausalReading(
-            G, mask.bool().cpu().unflatten(0, (P, G)), generation.kept,
+        chosen = mask.bool().cpu().unflatten(0, (P, G))                              # (P, G, M)
+        prompt_length = T - 1 - padding                                              # (P,)
+        inputs = inputs_of(
+            chosen, generation.kept, prompt_length + lengths(chosen).sum(1),
             prompt=prompt[:, :-1].flip(1),
-            prompt_length=T - 1 - padding,
-            inputs=inputs.unflatten(0, (P, G)))
+            prompt_length=prompt_length,
+            tokens=tokens.unflatten(0, (P, G)))
         texts = completion_texts(stop, problems, prompt, padding, target, mask, generation.truncated)
         if episodes is not None:
             texts.columns |= episodes.columns()
@@ -87,7 +72,7 @@ class CausalPolicy(ModelPolicy):
             old_logp=generation.logp,
             truncated=generation.truncated,
             max_tokens=config.max_new_tokens,
-            reading=reading,
+            inputs=inputs,
             texts=texts)
 
     def _stop(self, config):
@@ -100,45 +85,47 @@ class CausalPolicy(ModelPolicy):
         prompt = F.pad(prompt, (-cut, 0))                   # cuts columns off, or adds one to prompts of one token
         return prompt.to(self.device, non_blocking=True), padding - cut
 
-    def states(self, reading):
+    def states(self, rollouts):
         """Reads prompts of like length together, and then their completions of like length."""
-        inputs = reading.inputs.flatten(0, 1)                                        # (N, M)
+        prompts, prompt_length = rollouts.inputs["prompt"], rollouts.inputs["prompt_length"]
+        inputs = rollouts.inputs["tokens"].flatten(0, 1)                             # (N, M)
+        chosen = rollouts.inputs["chosen"].flatten(0, 1)                             # (N, M)
         place = torch.zeros(inputs.shape, dtype=torch.long)                          # (N, M) of each state in `read`
         read, count = [], 0
         with self.autocast():
-            for problems, parts in self._plan(reading):
-                T = max(1, int(reading.prompt_length[problems].max()))
-                prompt = reading.prompt[problems.to(self.device), :T].flip(1)        # (p, T)
-                padding = self.on_device(T - reading.prompt_length[problems])         # (p,) or None
+            for problems, parts in self._plan(rollouts):
+                T = max(1, int(prompt_length[problems].max()))
+                prompt = prompts[problems, :T].flip(1).to(self.device)               # (p, T)
+                padding = self.on_device(T - prompt_length[problems])                # (p,) or None
                 past = new_cache(self.model)
                 of_prompt = self.model.states(prompt, past=past, padding=padding)    # (p, T, C)
                 for completions in parts:
-                    which = torch.searchsorted(problems, completions // reading.group_size).to(self.device)  # (n,)
+                    which = torch.searchsorted(problems, completions // rollouts.group_size).to(self.device)  # (n,)
                     own_padding = None if padding is None else padding[which]        # (n,)
-                    m = int(reading.length()[completions].max())
-                    tokens = inputs[completions.to(self.device), :m]                 # (n, m)
+                    m = int(lengths(chosen[completions]).max())
+                    tokens = inputs[completions, :m].to(self.device)                 # (n, m)
                     h = self.model.states(tokens, None, past.expand(which), own_padding)  # (n, m, C)
                     h = anchor(h, of_prompt, self.model)
                     read.append(h.flatten(0, 1))
                     place[completions, :m] = torch.arange(tokens.numel()).view(tokens.shape) + count
                     count += tokens.numel()
-        place = place[reading.chosen.flatten(0, 1)].to(self.device)                  # (K,)
-        return torch.cat(read)[place]
+        return torch.cat(read)[place[chosen].to(self.device)]
 
-    def calls(self, reading):
-        return sum(1 + len(parts) for _, parts in self._plan(reading))
+    def calls(self, rollouts):
+        return sum(1 + len(parts) for _, parts in self._plan(rollouts))
 
-    def _plan(self, reading):
+    def _plan(self, rollouts):
         """Yields problems whose prompts are read together, and the parts of their completions that are, as indices."""
-        G = reading.group_size
-        for problems in parts_of_like_length(reading.prompt_length, PART_TOKENS):
+        G = rollouts.group_size
+        length = lengths(rollouts.inputs["chosen"]).flatten()                        # (N,)
+        for problems in parts_of_like_length(rollouts.inputs["prompt_length"], PART_TOKENS):
             completions = (problems[:, None] * G + torch.arange(G)).flatten()        # (p G,)
-            parts = parts_of_like_length(reading.length()[completions], PART_TOKENS)
+            parts = parts_of_like_length(length[completions], PART_TOKENS)
             yield problems, [completions[part] for part in parts]
 
     def greedy(self, problems, config):
         """The likeliest completion of every prompt: Texts (P,)."""
-        likeliest = SimpleNamespace(**vars(config) | {"group_size": 1, "top_k": 1})
+        likeliest = config.varied(group_size=1, top_k=1)
         return self.sample(problems, 0, likeliest).texts
 
 

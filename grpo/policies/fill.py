@@ -3,8 +3,6 @@
 In one pass the logits depend on the masked text alone, so the completions of a group share one forward and backward.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from core.data import unpack_batch
@@ -12,25 +10,17 @@ from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.masking import masked_positions
 from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
-from grpo.policies.model_policy import ModelPolicy, sampling_of
-from grpo.rollout import Reading, Rollouts, Texts
-
-
-@dataclass
-class FillReading(Reading):
-    """W texts of one length for each problem, and the positions in them that predict sampled tokens."""
-    texts: torch.Tensor     # (P, W, T)
-    position: torch.Tensor  # (P, 1 or G, M) of the token in the W texts of a problem, one after another
-
-    def sizes(self):
-        P, W, T = self.texts.shape
-        return torch.full((P,), W * T)
+from grpo.policies.model_policy import ModelPolicy, inputs_of, sampling_of
+from grpo.rollout import Rollouts, Texts
 
 
 class FillPolicy(ModelPolicy):
-    """Fills in the hidden tokens of windows of text (batches of DatasetConsumer)."""
+    """Fills in the hidden tokens of windows of text (batches of DatasetConsumer).
 
-    Reading = FillReading
+    Its inputs: texts (P, W, T), W texts of one length for each problem; position (P, 1 or G, M) in them of each sampled
+    token, one text after another.
+    """
+
     kl_estimator = "exact"
 
     def sample_part(self, problems, iteration, config):
@@ -71,7 +61,7 @@ class FillPolicy(ModelPolicy):
             old_logp=logp.reshape(mask.shape),
             truncated=torch.zeros_like(mask[:, 0], dtype=torch.bool),
             max_tokens=config.block_size,
-            reading=FillReading(G, chosen, kept, views, place),
+            inputs=inputs_of(chosen, kept, torch.full((P,), views[0].numel()), texts=views, position=place),
             token_weight=weight,
             texts=self._texts(input, truth, text, position, metrics))
 
@@ -103,14 +93,16 @@ class FillPolicy(ModelPolicy):
     def _decoded(self, ids):
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
-    def states(self, reading):
-        P, W, T = reading.texts.shape
-        where = reading.chosen.flatten().nonzero().squeeze(1).to(self.device)        # (K,)
+    def states(self, rollouts):
+        texts = rollouts.inputs["texts"].to(self.device)                             # (P, W, T)
+        position = rollouts.inputs["position"].to(self.device)                       # (P, 1 or G, M)
+        P, W, T = texts.shape
+        where = rollouts.inputs["chosen"].flatten().nonzero().squeeze(1).to(self.device)  # (K,)
         with self.autocast():
             if W == 1:
-                h = self.model.states(reading.texts[:, 0], reading.position.flatten(1))  # (P, r M, C)
+                h = self.model.states(texts[:, 0], position.flatten(1))              # (P, r M, C)
                 return h.flatten(0, 1)[where]
-            h = self.model.states(reading.texts.flatten(0, 1))                       # (P W, T, C)
+            h = self.model.states(texts.flatten(0, 1))                               # (P W, T, C)
         begin = torch.arange(0, P * W * T, W * T, device=self.device)                # (P,)
-        place = reading.position + begin[:, None, None]                              # (P, r, M)
+        place = position + begin[:, None, None]                                      # (P, 1 or G, M)
         return h.flatten(0, 1)[place.flatten()[where]]

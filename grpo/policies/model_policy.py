@@ -7,7 +7,7 @@ import torch
 from core.distributed import autocast
 from core.models import save_model
 from core.performance.sharding import cut_like
-from grpo.rollout import join
+from grpo.rollout import Policy, counts, join
 
 
 def sampling_of(config):
@@ -15,7 +15,15 @@ def sampling_of(config):
     return {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
-class ModelPolicy:
+def inputs_of(chosen, kept, size, **own):
+    """The inputs of Rollouts (grpo/rollout.py). kept: the KeptTokens of all states, or None; own: tensors of a kind."""
+    inputs = {"chosen": chosen, "size": size} | {name: x.cpu() for name, x in own.items()}
+    if kept is not None:
+        inputs["kept"] = kept.split(counts(chosen))
+    return inputs
+
+
+class ModelPolicy(Policy):
     """A policy that is one model of core's model interface and its tokenizer. A kind adds sample_part and `states`.
 
     The model is always in eval mode: dropout would make the first ratio differ from 1.
@@ -78,7 +86,7 @@ class ModelPolicy:
         own = self.model.weights()
         self.model.load_weights({name: cut_like(x, own[name]) for name, x in weights.items()})
 
-    def calls(self, reading):
+    def calls(self, rollouts):
         """Number of times that `states` calls the model."""
         return 1
 

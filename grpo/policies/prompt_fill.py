@@ -4,8 +4,6 @@ The places are cut into blocks, filled one after another, each in several passes
 first end token or stop sequence; what was drawn behind it is not trained on, and no reward sees it.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch.nn import functional as F
 
@@ -13,33 +11,22 @@ from core.distributions import draw_uniforms
 from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
 from core.generation import Stop
 from grpo.policies.causal import CausalPolicy, completion_texts
-from grpo.policies.fill import FillPolicy, FillReading
-from grpo.policies.model_policy import sampling_of
+from grpo.policies.fill import FillPolicy
+from grpo.policies.model_policy import inputs_of, sampling_of
 from grpo.rollout import Rollouts
 
 
-@dataclass
-class PromptFillReading(FillReading):
-    """FillReading of texts with their prompts."""
-    padding: torch.Tensor  # (P,) number of leading columns of a problem's texts without a token
-
-    ON_CPU = ("chosen", "position", "padding")
-    padded = True
-
-    def sizes(self):
-        _, W, T = self.texts.shape
-        return W * (T - self.padding)
-
-
 class PromptFillPolicy(FillPolicy):
-    """Completes prompts (batches of PromptConsumer) with a masked-fill model."""
+    """Completes prompts (batches of PromptConsumer) with a masked-fill model.
+
+    Its inputs: those of FillPolicy, and padding (P,), the number of leading columns of a problem's texts without token.
+    """
 
     def __init__(self, model, *settings):
         if hasattr(model, "answer_prompts"):  # one of Hugging Face
             model.answer_prompts()
         super().__init__(model, *settings)
 
-    Reading = PromptFillReading
     greedy = CausalPolicy.greedy  # each token is the likeliest of its pass
 
     def sample_part(self, problems, iteration, config):
@@ -81,7 +68,8 @@ class PromptFillPolicy(FillPolicy):
             old_logp=logp * mask,
             truncated=truncated,
             max_tokens=L,
-            reading=PromptFillReading(G, chosen.cpu(), kept, views, place.expand(P, G, L).cpu(), padding),
+            inputs=inputs_of(chosen.cpu(), kept, views.shape[1] * (T + L - padding), texts=views,
+                             position=place.expand(P, G, L), padding=padding),
             token_weight=weight,
             texts=completion_texts(stop, problems, prompt, padding, target, mask, truncated))
 
@@ -99,18 +87,20 @@ class PromptFillPolicy(FillPolicy):
         of_prompt = of_prompt[:, None, None].expand(P, channels, G, T)
         return torch.cat((of_prompt, of_places.view(P, channels, G, L)), 3)
 
-    def states(self, reading):
+    def states(self, rollouts):
         """Reads the texts in which tokens of completions are scored, without the columns that are padding in all."""
-        _, W, T = reading.texts.shape
-        problem = reading.chosen.nonzero()[:, 0]                                     # (K,)
-        number = problem * W + reading.position[reading.chosen] // T                 # (K,) of its text among P W
-        column = reading.position[reading.chosen] % T                                # (K,) in that text
+        inputs = rollouts.inputs
+        chosen, texts, position, padding = (inputs[name] for name in ("chosen", "texts", "position", "padding"))
+        _, W, T = texts.shape
+        problem = chosen.nonzero()[:, 0]                                             # (K,)
+        number = problem * W + position[chosen] // T                                 # (K,) of its text among P W
+        column = position[chosen] % T                                                # (K,) in that text
         used, text = number.unique(return_inverse=True)                              # (U,), (K,)
         if not len(used):  # an estimator left out all tokens; every rank still calls the model as often
             used = number.new_zeros(1)
-        cut = int(reading.padding.min())
-        tokens = reading.texts.flatten(0, 1)[used.to(self.device), cut:]             # (U, T - cut)
-        padding = self.on_device((reading.padding - cut)[used // W])                 # (U,) or None
+        cut = int(padding.min())
+        tokens = texts.flatten(0, 1)[used, cut:].to(self.device)                     # (U, T - cut)
+        padding = self.on_device((padding - cut)[used // W])                         # (U,) or None
         with self.autocast():
             h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
         return h[text.to(self.device), (column - cut).to(self.device)]

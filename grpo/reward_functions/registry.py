@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import functools
 import importlib
 import inspect
 import math
@@ -123,12 +124,13 @@ def add(name, new):
     REWARDS[name] = new
 
 
+@functools.cache
 def load_reward_file(path):
-    """Runs a Python file, whose @reward functions are then in REWARDS, and returns {name: function or class}."""
+    """Runs a Python file once, whose @reward functions are then in REWARDS, and returns {name: function or class}."""
     if path is None:
         return {}
     import_rewards()  # the file may build on them, and may not take their names
-    folder = os.path.dirname(os.path.abspath(path))
+    folder = os.path.dirname(path)
     sys.path.insert(0, folder)
     try:
         names = run_config_file(path)

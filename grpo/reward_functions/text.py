@@ -15,6 +15,8 @@ SEARCH_SECONDS = 1.0  # CPU time of one search
 @reward(-1, 1)
 def length_penalty(prompts, completions, *, length_min=20, length_max=500, **columns):
     """-1 outside [length_min, length_max] characters; inside, a triangle: 0 at the ends, 1 at the middle."""
+    if length_min >= length_max:
+        raise ValueError(f"length_min={length_min} must be below length_max={length_max}; set reward_settings")
     middle = (length_min + length_max) / 2
     shares = [abs(len(text) - middle) / (length_max - middle) for text in completions]  # of the way to an end
     return [1 - share if share <= 1 else -1.0 for share in shares]

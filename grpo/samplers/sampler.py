@@ -27,7 +27,7 @@ class Sampler(Protocol):
         first in, first out."""
 
     def finish(self):
-        """Waits for the oldest start. Returns its Rollouts, and {metric: (sum, count)} as in grpo/step_metrics.py."""
+        """Waits for the oldest start. Returns its Rollouts, and {metric: (sum, count)} as in grpo/metrics.py."""
 
     def sync(self, weights, version):
         """Takes the weights {name: tensor} of later starts. The caller may change them once this returns."""

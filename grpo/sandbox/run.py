@@ -201,16 +201,16 @@ def missing_parts():
     return ", ".join(f"{part} ({reason})" for part, reason in machine_parts().items() if reason)
 
 
-def describe_sandbox(sandbox, seconds, megabytes):
+def describe_sandbox(sandbox="auto", sandbox_seconds=5.0, sandbox_megabytes=256, **others):
     """A line with the parts and limits under which code runs. Raises ValueError as run_tests does, and if an empty
     program does not pass."""
-    verdict = run_tests("", "", seconds, megabytes, sandbox)
+    verdict = run_tests("", "", sandbox_seconds, sandbox_megabytes, sandbox)
     if verdict != "passed":
-        raise ValueError(f"an empty program was {verdict} with sandbox_seconds={seconds:g} sandbox_megabytes="
-                         f"{megabytes}: raise them, or free memory, processes and the disk of TMPDIR")
+        raise ValueError(f"an empty program was {verdict} with sandbox_seconds={sandbox_seconds:g} sandbox_megabytes="
+                         f"{sandbox_megabytes}: raise them, or free memory, processes and the disk of TMPDIR")
     parts = ", ".join([*chosen_parts(sandbox), "limits"])
     missing = f"; missing: {missing_parts()}: docs/security.md" if missing_parts() else ""
-    return f"code runs under {parts}, for at most {seconds:g} s in {megabytes} MB{missing}"
+    return f"code runs under {parts}, for at most {sandbox_seconds:g} s in {sandbox_megabytes} MB{missing}"
 
 
 def place():

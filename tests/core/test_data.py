@@ -65,7 +65,7 @@ class Limited(CharTokenizer):
 @pytest.mark.parametrize(("tokenizer", "masks", "message"), [
     (CharTokenizer(stop=True), {"span": 1.0}, "was prepared with another vocabulary"),
     (Limited(mask_token_id=None), {"span": 1.0}, "its tokenizer has no mask token, which filling in needs"),
-    (Limited(newline_token_id=-1), {"span": 1.0, "line": 0.5}, "mask_line is above 0")])
+    (Limited(newline_token_id=-1), {"span": 1.0, "line": 0.5}, "masks=")])
 def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, tokenizer, masks, message):
     write_text_dataset(tmp_path, TEXT)
     with pytest.raises(ValueError, match=message):

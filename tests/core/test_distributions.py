@@ -9,19 +9,9 @@ import torch
 
 from core import distributions
 from core.distributions import (
-    draw_uniforms,
-    entropy,
-    in_parts,
-    kept_tokens,
-    nucleus,
-    restrict,
-    sample_from,
-    sample_tokens,
-    sampling_logp,
-    token_logp,
-)
+    KeptTokens, draw_uniforms, entropy, in_parts, kept_tokens, nucleus, restrict, sample_from, sample_tokens,
+    sampling_logp, token_logp)
 from core.huggingface.model import BANNED
-from core.performance.kept_tokens import KeptTokens
 
 JUST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.masking import MASKS, MaskConfig, draw_mask, masked_positions
+from core.masking import MASKS, MaskConfig, check_masks, draw_mask, masked_positions
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -30,11 +30,11 @@ def test_span_masks_are_runs_and_line_masks_spare_newlines():
 
 
 @pytest.mark.parametrize("setting, message", [
-    ({"mask_low": 0.9}, "must be at most mask_high=0.5"),
-    ({"mask_random": 0.0, "mask_span": 0.0}, "without masks")])
+    ({"mask_low": 0.9}, "mask_low=0.9"), ({"masks": {}}, "masks="), ({"masks": {"random": 0.0}}, "masks="),
+    ({"masks": {"random": 1.0, "lines": 1.0}}, "masks=")])
 def test_settings_that_mask_nothing_are_refused(setting, message):
     with pytest.raises(ValueError, match=message):
-        MaskConfig(**setting)
+        check_masks(MaskConfig(**setting).masks)
 
 
 def test_masked_positions_are_those_of_a_loop():

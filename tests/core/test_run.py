@@ -136,7 +136,6 @@ def test_a_second_signal_ends_the_process_at_once(first, second):
 
 
 BAD = {"skipped_steps": 1, "loss": float("nan"), "entropy": 1.0}
-GOOD = {"skipped_steps": 0, "loss": 0.5}
 
 
 def bad_steps(folder, limit=3):
@@ -154,10 +153,10 @@ def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_pat
     bad = bad_steps(tmp_path)
     for step, good_before in enumerate((False, False, True, False)):
         if good_before:
-            bad.count(step, GOOD)
-        bad.count(step, BAD)
+            bad.in_a_row = 0
+        bad.add(step, BAD)
     with pytest.raises(ValueError, match=r"3 steps in a row .*max_bad_steps=3.* the last one for loss; .* start again"):
-        bad.count(5, BAD)
+        bad.add(5, BAD)
     (tmp_path / "state.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=f"resume=True from {re.escape(str(tmp_path))}/state.pt"):
-        bad.count(6, BAD)
+        bad.add(6, BAD)

@@ -36,8 +36,7 @@ def test_the_script_fills_your_text(paths):
     ("generator", "no gaps", (), "characters to go by"), ("generator", "____", (), "characters to go by"),
     ("generator", "a" * 40 + "_", (), "does not fit"), ("judge", "a_b", (), "scores texts and samples none"),
     ("causal", "a" * 64, (), "must have 1 to 63 tokens"),
-    ("causal", "7+8=", ("--top_p=1.5",), "top_p=1.5 must be in "),
-    ("causal", "7+8=", ("--unmask_order=confidence",), "unmask_order=confidence is for a masked-fill model")])
+    ("causal", "7+8=", ("--top_p=1.5",), "top_p=1.5 must be in ")])
 def test_a_text_or_a_model_that_does_not_fit_is_refused(paths, capsys, name, text, more, words):
     with pytest.raises(ValueError, match=words) as error:
         printed(capsys, paths[name], text, *more)

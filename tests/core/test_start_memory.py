@@ -9,7 +9,7 @@ from tests.families import model_folder, write_sums
 from tests.tiny import read_records, run_here
 
 STEPS = ("--max_iters=3", "--save_interval=1", "--batch_size=2", "--device=cpu", "--dtype=float32")
-GRPO = ("--group_size=3", "--kl_beta=0.0", "--eval_problems=2", "--eval_completions=2", "--pass_k=1")
+GRPO = ("--group_size=3", "--kl_beta=0.0", "--eval_problems=2", "--eval_completions=2")
 ON_CPU = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
 ALL = ("batch_size=2", "group_size=3", "max_new_tokens=4", "block_size=", "micro_batch_tokens=None",
        "grad_checkpoint=False", "dtype=float32", "lora_rank=0", "load_in_4bit=False")

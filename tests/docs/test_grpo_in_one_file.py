@@ -2,16 +2,13 @@
 
 import importlib.util
 import pathlib
-from dataclasses import dataclass
 
 import pytest
 import torch
 
-from grpo.advantages import compute_advantages
-from grpo.grpo_training_step import rollout_loss
-from grpo.objectives import OBJECTIVES, token_weights
-from grpo.rollout import Reading, Rollouts
-from tests.tiny import ROOT, config
+from grpo.losses import OBJECTIVES, compute_advantages, token_weights
+from grpo.rollout import Policy, Rollouts
+from tests.tiny import ROOT, config, loss_of
 
 PATH = pathlib.Path(ROOT, "docs", "grpo_in_one_file.py")
 
@@ -24,21 +21,16 @@ def one_file():
     return module
 
 
-@dataclass
-class OneFileReading(Reading):
-    tokens: torch.Tensor   # (P, G, length) prompts with their completions
-
-
-class ProjectPolicy:
+class ProjectPolicy(Policy):
     """The transformer of the file, as the project's algorithm sees a policy."""
     kl_estimator, vocabulary = "k3", 13
 
     def __init__(self, model, prompt):
         self.model, self.prompt = model, prompt
 
-    def states(self, reading):
-        logits = self.model(reading.tokens.flatten(0, 1)[:, :-1])[:, self.prompt - 1:]           # (N, L, V)
-        return logits[reading.chosen.flatten(0, 1)]                                                            # (K, V)
+    def states(self, rollouts):
+        logits = self.model(rollouts.inputs["tokens"].flatten(0, 1)[:, :-1])[:, self.prompt - 1:]           # (N, L, V)
+        return logits[rollouts.inputs["chosen"].flatten(0, 1)]                                                            # (K, V)
 
     def project(self, states):
         return states
@@ -67,13 +59,12 @@ def test_its_loss_and_gradient_are_the_project_s_on_the_same_tokens(one_file):
     c = config(objective="grpo", kl_estimator="k3", temperature=1.0, kl_beta=one_file.KL_BETA,
                group_size=G)
     tokens = torch.cat((prompts.repeat_interleave(G, 0), completions), 1)
-    reading = OneFileReading(G, mask.view(len(pairs), G, -1) > 0, None, tokens.view(len(pairs), G, -1))
+    inputs = {"chosen": mask.view(len(pairs), G, -1) > 0, "tokens": tokens.view(len(pairs), G, -1)}
     advantage = compute_advantages(rewards[..., None], OBJECTIVES["grpo"].advantage).flatten(0, 1)
-    rollouts = Rollouts(completions, mask, mask, old_logp, mask[:, 0] > 1, one_file.ANSWER, reading, None,
+    rollouts = Rollouts(completions, mask, mask, old_logp, mask[:, 0] > 1, one_file.ANSWER, inputs, None,
                         ref_logp=ref_logp, advantage=advantage)
     weight = token_weights(mask, OBJECTIVES["grpo"].average, one_file.ANSWER)
-    project_loss, sums = rollout_loss(ProjectPolicy(policy, one_file.PROMPT), rollouts, weight, c,
-                                      on_policy=False)
+    project_loss, sums = loss_of(ProjectPolicy(policy, one_file.PROMPT), rollouts, weight, c)
     project_loss.backward()
     assert sums["clip_fraction"][0] > 0                                     # the policies differ enough to be clipped
     torch.testing.assert_close(project_loss, loss)

@@ -6,12 +6,12 @@ from statistics import mean, stdev
 import pytest
 import torch
 
-from grpo.grpo_training_step import compute_rollout_advantages, differ, keep_groups, rollout_loss, with_penalties
-from grpo.objectives import OBJECTIVES, token_weights
-from grpo.reward_functions.groups import normalised
+from grpo.grpo_training_step import with_advantage
+from grpo.losses import OBJECTIVES, objective_of, token_weights
 from grpo.rewards import Scored
+from grpo.shaping import drop, normalised
 from tests.test_docs import CODE, tables
-from tests.tiny import config, one_process
+from tests.tiny import config, loss_of, one_process
 from tests.tiny_objectives import MAX_TOKENS, G, M, N, P, table_rollouts
 
 SETTINGS = {cells[0].partition(",")[0]: cells[1] for heading, cells in tables("docs/algorithm.md")
@@ -116,11 +116,10 @@ def test_a_recipe_gives_the_gradient_of_the_papers_formula(paper, formula):
         scored, of_formula = Scored(reward), reward.tolist()
     kept = rollouts
     if c.zero_std == "drop":
-        kept, scored = keep_groups(rollouts, scored, differ(scored))
-    kept = compute_rollout_advantages(kept, with_penalties(scored, kept, c), c, one_process())
+        kept, scored = drop(rollouts, scored)
+    kept = with_advantage(kept, scored, objective_of(c).advantage, one_process())
     weight = token_weights(kept.train_mask, OBJECTIVES[c.objective].average, MAX_TOKENS)
-    first_step = c.ratio_to == "sampler" or paper == "GPG"
-    loss, sums = rollout_loss(policy, kept, weight, c, on_policy=first_step)
+    loss, sums = loss_of(policy, kept, weight, c, on_policy=paper == "GPG")
     loss.backward()
 
     logp = twin.log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]

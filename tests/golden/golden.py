@@ -22,25 +22,24 @@ ELSEWHERE = 1e-5  # of a number, or of 1 if that is larger
 SMALL = ("--max_iters=3", "--warmup_iters=0", "--learning_rate=3e-5", "--min_lr=3e-6", "--batch_size=3", "--group_size=4",
          "--device=cpu", "--dtype=float32", "--eval_problems=3", "--eval_completions=2", "--eval_interval=3", "--sample_interval=3",
          "--save_interval=3", "--log_interval=1")
-PROMPTS = (*SMALL, "--pass_k=2")
 LLAMA = ("--generator_checkpoint=FOLDER/llama", "--dataset=FOLDER/sums.jsonl", "--reward_functions=length_penalty",
-         "--length_min=1", "--length_max=12", "--max_new_tokens=8", "--temperature=1.0", "--top_p=1.0", "--kl_beta=0.05",
-         *PROMPTS)
+         "--reward_settings={'length_min': 1, 'length_max': 12}", "--max_new_tokens=8", "--temperature=1.0", "--top_p=1.0", "--kl_beta=0.05",
+         *SMALL)
 PRETRAINED = "data/arithmetic/pretrained/generator.safetensors"
 JOBS = {
     "main_job": ("config/grpo_example.py", *SMALL),
-    "arithmetic": ("config/grpo_arithmetic.py", *PROMPTS),
-    "countdown_with_kl": ("config/grpo_countdown.py", "--kl_beta=0.05", *PROMPTS),
+    "arithmetic": ("config/grpo_arithmetic.py", *SMALL),
+    "countdown_with_kl": ("config/grpo_countdown.py", "--kl_beta=0.05", *SMALL),
     "sudoku_in_passes": ("config/grpo_sudoku.py", *SMALL),
-    "any_order": ("config/grpo_any_order.py", *PROMPTS),
-    "guess": ("config/grpo_guess.py", *PROMPTS),
-    "epochs_and_minibatches": ("config/grpo_arithmetic.py", *PROMPTS, "--ppo_epochs=2", "--minibatches=2", "--max_iters=8"),
+    "any_order": ("config/grpo_any_order.py", *SMALL),
+    "guess": ("config/grpo_guess.py", *SMALL),
+    "epochs_and_minibatches": ("config/grpo_arithmetic.py", *SMALL, "--ppo_epochs=2", "--minibatches=2", "--max_iters=8"),
     "llama": LLAMA,
     "llama_lora": (*LLAMA, "--lora_rank=4"),
-    "teacher": ("config/distill_arithmetic.py", *PROMPTS, f"--teacher_checkpoint={PRETRAINED}",
+    "teacher": ("config/distill_arithmetic.py", *SMALL, f"--teacher_checkpoint={PRETRAINED}",
                 "--generator_checkpoint=FOLDER/student.safetensors"),
-    "two_ranks": ("config/grpo_arithmetic.py", *PROMPTS),
-    "ray": ("config/grpo_arithmetic.py", *PROMPTS, "--sampler=ray", "--ray_workers=1", "--max_staleness=1"),
+    "two_ranks": ("config/grpo_arithmetic.py", *SMALL),
+    "ray": ("config/grpo_arithmetic.py", *SMALL, "--sampler=ray", "--ray_workers=1", "--max_staleness=1"),
 }
 OF_THE_CLOCK = ("time/", "tokens_per_second")   # metrics that no run repeats
 OF_ROUNDING = ("ratio_", "mismatch", "kl_to_old")  # metrics that are nothing but rounding, compared where they are exact

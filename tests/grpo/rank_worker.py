@@ -19,9 +19,8 @@ from core.distributed import Distributed
 from core.optim import build_optimizers
 from core.supervised.config import PretrainConfig
 from core.trainer import training_step
-from grpo.advantages import ADVANTAGES
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
-from grpo.objectives import OBJECTIVES
+from grpo.losses import ADVANTAGES, OBJECTIVES
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Rewards, Scored
 from grpo.samplers.sampler import LocalSampler, Prefetcher
@@ -44,7 +43,7 @@ from tests.tiny import (
 KL = [{"kl_estimator": "exact"}, {"kl_beta": 0.0}, {"kl_estimator": "k2"}, {"kl_estimator": "k3"}, {"kl_in_reward": True},
       {"entropy_bonus": 0.1}]
 CHOICES = [(name, None) for name in OBJECTIVES] + [("plain", name) for name in ADVANTAGES]
-PROMPTS = {"max_new_tokens": 6, "task_type": "general", "length_min": 1, "length_max": 6}
+PROMPTS = {"max_new_tokens": 6, "task_type": "general", "reward_settings": {"length_min": 1, "length_max": 6}}
 MOVING = {"learning_rate": 1e-3, "min_lr": 1e-3, "grad_clip": 1.0}
 STEP = ("loss", "mean_reward", "std_reward", "entropy", "grad_norm", "unique_completions")
 LATER = ("loss", "pg_loss", "kl_penalty", "mean_kl", "entropy", "mean_reward", "grad_norm", "clip_fraction", "kl_to_old")
@@ -99,7 +98,7 @@ class Layout:
             for p in policy.parameters():
                 p.add_(0.3 * p.abs().mean() * torch.randn_like(p))
         catcher = Catcher(policy)
-        self.note(name, train(policy, rollouts, sums, c, [catcher], dist, on_policy=False), LATER)
+        self.note(name, train(policy, rollouts, sums, c, [catcher], dist), LATER)
         self.result[name] = catcher.gradient
 
     def later_steps(self):
@@ -109,7 +108,7 @@ class Layout:
             c = self.config(objective=objective, advantage=advantage, ppo_epochs=2, **PROMPTS, **kl)
             policy, reference = causal_policy(seed=1, scale=3.0), causal_policy(seed=9).frozen() if c.kl_beta else None
             self.later_gradient(policy, f"causal/{objective}/{advantage}/{kl}", c, self.prompts(c), Rewards(c), reference)
-        c = self.config(teacher_checkpoint="passed below", kl_beta=0.0, group_size=1, max_new_tokens=6)
+        c = self.config(teacher_checkpoint="passed below", kl_beta=0.0, group_size=1, max_new_tokens=6, ppo_epochs=2)
         teacher = causal_policy(seed=9, n_layer=2).frozen()
         self.later_gradient(causal_policy(seed=1, scale=3.0), "taught", c, self.prompts(c), Rewards(c), teacher)
         for estimator in FILL_ESTIMATORS:

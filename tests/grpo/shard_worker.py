@@ -21,12 +21,12 @@ from core.optim import build_optimizers
 from core.performance.sharding import has_parts, shard_all, whole
 from core.prompts import PromptConsumer
 from grpo.grpo_training_step import grpo_training_step
-from grpo.kl import REFERENCES, choose_estimator
 from grpo.policies.causal import CausalPolicy
+from grpo.reference import REFERENCES, choose_estimator
+from grpo.reference import with_reference
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.reward_model import load_reward_model
 from grpo.rewards import Rewards, Scored
-from grpo.scoring import with_reference
 from tests.tiny import (
     TOKENIZER,
     causal_policy,
@@ -79,7 +79,7 @@ def huggingface(family):
 
 SIZE = {"learning_rate": 1e-3, "min_lr": 1e-3, "parallel": "fsdp", "optimizer": "adamw", "grad_clip": 1.0,
         "kl_beta": 0.1}
-SUMS = prompt_config(**SIZE, length_min=1, length_max=6)
+SUMS = prompt_config(**SIZE, reward_settings={"length_min": 1, "length_max": 6})
 LORA = {"lora_rank": 4, "reward_functions": ("reward_model", "length_penalty"), "reference_mode": "periodic",
         "reference_update_freq": 2}
 KINDS = {"fill": (fill, config(**SIZE, reference_mode="ema", ema_alpha=0.5)),

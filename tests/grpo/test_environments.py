@@ -14,7 +14,7 @@ from grpo import environments
 from grpo.environments import ENVIRONMENTS, Episode, environment, find_environment
 from tests.tiny import ROOT, jsonl, prompt_config, run_here
 
-GAME = {"environment": "Guess", "environment_file": f"{ROOT}/data/guess/environment.py",
+GAME = {"environment": "Guess", "reward_file": f"{ROOT}/data/guess/environment.py",
         "reward_functions": ("environment",)}
 
 
@@ -29,9 +29,9 @@ def test_a_class_without_a_method_or_with_metrics_of_another_kind_is_refused(spo
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"environment": None, "reward_functions": ("length_penalty",)}, "environment_file=.*are for environments"),
-    ({"environment": None}, "set both or neither"), ({"reward_functions": ("length_penalty",)}, "set both or neither"),
-    ({"overlong_buffer": 2}, "overlong_buffer=2 cannot be")])
+    ({"environment": None, "reward_functions": ("length_penalty",), "max_turns": 3}, "max_turns=3 is a setting of environment"),
+    ({"environment": None}, "environment=None"), ({"reward_functions": ("length_penalty",)}, "environment"),
+    ({"overlong_buffer": 2}, "overlong_buffer=2")])
 def test_settings_that_do_not_go_together_are_refused(settings, words):
     prompt_config(**GAME)
     with pytest.raises(ValueError, match=words):
@@ -39,16 +39,16 @@ def test_settings_that_do_not_go_together_are_refused(settings, words):
 
 
 def test_a_name_that_the_file_does_not_have_is_refused_with_those_it_has():
-    with pytest.raises(ValueError, match="^environment='Chess' is no @environment class of environment_file=.*; known: .*Guess"):
-        find_environment("Chess", GAME["environment_file"])
-    with pytest.raises(FileNotFoundError, match="environment_file=nowhere.py "):
+    with pytest.raises(ValueError, match="^environment='Chess' is no @environment class of reward_file=.*; known: .*Guess"):
+        find_environment("Chess", GAME["reward_file"])
+    with pytest.raises(FileNotFoundError, match="nowhere.py"):
         find_environment("Guess", "nowhere.py")
 
 
 def test_an_environment_that_cannot_begin_ends_the_start_with_the_line_of_its_file(tmp_path):
     (tmp_path / "broken.py").write_text("from grpo.environments import environment\n@environment\nclass Broken:\n"
         "    def reset(self, record): record['gone']\n    def step(self, text): return None, 1.0\n")
-    done = run_here("grpo/train_grpo.py", "config/grpo_guess.py", "--environment=Broken", f"--environment_file={tmp_path}/broken.py",
+    done = run_here("grpo/train_grpo.py", "config/grpo_guess.py", "--environment=Broken", f"--reward_file={tmp_path}/broken.py",
                     f"--out_dir={tmp_path}/out", "--dry_run",
                     f"--dataset={jsonl(tmp_path / 'p.jsonl', *({'prompt': f'{n}-9:'} for n in range(40)))}")
     assert done.returncode == 1 and not (tmp_path / "out").exists()
@@ -77,7 +77,7 @@ def test_the_examples_of_the_page_run(monkeypatch):
 
 
 def new_game(low, high, seed=0):
-    game = find_environment("Guess", GAME["environment_file"])(seed)
+    game = find_environment("Guess", GAME["reward_file"])(seed)
     game.reset({"prompt": f"{low}-{high}:"})
     return game
 
@@ -138,7 +138,7 @@ class Waiting:
 
 
 def episode(seconds=0.5):
-    return Episode(SimpleNamespace(environment="Waiting", environment_file=None, reward_timeout=seconds, max_turns=9))
+    return Episode(SimpleNamespace(environment="Waiting", reward_file=None, reward_timeout=seconds, max_turns=9))
 
 
 def test_an_environment_that_waits_or_raises_fails_with_the_line_of_its_file():

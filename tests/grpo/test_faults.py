@@ -44,7 +44,7 @@ def base(tmp_path_factory):
     return {"dataset": folder / "sums", "generator_checkpoint": folder / "g.safetensors", "max_new_tokens": 5,
             "reward_functions": "('mine',)", "batch_size": 4, "group_size": 3, "max_iters": 6, "learning_rate": 1e-2,
             "save_interval": 2, "eval_interval": 3, "sample_interval": 3, "eval_problems": 4, "eval_completions": 2,
-            "pass_k": 2, "log_interval": 1, "device": "cpu"}
+            "log_interval": 1, "device": "cpu"}
 
 
 def settings_of(base, tmp_path, fault=NEVER, rank="1", call=4, name="out", **changes):

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from core.optim import build_optimizers
-from grpo.objectives import OBJECTIVES, policy_loss, token_weights
+from grpo.losses import OBJECTIVES, policy_loss, token_weights
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rewards import Scored
-from grpo.scoring import score
 from tests.tiny import (
     Catcher,
     causal_policy,
@@ -63,7 +62,7 @@ def test_the_first_ratio_is_one_for_every_estimator_of_several_passes(dataset, S
         assert metrics["ratio_minus_one"] < 1e-4
     epochs = dataclasses.replace(c, ppo_epochs=2, kl_beta=0.0)
     rollouts = collect(policy, fixed_rewards(torch.rand(4, 4)), data, epochs)[0]
-    assert torch.equal(score(policy, rollouts, 1.0).logp, rollouts.old_logp)
+    assert torch.equal(policy.score(rollouts, 1.0).logp, rollouts.proximal_logp)
 
 
 def test_each_distinct_input_is_read_once(dataset):
@@ -111,7 +110,7 @@ def test_the_first_ratio_is_one_whoever_sampled(dataset, prompts, kind):
         c = prompt_config(ppo_epochs=2, kl_beta=0.0)
         policy, data, reward = samples_with_errors(causal_policy(), off), prompt_consumer(prompts, c), length_reward
     rollouts, sums = collect(policy, reward, data, c)
-    assert torch.equal(score(policy, rollouts, c.temperature).logp, rollouts.old_logp)
+    assert torch.equal(policy.score(rollouts, c.temperature).logp, rollouts.proximal_logp)
     metrics = train(policy, rollouts, sums, c)
     assert metrics["clip_fraction"] == 0 and metrics["kl_to_old"] == 0 and metrics["mismatch_kl"] > 0.01
 
@@ -123,8 +122,8 @@ def test_the_expected_gradient_with_the_ratio_to_the_sampler_is_the_policys():
     theta, q, A = (torch.randn(7, dtype=torch.float64, generator=g) for _ in range(3))
     theta.requires_grad_()
     p, q = theta.log_softmax(0), q.log_softmax(0)
-    unbounded = {"clip_low": 1.0, "clip_high": 1e9}
-    loss, *_ = policy_loss(p[:, None], q[:, None], A[:, None], q.exp()[:, None], OBJECTIVES["rloo"], **unbounded)
+    unbounded = dataclasses.replace(OBJECTIVES["rloo"], clip_low=1.0, clip_high=1e9)
+    loss, *_ = policy_loss(p[:, None], q[:, None], A[:, None], q.exp()[:, None], unbounded)
     found, = torch.autograd.grad(-loss, theta)
     expected, = torch.autograd.grad((theta.softmax(0) * A).sum(), theta)
     torch.testing.assert_close(found, expected)
@@ -141,7 +140,7 @@ def test_the_ratio_to_the_sampler_is_clipped_and_no_pass_scores_before_the_step(
     assert metrics["ratio_mean"] == pytest.approx(1.5, rel=1e-4) and "time/rescore" not in metrics
     rollouts, _ = collect(plain, length_reward, data, dataclasses.replace(c, ratio_to="policy"))
     weight = token_weights(rollouts.mask, "sequence", c.max_new_tokens)
-    logp = score(plain, rollouts, c.temperature).logp
+    logp = plain.score(rollouts, c.temperature).logp
     (-1.5 * (logp * rollouts.advantage.clamp(max=0) * weight).sum()).backward()
     expected = flat_gradient(plain)
     torch.testing.assert_close(catcher.gradient, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))

@@ -2,20 +2,18 @@
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 
 from core.distributions import kept_tokens, restrict, sampling_logp
-from grpo.advantages import ADVANTAGES, compute_advantages
-from grpo.grpo_training_step import grpo_training_step, rollout_loss
-from grpo.objectives import OBJECTIVES, token_weights
+from grpo.grpo_training_step import grpo_training_step
+from grpo.losses import ADVANTAGES, OBJECTIVES, compute_advantages, token_weights
+from grpo.reference import with_reference
 from grpo.rewards import Rewards
-from grpo.rollout import Reading, Rollouts, Texts
-from grpo.scoring import with_reference
+from grpo.rollout import Policy, Rollouts, Texts
 from tests.tiny import (Catcher, causal_policy, clear_gradient, config, consumer, fill_policy, flat_gradient,
-                        judge, length_reward, one_process, prompt_config, prompt_consumer, rewards,
+                        judge, length_reward, loss_of, one_process, prompt_config, prompt_consumer, rewards,
                         sampled, step_gradient)
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -97,7 +95,7 @@ def test_the_gradient_passes_finite_differences(dataset):
     rollouts = with_reference(sampled(policy, dataset, c), reference, "exact", c)
     rollouts.train_mask, rollouts.advantage = rollouts.mask.double(), torch.randn(len(rollouts.target), 1).double()
     weight = token_weights(rollouts.train_mask, "sum", 1)
-    value = lambda: rollout_loss(policy, rollouts, weight, c, on_policy=False)[0]
+    value = lambda: loss_of(policy, rollouts, weight, c)[0]
     value().backward()
     for name, p in policy.model.named_parameters():
         direction, h = torch.randn_like(p), 1e-6
@@ -111,12 +109,7 @@ def test_the_gradient_passes_finite_differences(dataset):
         assert abs(claimed) > 1e-6 and abs(slope - claimed) < 1e-4 * abs(claimed) + 1e-7, name
 
 
-@dataclass
-class OneToken(Reading):
-    """A problem without a text."""
-
-
-class Coin(torch.nn.Module):
+class Coin(Policy, torch.nn.Module):
     """A policy that writes one token: 1 with probability sigmoid(logit), else 0. It writes `outcome` (G,) next."""
     vocabulary, kl_estimator = 2, "k3"
 
@@ -130,10 +123,10 @@ class Coin(torch.nn.Module):
         written = [str(int(token)) for token in target]
         texts = Texts([""] * len(written), written, {"answer": ["1"] * len(written)}, [], [], None, {})
         return Rollouts(target, mask, mask, torch.where(target == 1, p, 1 - p).log(), mask[:, 0] > 1, 1,
-                        OneToken(len(target), torch.ones(1, 1, 1) > 0, None), texts)
+                        {"chosen": torch.ones(1, 1, 1) > 0}, texts)
 
-    def states(self, reading):
-        return torch.stack((torch.zeros_like(self.logit), self.logit)).expand(len(reading.chosen), 2)
+    def states(self, rollouts):
+        return torch.stack((torch.zeros_like(self.logit), self.logit)).expand(rollouts.problems, 2)
 
     def project(self, states):
         return states

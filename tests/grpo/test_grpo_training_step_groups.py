@@ -1,15 +1,15 @@
 """Groups, completions and tokens that a GRPO step replaces, leaves out or weights."""
 
 import copy
-import dataclasses
 
 import pytest
 import torch
 
 from core.optim import build_optimizers
-from grpo.grpo_training_step import MOST_RESAMPLES, compute_rollout_advantages, with_penalties
-from grpo.objectives import token_weights
+from grpo.grpo_training_step import with_advantage
+from grpo.losses import token_weights
 from grpo.rewards import Scored
+from grpo.shaping import MOST_RESAMPLES
 from tests.tiny import (
     causal_policy,
     collect,
@@ -25,6 +25,7 @@ from tests.tiny import (
     prompt_config,
     prompt_consumer,
     sampled,
+    shaped,
     train,
 )
 
@@ -55,7 +56,7 @@ def test_groups_of_equal_rewards_are_replaced_by_other_problems(dataset):
     c, policy = config(zero_std="resample", kl_beta=0.0), fill_policy(seed=1, scale=3.0)
     data = consumer(dataset, c)
     rollouts, sums = collect(policy, equal_rewards_in([0, 2]), data, c)
-    texts = rollouts.reading.texts[:, 0]
+    texts = rollouts.inputs["texts"][:, 0]
     assert rollouts.problems == 4 and sums["resampled"] == (2, 4)
     first, spare = (torch.from_numpy(data.problems("train", 0, again)["input"]) for again in (0, 1))
     assert torch.equal(texts, torch.cat((first[[1, 3]], spare[:2])))
@@ -113,13 +114,12 @@ def test_a_step_of_equal_rewards_moves_nothing_unless_kl_or_entropy_have_a_gradi
 
 def test_the_train_mask_is_not_the_mask(prompts):
     """Skipped and truncated completions were sampled all the same."""
-    c = config(max_new_tokens=30, mask_truncated=True)
-    rollouts = sampled(causal_policy(scale=1.0), prompts, c)
+    rollouts = sampled(causal_policy(scale=1.0), prompts, config(max_new_tokens=30))
     reward = torch.rand(4, 4)
     reward[0, 1], reward[2] = torch.nan, torch.nan
     for masked in (False, True):
-        trained = compute_rollout_advantages(rollouts, Scored(reward), dataclasses.replace(c, mask_truncated=masked),
-                                             one_process())
+        shape = shaped(rollouts, Scored(reward), config(mask_truncated=masked))
+        trained = with_advantage(*shape, "step", one_process())
         assert torch.equal(trained.mask, rollouts.mask) and 0 < rollouts.truncated.sum() < 16
         for n in range(16):
             left_out = reward.flatten()[n].isnan() or masked and rollouts.truncated[n]
@@ -129,9 +129,9 @@ def test_the_train_mask_is_not_the_mask(prompts):
 def test_the_overlong_penalty_is_in_the_credit_and_not_in_the_reward(prompts):
     c, reward = config(overlong_buffer=4, max_new_tokens=6, kl_beta=0.0), torch.rand(4, 4)
     rollouts = sampled(causal_policy(), prompts, c)
-    scored = with_penalties(Scored(reward), rollouts, c)
+    _, scored = shaped(rollouts, Scored(reward), c)
     lengths = rollouts.mask.sum(1).tolist()
     penalty = torch.tensor([min(0.0, (6 - 4 - n) / 4) for n in lengths])
     assert torch.equal(scored.reward, reward) and len(set(lengths)) > 1
-    torch.testing.assert_close(scored.credit.flatten(), reward.flatten() + penalty)
+    torch.testing.assert_close(scored.penalty.flatten(), penalty)
     torch.testing.assert_close(scored.values["overlong"], penalty)

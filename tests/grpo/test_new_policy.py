@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,23 +11,18 @@ from core.logger import Logger
 from core.optim import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import grpo_training_step
-from grpo.kl import REFERENCES
-from grpo.objectives import OBJECTIVES
+from grpo.losses import OBJECTIVES
+from grpo.reference import REFERENCES
 from grpo.rewards import Scored
-from grpo.rollout import Reading, Rollouts, Texts
+from grpo.rollout import Policy, Rollouts, Texts
 from tests.tiny import config, one_process, same
 
 PROMPTS, TOKENS, LENGTH = 6, 5, 3
 
 
-@dataclass
-class TableReading(Reading):
-    prompt: torch.Tensor  # (P,) the row of the table that was read
-
-
-class TablePolicy(torch.nn.Module):
+class TablePolicy(Policy, torch.nn.Module):
     """A table of logits: for each prompt and place, the distribution of the token that is written there."""
-    Reading, kl_estimator, vocabulary, suffix, device = TableReading, "exact", TOKENS, ".table", torch.device("cpu")
+    kl_estimator, vocabulary, suffix, device = "exact", TOKENS, ".table", torch.device("cpu")
 
     def __init__(self):
         super().__init__()
@@ -41,11 +35,11 @@ class TablePolicy(torch.nn.Module):
         target = (logp - (-noise.log()).log()).argmax(-1)                            # (N, L) Gumbel-max
         mask = torch.ones(target.shape)
         return Rollouts(target, mask, mask, logp.gather(-1, target[..., None])[..., 0], mask[:, 0] > 1, LENGTH,
-                        TableReading(G, torch.ones(len(prompt), 1, LENGTH) > 0, None, prompt),
+                        {"chosen": torch.ones(len(prompt), 1, LENGTH) > 0, "prompt": prompt},  # the row of the table
                         Texts([], [], {}, [], target.tolist(), None, {}))
 
-    def states(self, reading):
-        return self.table[reading.prompt].flatten(0, 1)                              # (P * L, V): a group shares them
+    def states(self, rollouts):
+        return self.table[rollouts.inputs["prompt"]].flatten(0, 1)                   # (P * L, V): a group shares them
 
     def project(self, states):
         return states
@@ -118,4 +112,4 @@ def test_the_trainer_trains_saves_and_resumes_it(tmp_path, settings):
 
 
 def test_the_policy_is_at_most_forty_lines():
-    assert sum(len(inspect.getsource(part).rstrip().split("\n")) for part in (TableReading, TablePolicy)) <= 40
+    assert len(inspect.getsource(TablePolicy).rstrip().split("\n")) <= 40

@@ -13,7 +13,7 @@ from tests.tiny import ROOT
 
 STEPS = 20
 LOOPS = {"grpo_example": (plain, {"P": 2, "G": 4, "T": 64}, "--block_size=64", "--dtype=float32"),
-         "grpo_arithmetic": (plain_causal, {"P": 4, "G": 4, "optimizer_name": "adamw"}, "--pass_k=2",
+         "grpo_arithmetic": (plain_causal, {"P": 4, "G": 4, "optimizer_name": "adamw"},
                              "--optimizer=adamw")}  # Muon's orthogonalisation would enlarge rounding errors
 
 

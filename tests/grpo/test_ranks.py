@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from grpo.objectives import OBJECTIVES
+from grpo.losses import OBJECTIVES
 from tests.tiny import run_script
 
 pytestmark = pytest.mark.slow

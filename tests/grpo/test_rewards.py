@@ -12,7 +12,7 @@ from core.judge import calculate_judge_scores
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, import_rewards, reward
 from grpo.rollout import join
-from tests.tiny import TOKENIZER, config, fork_workers, judge, run_here
+from tests.tiny import TOKENIZER, config, fork_workers, judge, run_here, shaped
 
 import_rewards([None])
 BUILT_IN = tuple(REWARDS)
@@ -33,8 +33,9 @@ def texts_of(completions, tokens=None, place=None, **columns):
 
 
 def scored(rewards, texts, group_size):
-    """The Scored of rollouts with these texts."""
-    return rewards(SimpleNamespace(texts=texts, target=torch.zeros(1, dtype=torch.long), group_size=group_size))
+    """The Scored of rollouts with these texts, after the shapes of the settings."""
+    rollouts = SimpleNamespace(texts=texts, target=torch.zeros(1), group_size=group_size)
+    return shaped(rollouts, rewards(rollouts), rewards.config, rewards)[1]
 
 
 def values_of(rewards, texts, group_size=1, name=None):
@@ -96,7 +97,7 @@ def test_rewards_are_weighted_added_and_may_skip():
         "half": [0.5, -1, 0.5, -1], "contains": [1, 1, 0, 0], "tensor": [0.25] * 4}
     found = scored(rewards, texts, 4)
     assert found.reward.tolist() == [[3.0, 2.0, 2.0, 1.0]] and found.credit[..., 0].equal(found.reward)
-    assert found.weight is None and set(found.values) == set(rewards.names)
+    assert found.weight == 1 and set(found.values) == set(rewards.names)
     assert scored(rewards, texts, 2).reward.tolist() == [[3.0, 2.0], [2.0, 1.0]], "a row for each problem"
     assert scored(made("half"), texts, 4).reward.isnan().tolist() == [[False, True, False, True]]
     assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"], "one can be asked alone"
@@ -158,7 +159,7 @@ def test_hard_problems_count_more_when_training_for_pass_at_k_and_a_skipped_comp
     reward(0, 1)(graded)
     rewards = made("graded", "length_penalty", train_pass_k=2, advantage="leave_one_out")
     found = scored(rewards, texts_of(["1", "0", "0", "0", "1", "1", "1", "0", "1", "none", "0", "none"]), 4)
-    torch.testing.assert_close(found.weight, torch.tensor([[2, 4 / 3, 4 / 3, 4 / 3], [2 / 3, 2 / 3, 2 / 3, 0],
+    torch.testing.assert_close(found.weight[..., 0], torch.tensor([[2, 4 / 3, 4 / 3, 4 / 3], [2 / 3, 2 / 3, 2 / 3, 0],
                                                            [2, 1, 0, 1]]))
     assert not found.reward.isnan().any() and found.credit[..., 0].equal(found.reward), "another reward scored it"
 
@@ -173,14 +174,14 @@ def test_the_judge_alone_reads_token_ids_and_with_a_credit_window_gives_credit_t
     expected = calculate_judge_scores(reader.model, ids, TOKENIZER.cls_token_id)
     assert torch.equal(found.reward, expected.view(2, 3)) and torch.equal(found.values["judge"], expected)
     credit = found.reward[..., None] if window is None else reader.score_and_credit(texts, 2)[1].view(2, 3, 4)
-    assert torch.equal(found.credit, credit) and found.weight is None
+    assert torch.equal(found.credit, credit) and found.weight == 1
 
 
 # Scored
 
 def test_selected_and_joined_results_keep_each_problem_with_its_own():
     none = torch.zeros(3, dtype=torch.bool)
-    a = Scored(torch.rand(3, 2), torch.rand(3, 2, 4), {"judge": torch.rand(6)}, torch.rand(3, 2))
+    a = Scored(torch.rand(3, 2), torch.rand(3, 2, 4), {"judge": torch.rand(6)}, weight=torch.rand(3, 2))
     b = Scored(torch.rand(1, 2), torch.rand(1, 2, 6), weight=torch.rand(1, 2))
     part = a.select(torch.tensor([True, False, True]))
     joined = join([part, a.select(none), b])
@@ -219,7 +220,7 @@ def test_a_late_completion_is_skipped_everywhere(monkeypatch):
     (("exact",), {}, "reward_functions: 'exact' is not one of .*exact_match"),
     (("contains",), {"reward_weights": (1.0, 2.0)}, "as many as the rewards: contains$"),
     ((), {"task_type": "fill_in"}, "judge_checkpoint; .* or set other reward_functions"),
-    (("judge",), {"reward_normalisation": "group", "credit_window": 2, "judge": True}, "credit_window=2 .* with that re"),
+    (("judge",), {"reward_normalisation": "group", "judge_checkpoint": "j", "credit_window": 2, "judge": True}, "credit_window=2 .* with that re"),
     (("contains",), {"success_reward": "countdown"}, "='countdown', .* highest value: contains$"),
     (("judge",), {"train_pass_k": 2, "advantage": "leave_one_out", "judge": True}, "must .*has none$"),
     (("contains",), {"reward_file": "none.py"}, "none.py does not exist")])

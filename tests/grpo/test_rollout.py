@@ -7,7 +7,7 @@ import torch
 
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.rollout import Texts, join, moved, tensors
-from grpo.scoring import score, with_reference
+from grpo.reference import with_reference
 from tests.tiny import causal_policy, config, fill_policy, sampled
 
 KINDS = {"causal": {"max_new_tokens": 6}, "one pass": {}, "passes": {"unmask_steps": 3},
@@ -29,12 +29,12 @@ def example(kind, dataset, prompts, estimator, number=0, **settings):
 def test_selected_problems_have_the_rows_and_scores_that_they_had(dataset, prompts, kind, top_p, estimator):
     policy, rollouts = example(kind, dataset, prompts, estimator, top_p=top_p)
     rollouts = dataclasses.replace(rollouts, advantage=torch.randn(16, 1))
-    whole, (part, rows) = score(policy, rollouts, 1.0), rollouts.select(torch.tensor([3, 1]))
+    whole, (part, rows) = policy.score(rollouts, 1.0), rollouts.select(torch.tensor([3, 1]))
     assert rows.tolist() == [12, 13, 14, 15, 4, 5, 6, 7] and part.problems == 2 and part.group_size == 4
     for name, x in tensors(rollouts).items():
-        assert name == "ref_distributions" or torch.equal(getattr(part, name), x[rows]), name
+        assert torch.equal(getattr(part, name), x[rows]), name
     assert part.texts is None and part.max_tokens == rollouts.max_tokens
-    found, mask = score(policy, part, 1.0), part.mask
+    found, mask = policy.score(part, 1.0), part.mask
     for name in tensors(whole):
         torch.testing.assert_close(getattr(found, name) * mask, getattr(whole, name)[rows] * mask, rtol=1e-4, atol=1e-4)
     nothing, rows = rollouts.select(torch.arange(0))
@@ -57,13 +57,13 @@ def test_joined_rollouts_score_as_they_did_apart_and_keep_every_row(dataset, pro
     for name, x in tensors(joined).items():
         rows = [row for part in parts for row in getattr(part, name).tolist()]
         assert x.tolist() == [row if x.dim() == 1 else row + [0] * (x.shape[1] - len(row)) for row in rows], name
-    assert kind != "causal" or len({part.reading.prompt.shape[1] for part in parts}) > 1
-    found = score(policy, joined, 1.0)
-    apart = [score(policy, part, 1.0) for part in parts]
+    assert kind != "causal" or len({part.inputs["prompt"].shape[1] for part in parts}) > 1
+    found = policy.score(joined, 1.0)
+    apart = [policy.score(part, 1.0) for part in parts]
     for name in tensors(found):
         expected = torch.cat([(getattr(scores, name) * part.mask).sum(1) for scores, part in zip(apart, parts, strict=True)])
         torch.testing.assert_close((getattr(found, name) * joined.mask).sum(1), expected, rtol=1e-4, atol=1e-4)
-    assert (joined.reading.kept is None) == ("top_k" not in settings)
+    assert ("kept" in joined.inputs) == ("top_k" in settings)
 
 
 def test_texts_are_joined_with_the_fields_of_all_records_and_moved_with_their_tokens():

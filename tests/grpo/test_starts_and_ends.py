@@ -148,7 +148,7 @@ def test_a_class_that_changes_the_working_directory_does_not_move_its_run(launch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "mine.py").write_text(MOVES.format(elsewhere=str(tmp_path / "elsewhere")))
-    settings = {"environment": "Moves", "environment_file": "mine.py", "reward_functions": "('environment',)", "out_dir": "out"}
+    settings = {"environment": "Moves", "reward_file": "mine.py", "reward_functions": "('environment',)", "out_dir": "out"}
     launch(**settings, max_iters=2)
     assert {"state.pt", "model.safetensors", "metrics.jsonl", "report.html"} <= set(os.listdir(tmp_path / "out"))
     assert json.loads((tmp_path / "out" / "config.json").read_text())["out_dir"] == "out"

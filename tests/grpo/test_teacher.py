@@ -12,9 +12,7 @@ from core.model import LANGUAGE_MODEL
 from core.models import save_model
 from core.settings.script import exit_code
 from grpo import train_grpo
-from grpo.advantages import compute_advantages
-from grpo.kl import kl_as_reward
-from grpo.objectives import OBJECTIVES, policy_loss
+from grpo.losses import OBJECTIVES, compute_advantages, kl_as_reward, policy_loss
 from grpo.rewards import Rewards
 from tests.grpo.trainers import prompt_trainer, records, run
 from tests.tiny import (
@@ -102,7 +100,7 @@ class Rolled:
     mask = torch.ones(9, 2, dtype=torch.float64)
 
     def __init__(self, logp, teacher):
-        self.old_logp, self.ref_logp, self.ref_distributions = logp.detach(), teacher, None
+        self.old_logp, self.ref_logp = logp.detach(), teacher
 
 
 def test_in_the_reward_the_expected_gradient_is_that_of_the_kl_of_whole_completions():
@@ -134,15 +132,16 @@ def test_without_rewards_the_teacher_alone_teaches(prompts, size):
 
 def test_rewards_of_a_weight_are_added_and_those_of_weight_0_are_measured_alone(prompts):
     def step(**settings):
-        policy, c = causal_policy(seed=1), taught(length_min=1, length_max=4, **settings)
+        policy, c = causal_policy(seed=1), taught(**settings)
         catcher = Catcher(policy)
         metrics = grpo_step(policy, causal_policy(seed=2).frozen(), Rewards(c), prompt_consumer(prompts, c), c,
                             optimizers=[catcher])
         return metrics, catcher.gradient
 
+    scored = {"reward_functions": ("length_penalty",), "reward_settings": {"length_min": 1, "length_max": 4}}
     none, alone = step()
-    zero, measured = step(reward_functions=("length_penalty",), reward_weights=(0.0,))
-    _, both = step(reward_functions=("length_penalty",))
+    zero, measured = step(**scored, reward_weights=(0.0,), task_type="fill_in")
+    _, both = step(**scored)
     assert torch.equal(alone, measured) and not torch.allclose(alone, both, rtol=1e-2)
     assert "reward/length_penalty" in zero and "reward/length_penalty" not in none
 
@@ -170,7 +169,7 @@ def ask(prompts, teachers, tmp_path, capsys, monkeypatch):
     def asked(**settings):
         settings = {"dataset": prompts, "generator_checkpoint": student, "teacher_checkpoint": teachers["causal"],
                     "kl_beta": 0.0, "max_new_tokens": 6, "batch_size": 4, "device": "cpu", "eval_problems": 4,
-                    "pass_k": 2, "out_dir": tmp_path / "out"} | settings
+                    "out_dir": tmp_path / "out"} | settings
         monkeypatch.setattr("sys.argv", ["train", *(f"--{key}={x}" for key, x in settings.items())])
         capsys.readouterr()
         code = exit_code(train_grpo.main)

@@ -26,7 +26,7 @@ from tests.tiny import (
 )
 
 TRAIN = "grpo/train_grpo.py"
-SMALL = {"batch_size": 4, "group_size": 3, "max_iters": 3, "eval_problems": 4, "eval_completions": 2, "pass_k": 2,
+SMALL = {"batch_size": 4, "group_size": 3, "max_iters": 3, "eval_problems": 4, "eval_completions": 2,
          "log_interval": 1, "sample_interval": 3, "device": "cpu"}
 
 
@@ -109,7 +109,7 @@ def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(w
     out = out.replace("\n    ", " ")  # lines that were too long
     settings, plan = out[: out.index("effective batch")], out[out.index("effective batch") :]
     keys = [line.split(" = ")[0] for line in settings.strip().split("\n")]
-    assert sorted(keys) == sorted(key for key, value in changed.items() if str(getattr(GRPOConfig, key)) != str(value))
+    assert sorted(keys) == sorted(key for key, value in changed.items() if str(getattr(GRPOConfig(), key)) != str(value))
     for expected in ("effective batch: 4 problems x 3 completions x 1 accumulation x 1 ranks = 12 completions",
                      "generator  masked_fill, 1 layers", "reference  masked_fill", "judge      sequence_scorer",
                      "gold judge sequence_scorer", "training and", "windows of 32", "rewards: 1 x judge [0, 1]",

@@ -12,12 +12,12 @@ from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import load_model
 from core.optim import build_optimizers
 from core.prompts import PromptConsumer
-from grpo.grpo_training_step import rollout_loss, train_on_rollouts
-from grpo.objectives import OBJECTIVES, token_weights
+from grpo.grpo_training_step import train_on_rollouts
+from grpo.losses import OBJECTIVES, token_weights
+from grpo.metrics import DECIDING
 from grpo.policies.causal import CausalPolicy
-from grpo.step_metrics import DECIDING
 from tests.families import adapter_folder, model_folder, write_sums
-from tests.tiny import one_process, prompt_config
+from tests.tiny import loss_of, one_process, prompt_config
 from tests.tiny_objectives import MAX_TOKENS, M, N, objective_config, table_rollouts, with_advantage
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -59,7 +59,7 @@ def test_loss_and_gradient_equal_trls(name, loss_type, level, estimator, high):
     c, row = objective_config(name, estimator, clip_high=high), OBJECTIVES[name]
     rollouts = with_advantage(estimator, rollouts, reference, reward, c)
     weight = token_weights(rollouts.train_mask, row.average, MAX_TOKENS)
-    our_loss, _ = rollout_loss(policy, rollouts, weight, c, on_policy=False)
+    our_loss, _ = loss_of(policy, rollouts, weight, c)
     our_loss.backward()
     twin = policy.logits.detach().clone().requires_grad_()
     logp = twin.log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]
@@ -124,7 +124,7 @@ def test_loss_and_gradient_of_a_hugging_face_model_equal_those_of_trls_trainer(n
     rollouts = dataclasses.replace(rollouts, advantage=torch.randn(len(rollouts.mask), 1),
                                    old_logp=rollouts.old_logp + noise(), ref_logp=rollouts.old_logp + noise())
     weight, row = token_weights(rollouts.train_mask, OBJECTIVES[name].average, c.max_new_tokens), OBJECTIVES[name]
-    our_loss, metrics = rollout_loss(policy, rollouts, weight, c, on_policy=False)
+    our_loss, metrics = loss_of(policy, rollouts, weight, c)
     our_loss.backward()
     assert float(metrics["clip_fraction"][0]) > 0, "ratios beyond the clipping range"
     trainer = their_trainer(folder, adapter if lora else None, name, c, tmp_path)

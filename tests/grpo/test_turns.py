@@ -13,7 +13,6 @@ from grpo import environments
 from grpo.environments import environment
 from grpo.policies.causal import CausalPolicy
 from grpo.rewards import Rewards
-from grpo.scoring import score
 from tests.families import model_folder
 from tests.grpo.trainers import prompt_trainer, training_records
 from tests.tiny import CAUSAL, causal_policy, clear_gradient, flat_gradient, jsonl, prompt_config, prompt_consumer, same
@@ -102,7 +101,7 @@ def test_the_tokens_are_those_that_were_sampled_and_those_of_the_answers(prompts
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.7, "top_k": 20}], ids=str)
 def test_each_token_has_the_probability_of_the_whole_text_before_it(prompts, more):
     c, policy, problems, rollouts = episodes(prompts, **more)
-    scores = score(policy, rollouts, c.temperature)
+    scores = policy.score(rollouts, c.temperature)
     torch.testing.assert_close(scores.logp, rollouts.old_logp, rtol=0, atol=1e-5)
     assert not scores.logp[rollouts.mask == 0].any()
     clear_gradient(policy)
@@ -147,7 +146,7 @@ def test_turns_of_a_chat_model_make_the_text_of_its_template(tmp_path, prompts):
         policy.model.net.lm_head.weight[end] = policy.model.net.lm_head.weight[common]
     MADE.clear()
     rollouts = policy.sample(problems, 0, c)
-    torch.testing.assert_close(score(policy, rollouts, c.temperature).logp, rollouts.old_logp, rtol=0, atol=1e-4)
+    torch.testing.assert_close(policy.score(rollouts, c.temperature).logp, rollouts.old_logp, rtol=0, atol=1e-4)
     decode, compared = tokenizer.backend.decode, {True: 0, False: 0}
     for n, ids in enumerate(rollouts.texts.completion_ids):
         parts = pieces(rollouts, n)
@@ -180,7 +179,7 @@ def test_a_prompt_from_reset_is_the_prompt_of_its_group(prompts, tmp_path, monke
     again = policy.sample(same_prompts, 0, c)
     assert again.texts.completion_ids == rollouts.texts.completion_ids
     torch.testing.assert_close(again.old_logp, rollouts.old_logp, rtol=0, atol=1e-4)
-    torch.testing.assert_close(score(policy, rollouts, c.temperature).logp, rollouts.old_logp, rtol=0, atol=1e-5)
+    torch.testing.assert_close(policy.score(rollouts, c.temperature).logp, rollouts.old_logp, rtol=0, atol=1e-5)
 
 
 def test_a_prompt_from_reset_that_differs_in_a_group_or_is_too_long_is_refused(prompts, monkeypatch):

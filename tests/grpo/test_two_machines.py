@@ -72,7 +72,7 @@ def test_a_sharded_run_on_two_machines_equals_one_process(machines, tmp_path):
     save_model(str(tmp_path / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
     (tmp_path / "reward.py").write_text(REWARD)
     settings = {"dataset": tmp_path / "sums", "generator_checkpoint": tmp_path / "g.safetensors", "max_new_tokens": 5,
-                "reward_file": tmp_path / "reward.py", "reward_functions": "('mine',)", "group_size": 3, "pass_k": 2,
+                "reward_file": tmp_path / "reward.py", "reward_functions": "('mine',)", "group_size": 3,
                 "eval_problems": 4, "eval_completions": 2, "device": "cpu", "optimizer": "adamw", "max_iters": 3}
     as_arguments = lambda **more: [f"--{key}={value}" for key, value in (settings | more).items()]
     run_on(machines, *as_arguments(parallel="fsdp", batch_size=2, out_dir=tmp_path / "two"))

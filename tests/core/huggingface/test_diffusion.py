@@ -3,6 +3,7 @@ papers on the files as they are."""
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from core import export
 from core.model import MASKED_FILL
 from core.models import load_model, load_tokenizer, save_model
-from grpo.policies.prompt_fill import PromptFillPolicy, PromptFillReading
+from grpo.policies.prompt_fill import PromptFillPolicy
 from tests.families import DIFFUSION_FAMILIES, model_folder, name_in_llada, random_ids, refused, spoiled
 
 HEADS, KEY_HEADS, SIZE, THETA = 4, 2, 8, 5000.0
@@ -167,5 +168,6 @@ def test_a_part_of_a_step_without_a_token_to_score_is_read_all_the_same(family, 
     policy = PromptFillPolicy(load_model(folder(family))[0], load_tokenizer(folder(family)))
     texts = random_ids(policy.tokenizer, 1, 3, 9)
     nothing = torch.zeros(1, 2, 4, dtype=torch.bool)
-    reading = PromptFillReading(2, nothing, None, texts, torch.zeros(1, 2, 4, dtype=torch.long), torch.tensor([2]))
-    assert policy.states(reading).shape == (0, 32)
+    inputs = {"chosen": nothing, "texts": texts, "position": torch.zeros(1, 2, 4, dtype=torch.long),
+              "padding": torch.tensor([2])}
+    assert policy.states(SimpleNamespace(inputs=inputs)).shape == (0, 32)

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from core.huggingface.settings import LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.logger import Logger
 from core.models import load_model, save_model
+from core.settings.setting import setting
 from core.supervised.config import PretrainConfig
 from core.trainer import Trainer
 from tests.families import adapter_folder, base_model, expect_close, model_folder, refused
@@ -22,12 +22,11 @@ from tests.tiny import one_process
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 
 
-@dataclass(frozen=True)
 class Near(LoraConfig):
     """The settings of a run that is kept near a reference."""
-    kl_beta: float = 0.1
-    reference_mode: str = "static"
-    reference_checkpoint: str | None = None
+    kl_beta: float = setting(0.1, "")
+    reference_mode: str = setting("static", "")
+    reference_checkpoint: str | None = setting(None, "")
 
 
 TOKENS = torch.tensor([[5, 9, 33, 70, 12, 90, 41], [7, 7, 19, 28, 64, 3, 80]])

@@ -2,14 +2,13 @@
 
 import math
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
 
 from core.distributions import sampling_logp
-from grpo.evaluation.prompts import PromptEvaluation, pass_at_k
+from grpo.evaluation.prompts import PromptEvaluation
 from grpo.evaluation.samples import means_of, reward_sums
 from grpo.rewards import Rewards, reward
 from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer
@@ -26,8 +25,8 @@ def early_reward():
 
 
 def settings(**changes):
-    return config(**{"max_new_tokens": 5, "reward_functions": ("early",), "eval_problems": 6, "eval_completions": 4,
-                     "pass_k": 2} | changes)
+    return config(**{"max_new_tokens": 5, "reward_functions": ("early",), "eval_problems": 6, "eval_completions": 4}
+                  | changes)
 
 
 def evaluation_of(prompts, c, reference=None, rewards=None):
@@ -42,15 +41,9 @@ def evaluated_rollouts(policy, evaluation, temperature=1.0):
     return policy.sample(batch, 0, replace(c, batch_size=len(records), temperature=temperature))
 
 
-@pytest.mark.parametrize("n, right, k", [(5, 2, 3), (6, 1, 2), (4, 0, 2), (4, 4, 1), (6, 5, 6)])
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n, right, k):
-    subsets = list(combinations([i < right for i in range(n)], k))
-    assert pass_at_k(right, n, k) == pytest.approx(np.mean([any(subset) for subset in subsets]))
-
-
 def test_evaluation_counts_what_a_loop_counts(prompts):
     policy, reference = causal_policy(seed=4, scale=4.0), causal_policy(seed=5, scale=4.0).frozen()
-    evaluation = evaluation_of(prompts, settings(eval_completions=6, pass_k=3, eval_problems=4), reference)
+    evaluation = evaluation_of(prompts, settings(eval_completions=6, eval_problems=4), reference)
     metrics, shown = evaluation(policy, 1.0)
     records = evaluation.records
     assert [r["text"] for r in records] == [r["text"] for r in evaluation.data.records["val"][:4]] and len(records) == 4
@@ -61,8 +54,7 @@ def test_evaluation_counts_what_a_loop_counts(prompts):
     right = np.array(early(None, rollouts.texts.completions)).reshape(len(records), 6)
     assert 0 < right.mean() < 1 and metrics["sampled_accuracy"] == pytest.approx(right.mean())
     assert metrics["reward/early"] == pytest.approx(right.mean())
-    chance = [np.mean([any(subset) for subset in combinations(row, 3)]) for row in right]
-    assert metrics["pass_at_k"] == pytest.approx(np.mean(chance))
+    assert metrics["pass_at_k"] == pytest.approx(np.mean([any(row) for row in right]))
     assert metrics["completion_length"] == pytest.approx(float(rollouts.mask.sum()) / right.size)
     assert metrics["truncated"] == pytest.approx(float(rollouts.truncated.float().mean()))
     assert metrics["kl"] > 0 and metrics["entropy"] > 0 and shown[0]["best_score"] >= shown[0]["worst_score"]
@@ -104,7 +96,7 @@ def test_no_forward_reads_more_rows_than_training_does(prompts):
 
 
 def is_late(text):
-    return sum(map(ord, text)) % 2 == 0
+    return sum(map(ord, text)) % 4 == 0
 
 
 class WithDeadline(Rewards):
@@ -122,7 +114,7 @@ class WithDeadline(Rewards):
 
 
 def test_late_completions_count_neither_right_nor_wrong(prompts):
-    c = settings(reward_functions=("early", "length_penalty"), length_min=1, length_max=6)
+    c = settings(reward_functions=("early", "length_penalty"), reward_settings={"length_min": 1, "length_max": 6})
     policy, rewards = causal_policy(scale=4.0), WithDeadline(c)
     evaluation = evaluation_of(prompts, c, rewards=rewards)
     metrics, _ = evaluation(policy, 1.0)
@@ -132,7 +124,7 @@ def test_late_completions_count_neither_right_nor_wrong(prompts):
 
     written = evaluated_rollouts(policy, evaluation).texts.completions
     groups = [on_time(written[4 * i : 4 * i + 4]) for i in range(6)]
-    chances = [np.mean([any(pair) for pair in combinations(group, 2)]) for group in groups if len(group) >= 2]
+    chances = [any(group) for group in groups if len(group) == 4]
     greedy = on_time(policy.greedy(evaluation.data.pack(evaluation.records, range(6)), evaluation.config).completions)
     assert 0 < len(chances) < 6 and 0 < len(greedy) < 6 and 0 < len(on_time(written)) < 24
     assert metrics["sampled_accuracy"] == pytest.approx(np.mean(on_time(written))) != np.mean(early(None, written))

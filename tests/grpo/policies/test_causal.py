@@ -8,9 +8,8 @@ import torch
 
 from core.tokenizer import CharTokenizer
 from grpo.policies import causal
-from grpo.policies.causal import CausalPolicy, CausalReading
+from grpo.policies.causal import CausalPolicy
 from grpo.rollout import Rollouts
-from grpo.scoring import score
 from tests.tiny import (
     CAUSAL,
     causal_model,
@@ -29,19 +28,21 @@ def unequal_rollouts(seed=1):
     length, prompt_length = torch.from_numpy(rng.integers(1, M + 1, (P, G))), torch.from_numpy(rng.integers(1, T + 1, P))
     prompt_length[0] = T
     ids = lambda *shape: torch.from_numpy(rng.integers(0, CAUSAL.base_vocab_size, shape))
-    reading = CausalReading(G, torch.arange(M) < length[..., None], None, ids(P, T), prompt_length, ids(P, G, M))
-    mask, target = reading.chosen.flatten(0, 1).float(), ids(P * G, M)
-    return Rollouts(target, mask, mask, torch.zeros(P * G, M), torch.zeros(P * G, dtype=torch.bool), M, reading)
+    inputs = {"chosen": torch.arange(M) < length[..., None], "prompt": ids(P, T), "prompt_length": prompt_length,
+              "tokens": ids(P, G, M)}
+    mask, target = inputs["chosen"].flatten(0, 1).float(), ids(P * G, M)
+    return Rollouts(target, mask, mask, torch.zeros(P * G, M), torch.zeros(P * G, dtype=torch.bool), M, inputs)
 
 
 class WithoutCache(CausalPolicy):
     """Reads the prompt again with each completion, all of them padded to the longest."""
 
-    def states(self, reading):
-        G, T = reading.group_size, reading.prompt.shape[1]
-        prompt, padding = reading.prompt.flip(1).repeat_interleave(G, 0), (T - reading.prompt_length).repeat_interleave(G)
-        h = self.model.states(torch.cat((prompt, reading.inputs.flatten(0, 1)), 1), padding=padding)[:, T:]
-        return h[reading.chosen.flatten(0, 1)]
+    def states(self, rollouts):
+        x, G = rollouts.inputs, rollouts.group_size
+        T = x["prompt"].shape[1]
+        prompt, padding = x["prompt"].flip(1).repeat_interleave(G, 0), (T - x["prompt_length"]).repeat_interleave(G)
+        h = self.model.states(torch.cat((prompt, x["tokens"].flatten(0, 1)), 1), padding=padding)[:, T:]
+        return h[x["chosen"].flatten(0, 1)]
 
 
 @pytest.mark.parametrize("overhead", [1, 8])
@@ -54,7 +55,7 @@ def test_reading_prompts_once_and_like_lengths_together_gives_the_gradient_of_pa
     policy = CausalPolicy(net, CAUSAL, grad_checkpoint=again)
     for each in (policy, WithoutCache(net, CAUSAL, grad_checkpoint=again)):
         clear_gradient(policy), read.append("forwards")
-        scores = score(each, rollouts, 0.7, learn_entropy=True)
+        scores = each.score(rollouts, 0.7, learn_entropy=True)
         ((scores.logp + 0.1 * scores.entropy) * weight).sum().backward()
         found.append((scores.logp.detach(), flat_gradient(policy)))
     # Less padding moves a prompt to other positions, and the rotary table is in float32
@@ -62,7 +63,7 @@ def test_reading_prompts_once_and_like_lengths_together_gives_the_gradient_of_pa
     assert (found[0][1] - found[1][1]).norm() < 1e-6 * found[1][1].norm()
     second = read.index("forwards", 1)
     once, alone = read[1:second], read[second + 1 :]
-    assert len(once) == policy.calls(rollouts.reading) > len(alone) == 1 and sum(once) < 0.5 * sum(alone)
+    assert len(once) == policy.calls(rollouts) > len(alone) == 1 and sum(once) < 0.5 * sum(alone)
 
 
 class SeveralEnds(CharTokenizer):
@@ -99,9 +100,9 @@ def test_texts_are_prompt_and_completion_without_padding_and_stop_token(prompts)
     assert [float(x) for x in texts.metrics["completion_length"]] == [float(rollouts.mask.sum()), 32.0]
     assert rollouts.max_tokens == 30
     behind = rollouts.mask == 0
-    other = rollouts.reading.inputs.flatten(0, 1).masked_fill(behind, 7).view_as(rollouts.reading.inputs)
-    other = replace(rollouts, reading=replace(rollouts.reading, inputs=other))
-    assert behind.any() and torch.equal(score(policy, other, 1.0).logp, score(policy, rollouts, 1.0).logp)
+    other = rollouts.inputs["tokens"].flatten(0, 1).masked_fill(behind, 7).view_as(rollouts.inputs["tokens"])
+    other = replace(rollouts, inputs=rollouts.inputs | {"tokens": other})
+    assert behind.any() and torch.equal(policy.score(other, 1.0).logp, policy.score(rollouts, 1.0).logp)
 
 
 @torch.no_grad()

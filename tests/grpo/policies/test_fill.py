@@ -6,7 +6,6 @@ import torch
 from core.distributions import draw_uniforms, sampling_logp
 from core.fill_in_passes import fill_in_passes
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.scoring import score
 from tests.tiny import TOKENIZER, config, consumer, fill_policy, masked_problems, sampled
 
 
@@ -26,7 +25,7 @@ def test_one_pass_writes_what_the_sampler_of_passes_writes(dataset):
 def test_the_trajectory_scores_the_probability_of_what_was_sampled(dataset, S, top_p):
     c, policy = config(unmask_steps=S, top_p=top_p, temperature=0.7), fill_policy()
     rollouts = sampled(policy, dataset, c)
-    logp = score(policy, rollouts, c.temperature).logp
+    logp = policy.score(rollouts, c.temperature).logp
     torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp * rollouts.mask, rtol=1e-4, atol=1e-4)
 
 
@@ -36,13 +35,13 @@ def test_scores_equal_reading_each_text_on_its_own(dataset, estimator, S):
     c, policy = config(unmask_steps=S, fill_estimator=estimator, batch_size=3), fill_policy()
     r = sampled(policy, dataset, c)
     (_, _, position, _), T = masked_problems(consumer(dataset, c)), c.block_size
-    logp, rows = score(policy, r, 1.0).logp, r.reading.position.shape[1]
+    logp, rows = policy.score(r, 1.0).logp, r.inputs["position"].shape[1]
     for n in range(0, len(r.target), 3):
         i, g = divmod(n, 4)
-        p = [sampling_logp(policy.model(text[None]), 1.0)[0] for text in r.reading.texts[i]]
+        p = [sampling_logp(policy.model(text[None]), 1.0)[0] for text in r.inputs["texts"][i]]
         for m in range(r.target.shape[1]):
             if r.scored[n, m]:
-                view, place = divmod(int(r.reading.position[i, g if rows > 1 else 0, m]), T)
+                view, place = divmod(int(r.inputs["position"][i, g if rows > 1 else 0, m]), T)
                 assert place == position[i, m]
                 assert abs(float(p[view][place, r.target[n, m]].detach() - logp[n, m].detach())) < 1e-4
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from grpo.grpo_training_step import loss_weights
-from grpo.objectives import AVERAGES
+from grpo.losses import AVERAGES
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.scoring import score
 from tests.tiny import (
     TOKENIZER, config, consumer, count_rows, fill_policy, flat_gradient, masked_problems, one_process, sampled)
 
@@ -24,8 +23,8 @@ def rollouts_of(dataset, estimator, S=3):
 def test_an_estimator_reads_as_many_texts_as_it_says(dataset, estimator, texts):
     c, policy, rollouts, _ = rollouts_of(dataset, estimator)
     rows = count_rows(policy.model)
-    policy.states(rollouts.reading)
-    assert sum(rows) == texts * c.batch_size and rollouts.reading.texts.shape == (3, texts, c.block_size)
+    policy.states(rollouts)
+    assert sum(rows) == texts * c.batch_size and rollouts.inputs["texts"].shape == (3, texts, c.block_size)
 
 
 def gradient_of(policy, rollouts, average, advantage):
@@ -33,7 +32,7 @@ def gradient_of(policy, rollouts, average, advantage):
     for p in policy.parameters():
         p.grad = None
     weight = loss_weights(rollouts, average, one_process())
-    (score(policy, rollouts, 1.0).logp * weight * advantage).sum().backward()
+    (policy.score(rollouts, 1.0).logp * weight * advantage).sum().backward()
     return flat_gradient(policy)
 
 
@@ -66,7 +65,7 @@ def test_step_merge_reads_each_token_in_the_text_at_the_begin_of_its_segment(dat
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(FILL_ESTIMATORS, "step_merge", lambda x: caught.append(x) or merge(x))
         r = sampled(policy, dataset, c)
-    x, T, position = caught[0], c.block_size, r.reading.position.expand(-1, c.group_size, -1)
+    x, T, position = caught[0], c.block_size, r.inputs["position"].expand(-1, c.group_size, -1)
     for n, m in r.mask.nonzero().tolist():
         p, g = divmod(n, 4)
         passes = 1 + int(x.turn[p, g][r.mask[n] > 0].max())
@@ -74,7 +73,7 @@ def test_step_merge_reads_each_token_in_the_text_at_the_begin_of_its_segment(dat
         segments = [[s for s in range(passes) if s * K // passes == segment] for segment in range(K)]
         begin, = [segment[0] for segment in segments if turn in segment]
         text, place = divmod(int(position[p, g, m]), T)
-        assert torch.equal(r.reading.texts[p, text], x.read[p, g, begin]) and r.reading.texts[p, text, place] == MASK
-    logp = score(policy, r, 1.0).logp
+        assert torch.equal(r.inputs["texts"][p, text], x.read[p, g, begin]) and r.inputs["texts"][p, text, place] == MASK
+    logp = policy.score(r, 1.0).logp
     exact = torch.allclose(logp * r.mask, r.old_logp * r.mask, rtol=0, atol=1e-4)
     assert exact == (K >= S)

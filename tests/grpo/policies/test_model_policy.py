@@ -6,7 +6,6 @@ import torch
 
 from core.optim import build_optimizers
 from grpo.policies.causal import CausalPolicy
-from grpo.scoring import score
 from tests.tiny import (
     CAUSAL,
     causal_model,
@@ -59,8 +58,8 @@ def test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_onc
     for other in found[1:]:
         assert torch.equal(other.mask, found[0].mask) and torch.equal(other.truncated, found[0].truncated)
         assert torch.equal(other.target * other.mask.long(), found[0].target * found[0].mask.long())
-        for name in ("ids", "counts"):
-            assert torch.equal(getattr(other.reading.kept, name), getattr(found[0].reading.kept, name))
+        for one, another in zip(other.inputs["kept"], found[0].inputs["kept"], strict=True):
+            assert torch.equal(one.ids, another.ids) and torch.equal(one.counts, another.counts)
         torch.testing.assert_close(other.old_logp * other.mask, found[0].old_logp * found[0].mask, rtol=1e-4, atol=1e-4)
     again = policy.sample(problems, 1, c)
     assert not torch.equal(again.target, found[0].target), "each step has noise of its own"
@@ -74,13 +73,13 @@ def test_a_frozen_policy_is_a_copy_that_does_not_move(sample, kind):
     assert not any(p.requires_grad for p in reference.parameters())
     assert all(p.requires_grad for p in policy.parameters())
     rollouts, before = sample(policy, kind), {name: x.clone() for name, x in policy.weights().items()}
-    scores = score(reference, rollouts, 1.0).logp
-    score(policy, rollouts, 1.0).logp.sum().backward()
+    scores = reference.score(rollouts, 1.0).logp
+    policy.score(rollouts, 1.0).logp.sum().backward()
     for optimizer in build_optimizers(policy, config()):
         optimizer.step()
     assert not same(policy, reference)
     assert all(torch.equal(x, before[name]) for name, x in reference.weights().items())
-    assert torch.equal(score(reference, rollouts, 1.0).logp, scores)
+    assert torch.equal(reference.score(rollouts, 1.0).logp, scores)
     reference.load_weights(policy.weights())
     assert same(policy, reference), "an EMA or periodic reference takes weights over"
 
@@ -92,6 +91,6 @@ def test_the_backward_pass_needs_no_autocast_around_it(sample, grad_checkpoint):
     rollouts, found = sample(policy, "causal"), []
     for policy.model.grad_checkpoint in (False, grad_checkpoint):
         clear_gradient(policy)
-        (score(policy, rollouts, 1.0).logp * rollouts.mask).sum().backward()
+        (policy.score(rollouts, 1.0).logp * rollouts.mask).sum().backward()
         found.append(flat_gradient(policy))
     assert (found[0] - found[1]).norm() <= 1e-5 * found[0].norm()

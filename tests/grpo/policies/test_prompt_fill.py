@@ -9,7 +9,6 @@ import torch
 from core.distributions import kept_tokens, restrict, sampling_logp
 from grpo.policies import fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.scoring import score
 from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy
 
 SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
@@ -41,7 +40,7 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
     problems = data.problems("train", 0)
     assert problems["padding"].any()
     filled, rollouts = passes_of(policy, problems, c)
-    scores = score(policy, rollouts, c.temperature)
+    scores = policy.score(rollouts, c.temperature)
     torch.testing.assert_close(scores.logp, rollouts.old_logp, rtol=0, atol=1e-5)
     G, L = c.group_size, c.max_new_tokens
     T = filled.input.shape[1] - L
@@ -118,7 +117,7 @@ def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(promp
             p.grad = None
         for part in parts:
             some, rows = rollouts.select(part)
-            (score(policy, some, c.temperature).logp * weight[rows]).sum().backward()
+            (policy.score(some, c.temperature).logp * weight[rows]).sum().backward()
         found.append(flat_gradient(policy))
     assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm() > 0
 
@@ -145,5 +144,5 @@ def test_a_stop_sequence_ends_a_completion_with_the_token_that_completes_it(prom
             assert bool(cut.truncated[n]) == (bool(free.truncated[n]) and not ends)
             ended += bool(ends)
         assert ended
-        logp = score(policy, cut, c.temperature).logp
+        logp = policy.score(cut, c.temperature).logp
         torch.testing.assert_close(logp, cut.old_logp, rtol=0, atol=1e-5)

@@ -231,13 +231,16 @@ def test_a_reward_file_imports_its_neighbours_and_its_functions_become_rewards_i
                     "class Kind: pass\n\n@reward(0, 1)\ndef decorated(completions): return []\n\n"
                     "def half(completions): return [POINTS for _ in completions]\n\ndef other(completions): pass\n")
     for _ in range(2):
+        registry.load_reward_file.cache_clear()
         registry.register_functions(["decorated", "half", "not there"], str(mine))
         assert set(registry.REWARDS) == {"decorated", "half"} and not registry.REWARDS["decorated"].messages
     assert run("half", N=1, completions=["a"]) == [0.5]
     registry.REWARDS["other"] = Reward(print, 0, 1, messages=False)
+    registry.load_reward_file.cache_clear()
     with pytest.raises(ValueError, match="reward other is already defined elsewhere"):
         registry.register_functions(["other"], str(mine))
     mine.write_text("import package_that_nobody_has\n")
+    registry.load_reward_file.cache_clear()
     with pytest.raises(ValueError, match="mine.py, line 1: import package_.*: No module named 'package_that_nobody_has'"):
         registry.load_reward_file(str(mine))
     assert registry.load_reward_file(None) == {} and sys.path == path

@@ -22,7 +22,7 @@ from tests.tiny import (
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 RUN = {"max_iters": 3, "batch_size": 4, "group_size": 4, "eval_problems": 4, "eval_completions": 2, "log_interval": 1,
-       "pass_k": 2, "device": "cpu", "learning_rate": 1e-2, "min_lr": 1e-2, "warmup_iters": 0, "temperature": 1.0}
+       "device": "cpu", "learning_rate": 1e-2, "min_lr": 1e-2, "warmup_iters": 0, "temperature": 1.0}
 RAY = {"sampler": "ray", "sampler_timeout": 120.0}
 ONLY_OUTSIDE = {"staleness", "sampler/replaced_workers"}
 LETTERS = '''

@@ -8,17 +8,17 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
 
 
 @pytest.mark.parametrize("settings, message", [
-    ({"ray_workers": 2}, "ray_workers=2 has no effect with sampler='local'; set sampler='ray'"),
-    ({"vllm_url": "http://x"}, "vllm_url='http://x' has no effect with sampler='local'; set sampler='vllm'"),
-    ({"sampler_timeout": 60.0}, "sampler_timeout=60.0 has no effect with sampler='local'; set sampler='ray' or 'vllm'"),
-    ({"sampler": "vllm"}, "vllm_url=None must be an address"),
-    ({"sampler": "ray", "ray_address": "ray://127.0.0.1:1"}, "^ray_address='.* is neither auto nor"),
-    (VLLM | {"environment": "Guess", "reward_functions": ("environment",)}, "environment='Guess' needs sampler='local'"),
-    (VLLM | {"top_p": 0.9}, "top_p=0.9, .* set top_p=1.0, top_k=0"),
-    (VLLM | {"temperature": 3.0}, "temperature=3 .* 0.01 to 2"),
-    *((VLLM | {"vllm_url": url}, "^vllm_url='.* must be an address") for url in (
+    ({"ray_workers": 2}, "ray_workers=2 .* sampler=ray"),
+    ({"vllm_url": "http://x"}, "vllm_url='http://x' .* sampler=vllm"),
+    ({"sampler_timeout": 60.0}, "sampler_timeout=60.0 .* sampler"),
+    ({"sampler": "vllm"}, "vllm_url=None"),
+    ({"sampler": "ray", "ray_address": "ray://127.0.0.1:1"}, "^ray_address="),
+    (VLLM | {"environment": "Guess", "reward_functions": ("environment",)}, "sampler='vllm' .* environment"),
+    (VLLM | {"top_p": 0.9}, "top_p=0.9"),
+    (VLLM | {"temperature": 3.0}, "temperature=3.0 .* 0.01 to 2"),
+    *((VLLM | {"vllm_url": url}, "^vllm_url=") for url in (
         "localhost:8000", "http://127.0.0.1:1/\r\nX: y", "http://name:password@x")),
-    ({"ratio_to": "sampler", "fill_estimator": "agrpo"}, "'agrpo' only estimates")])
+    ({"ratio_to": "sampler", "ppo_epochs": 2, "unmask_steps": 2, "fill_estimator": "agrpo"}, "ratio_to='sampler' .* fill_estimator")])
 def test_a_setting_without_effect_or_against_another_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         config(**settings)

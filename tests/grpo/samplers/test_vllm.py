@@ -23,10 +23,10 @@ from core.prompts import PromptConsumer
 from grpo import train_grpo
 from grpo.grpo_training_step import Timer, collect_rollouts
 from grpo.policies.causal import CausalPolicy
+from grpo.reference import logp_in_batches
 from grpo.samplers import vllm
 from grpo.samplers.sampler import SamplerError
 from grpo.samplers.vllm import VllmSampler, prompts_of
-from grpo.scoring import score_in_batches
 from tests.families import model_folder, write_sums
 from tests.tiny import (
     CAUSAL, ROOT, causal_model, clear_gradient, fixed_rewards, one_process, prompt_config, read_records, run_here,
@@ -88,7 +88,7 @@ class World:
 
     def apart(self, rollouts):
         """The largest difference of the policy's log-probabilities from those that came with the completions."""
-        logp = score_in_batches(self.policy, rollouts, self.config)
+        logp = logp_in_batches(self.policy, rollouts, self.config)
         return float(((logp - rollouts.old_logp) * rollouts.mask).abs().max())
 
     def step(self, iteration=0):
@@ -262,7 +262,7 @@ def settings(folders, prompts, tmp_path):
     return {"generator_checkpoint": tmp_path / "generator.safetensors", "dataset": prompts, "task_type": "general",
             "sampler": "vllm", "max_iters": 3, "batch_size": 2, "group_size": 4, "max_new_tokens": 6, "top_p": 1.0,
             "learning_rate": 0.01, "min_lr": 0.01, "warmup_iters": 0, "eval_problems": 2, "eval_completions": 2,
-            "pass_k": 2, "device": "cpu", "kl_beta": 0.0, "reward_file": tmp_path / "rewards.py",
+            "device": "cpu", "kl_beta": 0.0, "reward_file": tmp_path / "rewards.py",
             "reward_functions": "('shape',)", "out_dir": tmp_path / "out", "log_interval": 1}
 
 

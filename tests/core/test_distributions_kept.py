@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core.performance.kept_tokens import KeptCollector, KeptTokens
+from core.distributions import KeptCollector, KeptTokens
 
 
 @pytest.fixture

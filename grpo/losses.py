@@ -1,15 +1,105 @@
-"""The table of objectives. Each is an advantage, a ratio, a surrogate and an average; a new one is a new row."""
+"""The tables of the loss: advantages, objectives and KL estimators, with the formula and the paper of each row.
+
+An objective is an advantage, a ratio, a surrogate and an average; a new one is a new row of OBJECTIVES.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-
-from grpo.kl import k3
 
 AVERAGES = ("sum", "sequence", "token", "constant")  # branches of token_weights
 RATIOS = ("token", "sequence")                       # branches of policy_loss
 
+
+# Advantages: how much better a completion is than a baseline, the mean of its group or of the step
+
+def centred(reward, mask):
+    """The rewards minus the mean of their group, and how many count in each group. Only those where mask is 1 count.
+
+    reward, mask: (P, G, 1 or M)
+    Returns (P, G, 1 or M), exactly 0 in a group of equal rewards, without rounding errors, and (P, 1, 1 or M)
+    """
+    count = mask.sum(1, keepdim=True)
+    summed = (reward * mask).sum(1, keepdim=True)
+    mean = summed / count.clamp(min=1)
+    out = mask == 0
+    highest = reward.masked_fill(out, -torch.inf).amax(1, keepdim=True)              # (P, 1, 1 or M)
+    lowest = reward.masked_fill(out, torch.inf).amin(1, keepdim=True)
+    away = (reward - mean).masked_fill(highest <= lowest, 0.0)
+    return away * mask, count
+
+
+def over_std(x, squares, count):
+    """x / (std + 1e-4), with the std of `count` numbers whose squares sum to `squares`; divided by count - 1."""
+    variance = squares / (count - 1).clamp(min=1)
+    return x / (variance.sqrt() + 1e-4)
+
+
+def group_std(reward, mask, total):
+    """(r - mean) / (std + 1e-4) within the group: GRPO, arXiv 2402.03300 section 4.1.2. The variance is divided by
+    G - 1, as in TRL."""
+    x, count = centred(reward, mask)
+    return over_std(x, x.square().sum(1, keepdim=True), count)
+
+
+def group_mean(reward, mask, total):
+    """r - mean of the group: Dr. GRPO, arXiv 2503.20783."""
+    return centred(reward, mask)[0]
+
+
+def leave_one_out(reward, mask, total):
+    """r - mean of the other completions of the group: RLOO, arXiv 2402.14740. It is G / (G - 1) times group_mean."""
+    x, count = centred(reward, mask)
+    return x * count / (count - 1).clamp(min=1)
+
+
+def batch_std(reward, mask, total):
+    """(r - mean of the group) / (std + 1e-4); the std is that of these differences over the step and all ranks."""
+    x, _ = centred(reward, mask)
+    return over_std(x, total(x.square().sum()), total(mask.sum()))
+
+
+def max_rl(reward, mask, total):
+    """(r - mean) / mean within the group, 0 where no completion is right: MaxRL, arXiv 2602.02710. With rewards of 0
+    and 1 the expected gradient is the sum over k from 1 to G - 1 of that of pass@k / k."""
+    counted = reward * mask
+    if (counted < 0).any():
+        raise ValueError(f"advantage='max_rl' is for rewards of success, 0 or 1, but one is {counted.min():g}")
+    x, count = centred(reward, mask)
+    mean = counted.sum(1, keepdim=True) / count.clamp(min=1)
+    return x / mean.masked_fill(mean == 0, 1.0)
+
+
+def step(reward, mask, total):
+    """(r - mean) / (std + 1e-4), both over the whole step and all ranks: REINFORCE++, arXiv 2501.03262."""
+    count = total(mask.sum())
+    mean = total((reward * mask).sum()) / count.clamp(min=1)
+    x = (reward - mean) * mask
+    mean = total(x.sum()) / count.clamp(min=1)  # again: the mean of large rewards was rounded
+    x = (x - mean) * mask
+    equal = (total((x > 0).sum()) == 0) | (total((x < 0).sum()) == 0)
+    x = x.masked_fill(equal & x.isfinite(), 0.0)  # of equal rewards only rounding errors are left
+    return over_std(x, total(x.square().sum()), count)
+
+
+ADVANTAGES = {"group_std": group_std, "group_mean": group_mean, "leave_one_out": leave_one_out, "batch_std": batch_std,
+              "max_rl": max_rl, "step": step}
+
+
+def compute_advantages(reward, name, mask=None, total=lambda x: x):
+    """The advantage of each completion, or of each token, by the function `name` of ADVANTAGES.
+
+    reward: (P, G, 1) one reward per completion, or (P, G, M) one per token
+    mask:   the same shape, 0.0 on padding and on completions that were not scored: they do not count in any baseline
+    Returns the same shape; exactly 0 where the rewards of a group are all equal (`step`: where those of the step are)
+    """
+    if mask is None:
+        mask = torch.ones_like(reward)
+    return ADVANTAGES[name](reward, mask, total) * mask
+
+
+# Objectives
 
 @dataclass(frozen=True)
 class Objective:
@@ -23,7 +113,10 @@ class Objective:
     clip_low: float = 0.2         # the ratio is at least 1 - clip_low, as in the paper; a setting can replace it.
                                   # probability_mask bounds p - p_old in place of the ratio minus 1
     clip_high: float = 0.2        # the ratio is at most 1 + clip_high, likewise
-    discriminative: bool = False  # whether discriminative_sums (grpo/step_metrics.py) is logged
+    discriminative: bool = False  # whether discriminative_sums (grpo/metrics.py) is logged
+    # settings beside the papers' rows
+    entropy_bonus: float = 0.0        # weight of the entropy, which the loss then raises
+    kl_estimator: str | None = None   # a name in KL_ESTIMATORS; None: k3
 
 
 OBJECTIVES = {
@@ -90,6 +183,13 @@ def baseline_of(config):
     return OBJECTIVES[config.objective].advantage
 
 
+def objective_of(config):
+    """The row of the config's objective, with what its settings replace."""
+    keys = "clip_low", "clip_high", "entropy_bonus", "kl_estimator"
+    replaced = {key: value for key in keys if (value := getattr(config, key)) is not None}
+    return replace(OBJECTIVES[config.objective], advantage=baseline_of(config), **replaced)
+
+
 def clip(r, low, high, logp, advantage):
     """min(r A, clip(r) A) of PPO (arXiv 1707.06347)."""
     clipped = r.clamp(1 - low, 1 + high)
@@ -133,17 +233,16 @@ def token_weights(mask, average, max_new_tokens, total=lambda x: x):
     raise ValueError(f"average={average!r}")
 
 
-def policy_loss(logp, old_logp, advantage, weight, objective, clip_low=None, clip_high=None):
+def policy_loss(logp, old_logp, advantage, weight, objective):
     """The loss of an objective, without KL and entropy.
 
     logp, old_logp: (N, M) log-probability of each sampled token, now and when it was sampled
     advantage:      (N, 1) of each completion, or (N, M) of each token
     weight:         (N, M) from token_weights, zero on padding
-    objective:      a row of OBJECTIVES; clip_low, clip_high: None for its own
+    objective:      a row of OBJECTIVES
     Returns the loss (), the ratio per token (N, M), and metrics {name: ()} as sums over tokens
     """
-    low = objective.clip_low if clip_low is None else clip_low
-    high = objective.clip_high if clip_high is None else clip_high
+    low, high = objective.clip_low, objective.clip_high
     counted = weight > 0                                                             # (N, M)
     log_ratio = torch.where(counted, logp - old_logp, 0.0).clamp(-20, 20)            # (N, M)
     r = log_ratio.exp()                                                              # (N, M)
@@ -162,3 +261,50 @@ def policy_loss(logp, old_logp, advantage, weight, objective, clip_low=None, cli
         metrics = {"clip_fraction": (changed & counted).sum(),
                    "kl_to_old": torch.where(counted, k3(old_logp, logp), 0.0).sum()}
     return loss, r, metrics
+
+
+# The KL divergence to a reference or teacher
+
+def exact_kl(logp, ref_logp):
+    """KL(policy || reference) summed over the vocabulary, with its gradient. (..., V), (..., V) -> (...)."""
+    return (logp.exp() * (logp - ref_logp)).sum(-1)
+
+
+def k2(logp, ref_logp):
+    """(log ratio)^2 / 2 of sampled tokens: its gradient is in expectation that of the KL on-policy. (...) -> (...)."""
+    return (logp - ref_logp).clamp(-20, 20).square() / 2
+
+
+def k3(logp, ref_logp):
+    """exp(x) - x - 1 with x = ref_logp - logp, never negative, unbiased as a value (arXiv 2402.03300 eq. 4)."""
+    x = (ref_logp - logp).clamp(-20, 20)
+    return x.expm1() - x  # exp(x) - x - 1 would round to values below 0 where the policies are close
+
+
+KL_ESTIMATORS = {"k2": k2, "k3": k3}  # from the log-probabilities of sampled tokens; "exact" sums over the vocabulary
+
+
+def kl_per_token(scores, rollouts, estimator, ratio=None):
+    """The KL of each token (N, M), or None without a reference: exact where the reference's distributions are known.
+
+    scores: a Scores, under the policy that is trained; estimator: a name in KL_ESTIMATORS; None: k3
+    ratio: (N, M) to the policy that sampled, as importance weights, or None outside of training. E[r k3] is the KL, so
+        the gradient flows through r too; k2 has the KL's gradient alone: r is then constant (arXiv 2510.01555)
+    """
+    if rollouts.ref_logp is None:
+        return scores.kl
+    kl = KL_ESTIMATORS[estimator or "k3"](scores.logp, rollouts.ref_logp)
+    if ratio is None:
+        return kl
+    return (ratio.detach() if estimator == "k2" else ratio) * kl
+
+
+def kl_penalty(kl, weight, beta):
+    """The term of the loss: beta times the weighted KL (N, M)."""
+    return torch.where(weight > 0, kl * weight, 0.0).sum() * beta
+
+
+def kl_as_reward(rollouts, beta):
+    """-beta log(p / p_ref) of each sampled token (N, M), whose mean is -beta times the KL (estimator k1)."""
+    log_ratio = rollouts.old_logp - rollouts.ref_logp                                # (N, M)
+    return -beta * log_ratio.masked_fill(rollouts.mask == 0, 0.0)

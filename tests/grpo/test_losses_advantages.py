@@ -5,10 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from grpo.advantages import ADVANTAGES, compute_advantages
 from grpo.grpo_config import GRPOConfig
-from grpo.objectives import OBJECTIVES, baseline_of, policy_loss
-from grpo.reward_functions.groups import normalised
+from grpo.losses import ADVANTAGES, OBJECTIVES, baseline_of, compute_advantages, policy_loss
+from grpo.shaping import normalised
 from tests.tiny_objectives import advantage_by_hand
 
 
@@ -76,6 +75,6 @@ def test_the_sum_of_normalised_rewards_gets_the_advantages_of_gdpo():
     summed = sum((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4) for r in rewards)
     expected = (summed - summed.mean()) / (summed.std() + 1e-4)
     ours = sum(normalised({i: r.flatten() for i, r in enumerate(rewards)}, 4).values()).view(2, 4, 1).float()
-    c = GRPOConfig(reward_normalisation="group")
+    c = GRPOConfig(reward_functions=("judge",), reward_normalisation="group")
     torch.testing.assert_close(compute_advantages(ours, baseline_of(c))[..., 0], expected, rtol=1e-3, atol=1e-3)
     assert expected[1].abs().max() < 0.02 and compute_advantages(ours, "group_std")[1].max() > 1

@@ -8,26 +8,16 @@ import pytest
 import torch
 
 from core.models import load_model
-from grpo.grpo_training_step import compute_rollout_advantages, with_penalties
-from grpo.kl import (
-    ADAPT_RANGE,
-    KL_ESTIMATORS,
-    adapted,
-    choose_estimator,
-    ema,
-    exact_kl,
-    k2,
-    k3,
-    kl_penalty,
-    kl_per_token,
-    periodic,
-)
+from grpo.grpo_training_step import with_advantage
+from grpo.losses import KL_ESTIMATORS, exact_kl, k2, k3, kl_penalty, kl_per_token
+from grpo.metrics import rollout_sums
 from grpo.policies.causal import CausalPolicy
+from grpo.reference import ADAPT_RANGE, adapted, choose_estimator, ema, penalty_weight, periodic
+from grpo.reference import with_reference
 from grpo.rewards import Scored
-from grpo.scoring import Scores, with_reference
-from grpo.step_metrics import rollout_sums
+from grpo.rollout import Scores
 from tests.families import model_folder
-from tests.tiny import config, fill_policy, one_process, same, sampled, train
+from tests.tiny import config, fill_policy, one_process, same, sampled, shaped, train
 
 
 def distributions(V=6):
@@ -89,22 +79,22 @@ def test_the_estimator_is_the_configs_or_suits_the_policy():
 
 def test_the_penalty_counts_tokens_of_the_loss_alone():
     kl, weight = torch.tensor([[1.0, 2.0, math.inf]]), torch.tensor([[0.5, 0.25, 0.0]])
-    assert float(kl_penalty(kl, weight, config(kl_beta=0.3))) == pytest.approx(0.3)
-    assert float(kl_penalty(kl, weight, config(kl_beta=0.3, kl_in_reward=True))) == 0
+    assert float(kl_penalty(kl, weight, penalty_weight(config(kl_beta=0.3)))) == pytest.approx(0.3)
+    assert penalty_weight(config(kl_beta=0.3, kl_in_reward=True)) == 0
 
 
 def test_kl_in_the_reward_moves_the_advantage_and_not_the_loss(dataset):
     policy, reference = fill_policy(seed=1), fill_policy(seed=2).frozen()
     c = config(kl_in_reward=True, kl_beta=0.5)
     rollouts = with_reference(sampled(policy, dataset, c), reference, "k3", c)
-    scored = with_penalties(Scored(torch.zeros(4, 4)), rollouts, c)
+    _, scored = shaped(rollouts, Scored(torch.zeros(4, 4)), c)
     expected = [-0.5 * sum(float(rollouts.old_logp[n, m] - rollouts.ref_logp[n, m])
                            for m in range(rollouts.mask.shape[1]) if rollouts.mask[n, m]) for n in range(16)]
     assert (scored.reward == 0).all(), "metrics and zero_std see the reward of the task"
-    torch.testing.assert_close(scored.credit.flatten(), torch.tensor(expected))
+    torch.testing.assert_close(scored.penalty.flatten(), torch.tensor(expected))
     torch.testing.assert_close(scored.values["kl"], torch.tensor(expected))
     sums = rollout_sums(rollouts, scored, torch.ones(4, dtype=torch.bool))
-    rollouts = compute_rollout_advantages(rollouts, scored, c, one_process())
+    rollouts = with_advantage(rollouts, scored, "group_std", one_process())
     assert rollouts.advantage.abs().max() > 0
     sums["mean_advantage"] = rollouts.advantage.sum(), rollouts.train_mask.sum()
     metrics = train(policy, rollouts, sums, c)

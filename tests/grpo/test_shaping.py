@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.reward_functions.groups import normalised, pass_k_weight
+from grpo.shaping import normalised, pass_k_weight
 
 
 def normalised_by_a_loop(group):

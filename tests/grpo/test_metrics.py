@@ -6,10 +6,7 @@ import math
 import pytest
 import torch
 
-from grpo.grpo_training_step import differ
-from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.rewards import Scored
-from grpo.step_metrics import (
+from grpo.metrics import (
     LOGGED,
     discriminative_sums,
     mismatch,
@@ -17,6 +14,8 @@ from grpo.step_metrics import (
     nonfinite_rewards,
     rollout_sums,
 )
+from grpo.policies.fill_views import FILL_ESTIMATORS
+from grpo.rewards import Scored
 from tests.tiny import (
     causal_policy,
     collect,
@@ -67,7 +66,7 @@ def test_the_sums_of_rollouts_by_hand(prompts):
     value = torch.rand(16)
     value[3] = NAN
     scored = Scored(reward, values={"mine": value})
-    sums = rollout_sums(rollouts, scored, differ(scored))
+    sums = rollout_sums(rollouts, scored, scored.differ())
     groups = [[x for x in row if not math.isnan(x)] for row in reward.tolist()]
     written = [[(rollouts.target[n, m].item(), rollouts.old_logp[n, m].item()) for m in range(rollouts.target.shape[1])
                 if rollouts.mask[n, m]] for n in range(16)]

@@ -5,11 +5,10 @@ import dataclasses
 import pytest
 import torch
 
-from grpo.advantages import compute_advantages
-from grpo.grpo_training_step import rollout_loss
-from grpo.objectives import OBJECTIVES, token_weights
-from grpo.scoring import score, visiting, with_reference
-from tests.tiny import (causal_policy, clear_gradient, config, fill_policy, flat_gradient, prompt_config,
+from grpo.losses import OBJECTIVES, compute_advantages, token_weights
+from grpo.reference import visiting, with_reference
+from grpo.rollout import Policy
+from tests.tiny import (causal_policy, clear_gradient, config, fill_policy, flat_gradient, loss_of, prompt_config,
                         prompt_consumer, sampled)
 
 CPU = torch.device("cpu")
@@ -20,7 +19,7 @@ def loss_and_gradient(policy, rollouts, c):
     advantage = compute_advantages(reward, "group_mean").flatten(0, 1)
     weight = token_weights(rollouts.train_mask, OBJECTIVES["grpo"].average, c.max_new_tokens)
     clear_gradient(policy)
-    loss, _ = rollout_loss(policy, dataclasses.replace(rollouts, advantage=advantage), weight, c)
+    loss, _ = loss_of(policy, dataclasses.replace(rollouts, advantage=advantage), weight, c)
     loss.backward()
     return loss.detach(), flat_gradient(policy), advantage
 
@@ -50,7 +49,7 @@ def test_the_loss_is_that_of_a_loop_over_completions_and_tokens(prompts):
 def bound(monkeypatch, numbers):
     """Allows this many numbers in one tensor of logits."""
     monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", numbers)
-    monkeypatch.setattr("grpo.scoring.LOGITS_AT_ONCE", numbers)
+    monkeypatch.setattr("grpo.rollout.LOGITS_AT_ONCE", numbers)
 
 
 @pytest.mark.parametrize("kind", ["fill-in", "three passes", "prompts"])
@@ -59,11 +58,11 @@ def test_the_reference_pass_of_the_exact_kl_makes_bounded_logits(dataset, prompt
     policy, reference = build(seed=1), build(seed=2).frozen()
     c = prompt_config(batch_size=4, temperature=0.8, unmask_steps=3 if kind == "three passes" else 1)
     rollouts = sampled(policy, prompts if kind == "prompts" else dataset, c)
-    whole = with_reference(rollouts, reference, "exact", c).ref_distributions
+    whole = torch.cat(with_reference(rollouts, reference, "exact", c).inputs["reference"])
     bound(monkeypatch, 1000)
     sizes, project = [], reference.model.project
     reference.model.project = lambda states: (sizes.append(len(states) * reference.vocabulary), project(states))[1]
-    parts = with_reference(rollouts, reference, "exact", c).ref_distributions
+    parts = torch.cat(with_reference(rollouts, reference, "exact", c).inputs["reference"])
     assert whole.numel() > 3000 and max(sizes) <= 1000 and sum(sizes) == whole.numel(), "nothing is made twice"
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
 
@@ -82,7 +81,7 @@ def test_grad_checkpoint_keeps_the_gradient_and_less_memory(dataset, prompts, ca
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            loss = (score(policy, rollouts, 1.0).logp * rollouts.mask).sum()
+            loss = (policy.score(rollouts, 1.0).logp * rollouts.mask).sum()
         kept.append(sum(saved.values()))
         clear_gradient(policy)
         loss.backward()
@@ -91,23 +90,18 @@ def test_grad_checkpoint_keeps_the_gradient_and_less_memory(dataset, prompts, ca
     assert kept[1] < 0.7 * kept[0]
 
 
-class Elsewhere:
+class Elsewhere(Policy):
     """A policy that waits on another device. Only the CPU is here, so what happens to it is recorded instead."""
 
     def __init__(self, home, inner=None):
-        self.device, self.inner, self.calls = torch.device(home), inner, []
-        self.vocabulary = fill_policy().vocabulary
+        self.device, self.calls = torch.device(home), []
+        if inner is not None:
+            self.vocabulary, self.project = inner.vocabulary, inner.project
+            self.states = lambda rollouts: self.calls.append("states") or inner.states(rollouts)
 
     def to(self, device):
         self.device = torch.device(device)
         self.calls.append(f"to {self.device}")
-
-    def states(self, reading):
-        self.calls.append("states")
-        return self.inner.states(reading)
-
-    def project(self, states):
-        return self.inner.project(states)
 
 
 @pytest.mark.parametrize("estimator", ["exact", "k3"])
@@ -116,7 +110,7 @@ def test_a_reference_that_waits_elsewhere_visits_for_as_long_as_it_is_read(datas
     rollouts = sampled(fill_policy(), dataset, dataclasses.replace(c, batch_size=4))
     known = with_reference(rollouts, reference, estimator, c)
     assert reference.calls == ["to cpu", "states", "states", "to meta"]
-    assert (known.ref_distributions is None) == (estimator == "k3")
+    assert ("reference" in known.inputs) == (estimator == "exact")
     assert (known.ref_logp is None) == (estimator == "exact")
     with pytest.raises(KeyError), visiting(reference, CPU):
         raise KeyError

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.huggingface.model import BANNED
-from grpo.advantages import ADVANTAGES, compute_advantages
-from grpo.grpo_training_step import rollout_loss
-from grpo.kl import KL_ESTIMATORS, exact_kl
-from grpo.objectives import OBJECTIVES, token_weights
+from grpo.losses import ADVANTAGES, KL_ESTIMATORS, OBJECTIVES, compute_advantages, exact_kl, token_weights
+from tests.tiny import loss_of
 from tests.tiny_objectives import MAX_TOKENS, G, M, N, P, Table, V, objective_config, table_rollouts, with_advantage
 
 ESTIMATORS = ["none", "exact", "k2", "k3", "in reward"]
@@ -59,7 +57,7 @@ def test_loss_gradient_and_metrics_are_finite(name, estimator):
         rollouts = with_advantage(estimator, rollouts, ref, reward(reward_kind), c)
         assert torch.isfinite(rollouts.advantage).all()
         weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
-        loss, sums = rollout_loss(policy, rollouts, weight, c, on_policy=False)
+        loss, sums = loss_of(policy, rollouts, weight, c)
         loss.backward()
         assert torch.isfinite(policy.logits.grad).all()
         assert all(torch.isfinite(torch.as_tensor(x)) for x, _ in sums.values()), sums

@@ -6,10 +6,9 @@ import itertools
 import pytest
 import torch
 
-from grpo import objectives
-from grpo.grpo_training_step import rollout_loss
-from grpo.objectives import AVERAGES, OBJECTIVES, Objective, policy_loss, token_weights
-from tests.tiny import config, consumer, fill_policy, grpo_step, judge, rewards, same
+from grpo import losses
+from grpo.losses import AVERAGES, OBJECTIVES, Objective, policy_loss, token_weights
+from tests.tiny import config, consumer, fill_policy, grpo_step, judge, loss_of, rewards, same
 from tests.tiny_objectives import (MAX_TOKENS, OWN_CLIP, G, M, N, P, V, advantage_by_hand, objective_config,
                                    table_rollouts, with_advantage)
 
@@ -74,7 +73,7 @@ def test_loss_and_gradient_equal_the_papers_sum(name, estimator, clip):
     c = objective_config(name, estimator, **(dict(zip(("clip_low", "clip_high"), clip)) if clip else {}))
     rollouts = with_advantage(estimator, rollouts, reference, reward, c)
     weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
-    loss, metrics = rollout_loss(policy, rollouts, weight, c, on_policy=False)
+    loss, metrics = loss_of(policy, rollouts, weight, c)
     loss.backward()
 
     twin = policy.logits.detach().clone().requires_grad_()
@@ -96,7 +95,7 @@ def test_the_ratio_to_the_sampler_counts_from_the_first_step_on(name):
     c = objective_config(name, "k3", ratio_to="sampler")
     rollouts = with_advantage("k3", rollouts, reference, reward, c)
     weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
-    loss, _ = rollout_loss(policy, rollouts, weight, c, on_policy=True)
+    loss, _ = loss_of(policy, rollouts, weight, c)
     loss.backward()
     twin = policy.logits.detach().clone().requires_grad_()
     by_hand = loss_by_hand(name, twin, rollouts, reference, reward, "k3", 0.3)
@@ -115,7 +114,7 @@ def test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probabili
     if of_tokens:
         rollouts = dataclasses.replace(rollouts, advantage=torch.randn(N, M, dtype=torch.float64))
     weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
-    rollout_loss(policy, rollouts, weight, c, on_policy=True)[0].backward()
+    loss_of(policy, rollouts, weight, c, on_policy=True)[0].backward()
     twin = policy.logits.detach().clone().requires_grad_()
     logp = twin.log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]
     (-(logp * rollouts.advantage * weight).sum()).backward()
@@ -127,7 +126,7 @@ def test_the_entropy_bonus_is_the_entropys_gradient():
     c = objective_config("grpo", "none", entropy_bonus=0.7)
     rollouts = with_advantage("none", rollouts, reference, torch.ones_like(reward), c)
     weight = token_weights(rollouts.train_mask, "token", MAX_TOKENS)
-    loss, metrics = rollout_loss(policy, rollouts, weight, c)
+    loss, metrics = loss_of(policy, rollouts, weight, c)
     loss.backward()
     twin = policy.logits.detach().clone().requires_grad_()
     p = twin.softmax(-1)
@@ -168,7 +167,7 @@ def test_a_new_algorithm_is_a_row(dataset, monkeypatch):
     def soft(r, low, high, logp, advantage):
         return (4 * (r - 1)).sigmoid() * advantage
 
-    monkeypatch.setitem(objectives.SURROGATES, "soft", soft)
+    monkeypatch.setitem(losses.SURROGATES, "soft", soft)
     row = Objective("-mean sigmoid(4 (r - 1)) A", "none", "group_std", "sequence", surrogate="soft")
     monkeypatch.setitem(OBJECTIVES, "soft_grpo", row)
     c, policy = config(objective="soft_grpo"), fill_policy(seed=1, scale=3.0)

@@ -1,35 +1,33 @@
 """The metrics of a step. Until its end each is a pair (sum, count), which adds up over micro-batches and ranks; where
-count is None, the sum itself is the metric."""
+count is None, the sum itself is the metric. Sums whose names begin with _ are no metrics themselves."""
 
 import math
 
 import torch
 
-from core.optim import apply_gradients, total_over_ranks
+from core.optim import NONFINITE, apply_gradients, total_over_ranks
 
 LOGGED = "logged by a reward: "  # begins the name of what rewards logged, which may not be that of another metric
 OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second")  # added to a record later; and time/...
-DECIDING = ("loss", "mean_log_prob", "mean_advantage")  # a step in which one of these sums is not finite is skipped
-CLAMP = 20.0         # largest log ratio that is measured, so that sums of ratios stay finite
-MOST_KL = 0.2        # nats per token: a sampler of other processes that is further away than this is not the policy's
-EXTREMES = ("most_log_ratio", "most_minus_log_ratio")  # of these the largest over micro-batches and ranks counts
-MISMATCHES = ("ratio_minus_one", "mismatch_kl", "mismatch_mean", "ratio_mean", "ratio_square")  # means over tokens
-NO_MISMATCH = dict.fromkeys(MISMATCHES, (0.0, 0.0)) | dict.fromkeys(EXTREMES, (-math.inf, None))
-INTERNAL = ("loss_tokens", "ratio_square", *EXTREMES)    # sums that are not metrics themselves
+OF_ROLLOUTS = ("mean_log_prob", "mean_advantage")  # where one of these sums is not finite, neither is any later step's
+DECIDING = ("loss", *OF_ROLLOUTS)                  # a step in which one of these sums is not finite is skipped
+BAD_REWARDS = f"{NONFINITE}rewards"
+CLAMP = 20.0    # largest log ratio that is measured, so that sums of ratios stay finite
+MOST_KL = 0.2   # nats per token: a sampler of other processes that is further away than this is not the policy's
+LARGEST = ("_log_ratio", "_minus_log_ratio")  # of these the largest over micro-batches and ranks counts
 
 
 def add_up(sums, more):
-    """The sums of two parts of a step. Of EXTREMES the largest counts."""
-    added = dict(sums)
+    """Adds the sums of another part of a step, in place. Of LARGEST the largest counts."""
     for name, (total, count) in more.items():
-        before, count_before = sums.get(name, (0.0, 0.0))
         if name not in sums:
-            added[name] = total, count
-        elif name in EXTREMES:
-            added[name] = torch.as_tensor(total).clamp(min=before), None
+            sums[name] = total, count
+            continue
+        before, count_before = sums[name]
+        if name in LARGEST:
+            sums[name] = torch.maximum(before, total), None
         else:
-            added[name] = before + total, None if count is None else count_before + count
-    return added
+            sums[name] = before + total, None if count is None else count_before + count
 
 
 def unique_completions(target, mask):
@@ -93,22 +91,32 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
     return sums | rollouts.texts.metrics
 
 
+def logged_sums(scored, dist):
+    """The sums that rewards logged. The functions of a rank may log other metrics than those of the next."""
+    return {LOGGED + name: scored.metrics.get(name, (0.0, 0)) for name in dist.names_of_all(scored.metrics)}
+
+
 def mismatch(logp, rollouts):
-    """The sums of NO_MISMATCH over the tokens of the loss, with d = log(p / q) clamped: p under the policy before
-    its first step on them, q under the sampler. exp(d) - d - 1 estimates the KL from sampler to policy (k3).
+    """The sums over the tokens of the loss of d = log(p / q), clamped: p under the policy before its first step on
+    them, q under the sampler. exp(d) - d - 1 estimates the KL from sampler to policy (k3).
 
     logp: (N, M) log p; rollouts.old_logp: log q
     """
     counted = rollouts.scored > 0                                                    # (N, M)
+    tokens = counted.sum()
     d = (logp.detach() - rollouts.old_logp).masked_fill(~counted, 0.0)               # (N, M)
     d = d.clamp(-CLAMP, CLAMP)
-    tokens = counted.sum()
     away = d.expm1()                                                                 # (N, M) exact where d is small
     ratio = torch.where(counted, d.exp(), 0.0)                                       # (N, M)
-    values = away.abs(), away - d, d.abs(), ratio, ratio.square()                    # (N, M) each
-    sums = {name: (x.sum(), tokens) for name, x in zip(MISMATCHES, values, strict=True)}
+    sums = {
+        "ratio_minus_one": (away.abs().sum(), tokens),
+        "mismatch_kl": ((away - d).sum(), tokens),
+        "mismatch_mean": (d.abs().sum(), tokens),
+        "ratio_mean": (ratio.sum(), tokens),
+        "_ratio_square": (ratio.square().sum(), None),
+    }
     none = d.new_full((1,), -torch.inf)
-    for name, x in zip(EXTREMES, (d, -d), strict=True):
+    for name, x in zip(LARGEST, (d, -d), strict=True):
         of_tokens = x.masked_fill(~counted, -torch.inf).flatten()                    # (N M,)
         sums[name] = torch.cat((of_tokens, none)).max(), None
     return sums
@@ -117,54 +125,55 @@ def mismatch(logp, rollouts):
 def mismatch_metrics(totals, tokens):
     """The metrics that are no means, from the sums of `mismatch` over all micro-batches and ranks. The effective sample
     size is Kish's, as a share of the tokens."""
-    high, low = (totals[name] for name in EXTREMES)
-    size = totals["ratio_mean"] ** 2 / (tokens * totals["ratio_square"]) if totals["ratio_square"] else 0.0
+    high, low = (totals[name] for name in LARGEST)
+    square = totals["_ratio_square"]
+    size = totals["ratio_mean"] ** 2 / (tokens * square) if square else 0.0
     return {"mismatch_max": max(high, low), "ratio_min": math.exp(-low), "ratio_max": math.exp(high),
             "effective_sample_size": size}
 
 
-def check_mismatch(metrics, sampler):
+def check_mismatch(metrics, config):
     """Raises ValueError if rollouts of another process are further from the policy than rounding or a few steps of
     training explain."""
-    if metrics.get("mismatch_kl", 0.0) > MOST_KL:
-        raise ValueError(f"sampler={sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is above "
-                         f"{MOST_KL:g}: check the sampler's model and ids, or lower max_staleness or learning_rate")
+    elsewhere = config.sampler != "local" and config.scores_as_drawn
+    if elsewhere and metrics.get("mismatch_kl", 0.0) > MOST_KL:
+        raise ValueError(f"sampler={config.sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is "
+                         f"above {MOST_KL:g}: check the sampler's model and ids, or lower max_staleness or "
+                         "learning_rate")
 
 
 def nonfinite_rewards(scored, mask):
     """The number of completions with a reward, or a credit of a sampled token, that is not finite. NaN in a Scored is
     not counted: it means that the completion was skipped. mask: (N, M). Returns ()."""
-    seen, credit = ~scored.reward.isnan(), ~scored.credit.isfinite()                 # (P, G), (P, G, 1 or M)
-    if credit.shape[2] > 1:
-        credit = credit & (mask.view_as(credit) > 0)
-    bad = scored.reward.isinf() | (credit.any(2) & seen)                             # (P, G)
+    credit = scored.credit + scored.penalty                                          # (P, G, 1 or M)
+    wrong = ~credit.isfinite() & (scored.counted(mask) > 0)
+    bad = scored.reward.isinf() | wrong.any(2)                                       # (P, G)
     for x in scored.values.values():
         bad = bad | x.view_as(bad).isinf()
     return bad.sum()
 
 
 def end_step(policy, optimizers, sums, config, dist):
-    """Adds the sums of all ranks up, steps or skips, and returns {name: sum or count as a float} and the metrics of
-    docs/metrics.md. A mean of nothing is left out."""
-    numbers = {}
-    for name, (total, count) in sums.items():
-        numbers[name] = total
-        if count is not None:
-            numbers[f"count of {name}"] = count
-    totals = total_over_ranks(numbers, dist, EXTREMES)
+    """Adds the sums of all ranks up, and steps or skips. Returns the metrics of docs/metrics.md; a mean of nothing is
+    left out. bad_rollouts: 1 if every other step on the rollouts would be skipped too."""
+    numbers = {name: total for name, (total, _) in sums.items()}
+    numbers |= {f"count of {name}": count for name, (_, count) in sums.items() if count is not None}
+    totals = total_over_ranks(numbers, dist, LARGEST)
     dist.sum_gradients(policy.parameters())
-    totals = apply_gradients(policy.parameters(), optimizers, config.grad_clip, totals, "loss_tokens", DECIDING)
+    totals = apply_gradients(policy.parameters(), optimizers, config.grad_clip, totals, "_loss_tokens", DECIDING)
     metrics, logged = {}, {}
-    for name, (_, count) in sums.items():
-        count = 1 if count is None else totals[f"count of {name}"]
-        if name.startswith(LOGGED) and count:
+    for name in sums:
+        count = totals.get(f"count of {name}", 1)
+        if count and name.startswith(LOGGED):
             logged[name.removeprefix(LOGGED)] = totals[name] / count
-        elif name not in INTERNAL and count:
+        elif count and not name.startswith("_"):
             metrics[name] = totals[name] / count
-    if tokens := totals.get("count of ratio_mean"):
+    if tokens := totals["count of ratio_mean"]:
         metrics |= mismatch_metrics(totals, tokens)
     metrics |= {name: totals[name] for name in ("grad_norm", "skipped_steps", "empty_steps")}
     for name in logged:
         if name in metrics or name in OF_THE_TRAINER or name.startswith("time/"):
             raise ValueError(f"log_metric({name!r}, ...): training has a metric of this name; give it another")
-    return totals, metrics | logged
+    check_mismatch(metrics, config)
+    finite = all(math.isfinite(totals[name]) for name in OF_ROLLOUTS)
+    return metrics | logged | {"bad_rollouts": int(not finite or totals.get(BAD_REWARDS, 0) > 0)}

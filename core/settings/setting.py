@@ -1,0 +1,188 @@
+"""Settings: one field with its reason and its values; classes of them, with rooms that open when a value asks for them.
+
+A room is an optional feature. Its settings are a class of their own, which is imported and added to a config only while
+the room is open. Terms say what opens a room and what excludes what: `key` is true where that setting is on,
+`key=value` where it has this value or contains it, `key!=value` where not, `key>other` and `key<other` compare it with
+a number or another setting, `key@other` says that the path lies in that folder.
+"""
+
+import functools
+import importlib
+import math
+import operator
+import os
+import re
+import types
+import typing
+from dataclasses import dataclass, field, fields
+
+from core.settings.user_code import one_line
+
+TERM = re.compile(r"(\w+)(!?=|[<>@])?(.*)")
+
+
+def lies_in(path, folder):
+    """True if a path is that of something in a folder."""
+    return os.path.dirname(os.path.realpath(path)) == os.path.realpath(folder)
+
+
+READ_AGAIN = "a new run sets aside the files of out_dir, but this one is read again; choose another out_dir"
+COMPARE = {">": operator.gt, "<": operator.lt, "@": lies_in}
+
+
+def setting(default, why, allowed=None):
+    """A field. allowed: an interval such as "(0, 1]", a regular expression or choices; why: a reason, for --help."""
+    return field(default=default, metadata={"why": why, "allowed": allowed})
+
+
+def allowed_types(hint):
+    """The types of a setting: of int | None, int and None."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def check_values(config):
+    """Raises ValueError for the first setting that has a value which it cannot have; None passes."""
+    for f in fields(config):
+        check_value(f.name, getattr(config, f.name), **f.metadata)
+
+
+def check_value(key, value, allowed, why=""):
+    """Raises ValueError for a value that is not None and not allowed, as `setting` has it."""
+    if value is None or allowed is None:
+        return
+    if isinstance(allowed, str):
+        fits, what = is_inside(value, allowed), f"in {allowed}"
+    elif isinstance(allowed, re.Pattern):
+        fits, what = allowed.fullmatch(value), why
+    else:
+        fits, what = value in allowed, f"one of {', '.join(map(str, allowed))}"
+    if not fits:
+        raise ValueError(f"{key}={shown(value)} must be {what}")
+
+
+def is_inside(value, interval):
+    """True if a number lies in an interval; a round bracket leaves its end out: "(0, 1]" is above 0, at most 1."""
+    low, high = map(float, interval[1:-1].split(", "))
+    if value in (low, high):
+        return interval[0 if value == low else -1] in "[]"
+    return low < value < high
+
+
+def holds(term, get):
+    """True if a term holds for the values that `get` returns for a key; nothing is compared with None."""
+    key, sign, text = TERM.fullmatch(term).groups()
+    value = get(key)
+    if sign is None:
+        return bool(value)
+    if sign in COMPARE:
+        other = float(text) if text[0].isdigit() else get(text)
+        return None not in (value, other) and COMPARE[sign](value, other)
+    found = map(str, value if isinstance(value, tuple) else [value])
+    return (text in found) == (sign == "=")
+
+
+class WithRooms(type):
+    """Makes each class of settings a frozen dataclass, whose calls open the rooms that the values ask for."""
+
+    def __init__(cls, name, bases, namespace):
+        super().__init__(name, bases, namespace)
+        cls._core = namespace.get("_core", cls)  # the class without rooms
+        dataclass(frozen=True)(cls)
+
+    def __call__(cls, **values):
+        cls, opened = cls._core, []
+        known = defaults(cls) | values
+        for name, openers in cls.rooms.items():
+            if any(holds(opener, known.get) for opener in openers.split()):
+                opened.append(load_room(name))
+                known = defaults(opened[-1]) | known
+        made = with_rooms(cls, *opened)
+        for key in values.keys() - defaults(made).keys():
+            room, openers = room_of(cls, key)
+            if values.pop(key) != getattr(room, key):
+                openers = openers.replace(" ", " or ")
+                raise ValueError(f"{key}={shown(known[key])} is a setting of {openers}, which is not on")
+        return type.__call__(made, **values)
+
+
+class Settings(metaclass=WithRooms):
+    """The base of every config and of every room.
+
+    rooms: {"module:Class": terms, of which each opens it}
+    excludes: rows (terms, conditions, why): none of the terms may be true while all of the conditions are
+    first: names of the settings that --help shows, in the order of the data flow; "": all
+    """
+
+    rooms = {}
+    excludes = ()
+    first = ""
+
+    def __post_init__(self):
+        check_values(self)
+        rows = [row for cls in type(self).__mro__ for row in vars(cls).get("excludes", ())]
+        for terms, conditions, why in rows:
+            if not all(map(self.holds, conditions.split())):
+                continue
+            for term in filter(self.holds, terms.split()):
+                key = TERM.match(term)[1]
+                raise ValueError(f"{key}={shown(getattr(self, key))} cannot be with {conditions or term}: {why}")
+
+    def holds(self, term):
+        """True if a term holds for the settings and properties of this config."""
+        return holds(term, lambda key: getattr(self, key, None))
+
+    def __getattr__(self, key):  # a setting of a closed room has its default
+        if key.startswith("_"):
+            raise AttributeError(key)
+        return getattr(room_of(self._core, key)[0], key)
+
+    def __reduce__(self):  # the class with the open rooms is made again where it is unpickled
+        return functools.partial(self._core, **{f.name: getattr(self, f.name) for f in fields(self)}), ()
+
+    def varied(self, **changes):
+        """A copy with other values, unchecked: for what no user sets."""
+        copy = object.__new__(type(self))
+        vars(copy).update(vars(self) | changes)
+        return copy
+
+
+@functools.cache
+def with_rooms(cls, *rooms):
+    """The class of settings with those of the rooms."""
+    names = {"_core": cls, "__module__": cls.__module__}
+    return WithRooms(cls.__name__, (*rooms, cls), names) if rooms else cls
+
+
+def defaults(cls):
+    """{setting: default} of a class."""
+    return {f.name: f.default for f in fields(cls)}
+
+
+def load_room(name):
+    """The class of a room's settings. name: "module:Class" """
+    module, _, cls = name.partition(":")
+    return getattr(importlib.import_module(module), cls)
+
+
+def room_of(cls, key):
+    """(class, openers) of the room that has a setting; rooms are imported until it is found. Raises AttributeError."""
+    for name, openers in cls.rooms.items():
+        if key in defaults(load_room(name)):
+            return load_room(name), openers
+    raise AttributeError(key)
+
+
+def shown(value):
+    """A value for an error: its repr, shortened."""
+    return one_line(value, 100, repr)
+
+
+def check_finite(weights, named):
+    """Raises ValueError for the first tensor that holds NaN or infinity.
+
+    weights: pairs (name, tensor); named: the setting and the path, for the error
+    """
+    for name, tensor in weights:
+        if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, tensor.detach().aminmax())):
+            raise ValueError(f"{named}: {name} holds numbers that are not finite (NaN or infinity); use a checkpoint "
+                             "from before its training failed, or copy it again")

@@ -1,0 +1,127 @@
+"""The policies beside the trained one: the reference of the KL, and the proximal policy of the ratio.
+
+Both score the rollouts once, a micro-batch at a time. Reference and weight of the KL may move between iterations.
+"""
+
+import math
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from grpo.metrics import mismatch
+
+ADAPT_RATE, ADAPT_RANGE = 0.1, 100.0  # kl_beta moves by at most a fifth of the rate at once, within this factor
+
+
+def choose_estimator(config, policy):
+    """The config's kl_estimator, or the policy's default. KL in the reward needs an estimator from samples; a teacher
+    teaches more with its whole distribution."""
+    if config.kl_estimator is not None:
+        return config.kl_estimator
+    if config.kl_in_reward:
+        return "k3"
+    return policy.kl_estimator if config.teacher_checkpoint is None else "exact"
+
+
+def kl_weight(config):
+    """The weight of the KL: kl_beta of a reference, distill_beta of a teacher."""
+    return config.kl_beta if config.teacher_checkpoint is None else config.distill_beta
+
+
+def penalty_weight(config):
+    """The weight of the KL in the loss: 0 with kl_in_reward, where the reward has it."""
+    return 0.0 if config.kl_in_reward else kl_weight(config)
+
+
+@contextmanager
+def visiting(policy, device):
+    """Within, the policy is on the device; one that waits elsewhere (ref_offload) goes back afterwards."""
+    home = policy.device
+    if home != device:
+        policy.to(device)
+    try:
+        yield
+    finally:
+        if home != device:
+            policy.to(home)
+
+
+@torch.no_grad()
+def with_reference(rollouts, reference, estimator, config):
+    """The rollouts with what the reference says about their tokens.
+
+    estimator: "exact" stores its distributions at every state, k2 and k3 the log-probabilities of the sampled tokens
+    """
+    if reference is None:
+        return rollouts
+    with visiting(reference, rollouts.target.device):
+        if estimator != "exact":
+            return replace(rollouts, ref_logp=logp_in_batches(reference, rollouts, config))
+        found = [None] * rollouts.problems
+        for part in rollouts.micro_batches(config):
+            micro, _ = rollouts.select(part)
+            of_part = reference.distributions(micro, config.temperature)
+            for problem, x in zip(part.tolist(), of_part, strict=True):
+                found[problem] = x
+        return replace(rollouts, inputs=rollouts.inputs | {"reference": found})
+
+
+@torch.no_grad()
+def logp_in_batches(policy, rollouts, config):
+    """Log-probabilities (N, M) of the sampled tokens, a micro-batch at a time."""
+    logp = torch.empty_like(rollouts.old_logp)
+    for part in rollouts.micro_batches(config):
+        micro, rows = rollouts.select(part)
+        logp[rows] = policy.score(micro, config.temperature).logp
+    return logp
+
+
+def with_proximal(rollouts, policy, config, timer):
+    """The rollouts with the log-probabilities that the ratio is to (the proximal policy of arXiv 2110.00641), if it is
+    not the policy of this step; and the sums of `mismatch`, if the policy scores them before the first of several."""
+    proximal, sums = None, {}
+    if config.ppo_epochs * config.minibatches > 1:
+        proximal = logp_in_batches(policy, rollouts, config)
+        sums = mismatch(proximal, rollouts)
+        timer.end("rescore")
+    if config.ratio_to == "sampler":
+        proximal = rollouts.old_logp
+    return replace(rollouts, proximal_logp=proximal), sums
+
+
+# How the reference and kl_beta move
+
+def adapted(kl_beta, mean_kl, config):
+    """kl_beta after a step, by a proportional controller within bounds (arXiv 1909.08593 section 2.2)."""
+    if config.kl_target is None or not 0 < mean_kl < math.inf:  # no KL was measured, or it is not finite
+        return kl_beta
+    error = min(0.2, max(-0.2, mean_kl / config.kl_target - 1))
+    moved = kl_beta * (1 + ADAPT_RATE * error)
+    return min(config.kl_beta * ADAPT_RANGE, max(config.kl_beta / ADAPT_RANGE, moved))
+
+
+def static(reference, policy, iteration, config):
+    """Never changes."""
+
+
+@torch.no_grad()
+def ema(reference, policy, iteration, config):
+    """Follows the policy: reference = ema_alpha reference + (1 - ema_alpha) policy, after each iteration."""
+    for old, new in zip(reference.parameters(), policy.parameters(), strict=True):  # a matrix that is tied comes once
+        old.lerp_(new.to(old.device), 1 - config.ema_alpha)
+
+
+@torch.no_grad()
+def periodic(reference, policy, iteration, config):
+    """Becomes the policy after every reference_update_freq iterations (as ref_model_sync_steps elsewhere)."""
+    if iteration % config.reference_update_freq == 0:
+        reference.load_weights(policy.weights())
+
+
+REFERENCES = {"none": None, "static": static, "ema": ema, "periodic": periodic}
+
+
+def needs_reference(config):
+    """True if a run has a reference: with kl_beta=0 there is nothing to keep near it. A teacher is one."""
+    return REFERENCES[config.reference_mode] is not None and kl_weight(config) > 0

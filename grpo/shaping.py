@@ -1,0 +1,121 @@
+"""Shapes rewards beyond the algorithm. Each function has the name of the setting that asks for it (SHAPES of
+grpo/grpo_training_step.py), and takes and returns rollouts and their Scored; rewards: the Rewards that scored them."""
+
+from dataclasses import replace
+
+import torch
+
+from grpo.losses import kl_as_reward
+from grpo.reference import kl_weight
+from grpo.rollout import join
+
+MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are then still equal are dropped
+
+
+def reward_normalisation(rollouts, scored, rewards, config):
+    """The credit is the sum of rewards that are each normalised within their group (GDPO, arXiv 2601.05242)."""
+    values = normalised({name: x.cpu() for name, x in scored.values.items()}, rollouts.group_size)
+    credit = rewards.total(values).round(decimals=6).float().to(scored.reward.device)  # (N,)
+    return rollouts, replace(scored, credit=credit.view_as(scored.reward)[..., None])
+
+
+def normalised(values, G):
+    """Each reward minus its group's mean, divided by the standard deviation there plus 1e-4.
+
+    values: {name: (N,)}, NaN where skipped. In float64, because the sum of rewards that cancel must be 0
+    """
+    out = {}
+    for name, x in values.items():
+        x = x.double().view(-1, G)                                                   # (P, G)
+        count = (~x.isnan()).sum(1, keepdim=True)                                    # (P, 1)
+        apart = x - x.nanmean(1, keepdim=True)                                       # (P, G)
+        squares = apart.square().nansum(1, keepdim=True)                             # (P, 1)
+        std = (squares / (count - 1).clamp(min=1)).sqrt()                            # (P, 1)
+        out[name] = (apart / (std + 1e-4)).flatten()
+    return out
+
+
+def train_pass_k(rollouts, scored, rewards, config):
+    """Advantages are weighted so that their expected gradient is the one of pass@k."""
+    right = rewards.right(scored.values).view_as(scored.reward)                      # (P, G)
+    return rollouts, replace(scored, weight=pass_k_weight(right, config.train_pass_k)[..., None])
+
+
+def pass_k_weight(right, k):
+    """The factor on each leave-one-out advantage that makes its expected gradient the one of pass@k.
+
+    right: (P, G) 1 right, 0 wrong, NaN neither. Returns (P, G): k times the chance that k - 1 others of the group,
+    drawn without replacement from those right or wrong, are all wrong (arXiv 2508.10751); 1 with fewer such others.
+    """
+    scored = (~right.isnan()).float()                                                # (P, G)
+    wrong = (right == 0).float()                                                     # (P, G)
+    others = scored.sum(1, keepdim=True) - scored                                    # (P, G) without the completion
+    wrong_others = wrong.sum(1, keepdim=True) - wrong                                # (P, G)
+    weight = torch.full_like(others, float(k))
+    for j in range(k - 1):
+        wrong_left = (wrong_others - j).clamp(min=0)
+        weight = weight * wrong_left / (others - j).clamp(min=1)
+    return torch.where(others < k - 1, 1.0, weight)
+
+
+def overlong_buffer(rollouts, scored, rewards, config):
+    """The soft punishment of DAPO (arXiv 2503.14476 eq. 13): 0 up to overlong_buffer tokens below the limit, then down
+    to -1 at it."""
+    buffer = config.overlong_buffer
+    length = rollouts.mask.sum(1)                                                    # (N,)
+    penalty = ((rollouts.max_tokens - buffer - length) / buffer).clamp(-1.0, 0.0)    # (N,)
+    return rollouts, penalised(scored, "overlong", penalty, rollouts.by_problem(penalty)[..., None])
+
+
+def kl_in_reward(rollouts, scored, rewards, config):
+    """-kl_beta times the KL to the reference is a part of the reward, of each token if the credit is."""
+    per_token = kl_as_reward(rollouts, kl_weight(config))                            # (N, M)
+    whole = per_token.sum(1)                                                         # (N,)
+    penalty = per_token if scored.per_token else whole
+    return rollouts, penalised(scored, "kl", whole, penalty.view(scored.credit.shape))
+
+
+def penalised(scored, name, value, penalty):
+    """value: (N,), which is logged as a reward; penalty: (P, G, 1 or M)"""
+    return replace(scored, penalty=scored.penalty + penalty, values=scored.values | {name: value})
+
+
+def mask_truncated(rollouts, scored, rewards, config):
+    """Completions that hit the limit on their tokens are not in the loss."""
+    return replace(rollouts, train_mask=rollouts.train_mask * ~rollouts.truncated[:, None]), scored
+
+
+def zero_std(rollouts, scored, collect, config, dist):
+    """Groups of equal rewards, from which nothing is learned, are dropped, or replaced by other problems. Returns sums
+    for metrics, too."""
+    if config.zero_std == "resample":
+        return resample(rollouts, scored, collect, dist)
+    return *drop(rollouts, scored), {}
+
+
+def drop(rollouts, scored):
+    """Only the groups whose rewards differ."""
+    useful = scored.differ()                                                         # (P,)
+    rollouts, _ = rollouts.select(useful.nonzero().squeeze(1).cpu())
+    return rollouts, scored.select(useful)
+
+
+def resample(rollouts, scored, collect, dist):
+    """Dynamic sampling (arXiv 2503.14476 section 3.2): other problems in place of the groups that were dropped, in at
+    most MOST_RESAMPLES rounds, until no rank misses a group.
+
+    collect: (again, count) -> rollouts and Scored of `count` problems of another round
+    """
+    wanted = rollouts.problems
+    resampled = 0.0
+    rollouts, scored = drop(rollouts, scored)
+    for again in range(1, MOST_RESAMPLES + 1):
+        missing = wanted - rollouts.problems
+        if not dist.agree(missing):
+            break
+        if missing:
+            resampled += missing
+            more_rollouts, more_scored = drop(*collect(again, missing))
+            rollouts = join([rollouts, more_rollouts])
+            scored = join([scored, more_scored])
+    return rollouts, scored, {"resampled": (resampled, float(wanted))}
