@@ -13,7 +13,6 @@ import torch
 
 from core.distributed import is_sharded
 from core.files import BEFORE, CONFIG, STATE, CannotWrite, replacing
-from core.performance.sharding import cut_state, whole
 from core.settings.setting import check_finite
 from core.settings.user_code import guarded
 
@@ -59,10 +58,13 @@ class CheckpointManager:
         """
         state |= {"step": step, "facts": facts, "layout": layout(weights, optimizers), "identity": self.identity,
                   "model": weights, "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
-        state = whole(state, self.writes)
-        if state is None:
+        in_parts = any(map(is_sharded, weights.values()))
+        if in_parts:
+            from core.performance.sharding import whole
+            state = whole(state, self.writes)
+        if not self.writes:
             return
-        sharded = {"weights": state["model"]} if any(map(is_sharded, weights.values())) else {}
+        sharded = {"weights": state["model"]} if in_parts else {}
         names = [f"model{self.suffix}"]
         if self.keep:
             names.append(f"model-{step:06d}{self.suffix}")
@@ -132,7 +134,9 @@ class CheckpointManager:
                              f"{self.path(CONFIG)} or choose another out_dir")
         for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
             saved["param_groups"] = optimizer.state_dict()["param_groups"]  # the settings of this run
-            cut_state(saved, optimizer)
+            if mapped:
+                from core.performance.sharding import cut_state
+                cut_state(saved, optimizer)
             optimizer.load_state_dict(saved)
         self.last = path, state["step"]
         return state

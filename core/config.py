@@ -11,7 +11,7 @@ import types
 import typing
 
 from core.files import CONFIG, read_object
-from core.settings.setting import Settings, allowed_types, load_room, setting, shown
+from core.settings.setting import Settings, allowed_types, defaults, load_room, setting, shown
 from core.settings.user_code import naming_line_of, one_line
 
 
@@ -20,6 +20,17 @@ class UsageError(ValueError):
 
 
 INTERVALS = {"log_interval": 10, "save_interval": 1, "sample_interval": 1}  # {interval: parts of eval_interval}
+
+
+class MaskConfig(Settings):
+    """The settings of masking, for all scripts that mask text."""
+
+    excludes = (("mask_low>mask_high", "", "it must be at most mask_high"),)
+
+    masks: dict | None = setting(
+        None, "{random, in_lines, span, line, or a @mask function of yours: weight}; None: random and span, 1.0 each")
+    mask_low: float = setting(0.2, "smallest masked share of a text; drawn for each text", "(0, 1]")
+    mask_high: float = setting(0.5, "largest masked share of a text", "(0, 1]")
 
 
 class RunConfig(Settings):
@@ -107,7 +118,7 @@ def load_config(cls, argv):
         print("\n".join(help_lines(cls, wanted[0].partition("=")[2])))
         raise SystemExit(0)
     values, origin, in_files = {}, {}, {}
-    given = [settings_in(argument) for argument in argv]
+    given = [settings_in(argument, defaults(cls)) for argument in argv]
     hints = hints_of(cls, {key for _, settings in given for key in settings})
     for where, settings in given:
         for key, value in settings.items():
@@ -119,7 +130,7 @@ def load_config(cls, argv):
     path = os.path.join(values.get("out_dir", ""), CONFIG)
     alone = "out_dir" in values and all(argument.startswith("--") for argument in argv)
     if values.get("resume") is True and alone and os.path.isfile(path):
-        saved = read_object(path, path, "name the config file of the run")
+        saved = read_object(path, path, "name the config file of the run, or delete it")
         hints |= hints_of(cls, saved.keys() - {"starts"})
         in_files = {key: checked(key, value, hints, path) for key, value in saved.items() if key in hints}
         values, origin = in_files | values, dict.fromkeys(in_files, path) | origin
@@ -134,13 +145,12 @@ def hints_of(cls, keys):
     """{setting: type} of a config, with those of rooms until all keys are known."""
     hints = typing.get_type_hints(cls)
     for room in cls.rooms:
-        if keys <= hints.keys():
-            break
-        hints |= typing.get_type_hints(load_room(room))
+        if not keys <= hints.keys():
+            hints |= typing.get_type_hints(load_room(room))
     return hints
 
 
-def settings_in(argument):
+def settings_in(argument, known):
     """The settings of an argument and the place that errors name: (place, {key: value, of the command line a text}).
     Raises UsageError."""
     if argument.startswith("--"):
@@ -148,7 +158,8 @@ def settings_in(argument):
         return COMMAND, {key: text if equals else None}
     if not argument.endswith(".py"):
         raise UsageError(f"{argument}: expected a config file ending in .py, or --key=value")
-    return argument, {name: x for name, x in run_config_file(argument).items() if not isinstance(x, CODE)}
+    return argument, {name: x for name, x in run_config_file(argument).items()
+                      if name in known or not isinstance(x, CODE)}
 
 
 def run_config_file(path):
@@ -181,7 +192,7 @@ def literal(text, hint):
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-    allowed = {typing.get_origin(t) or t for t in allowed_types(hint)}
+    allowed = allowed_types(hint)
     if str in allowed and type(value) not in allowed:
         return text  # of str | None: 7 is the text "7"
     return value
@@ -191,7 +202,7 @@ def checked(key, value, hints, where):
     """`value` as the type of its key. Conversions: int to float, list to tuple, one word to a tuple of that word."""
     if key not in hints:
         raise UsageError(f"{where}: {unknown_key(key, hints)}")
-    kinds = {typing.get_origin(t) or t: typing.get_args(t) for t in allowed_types(hints[key])}
+    kinds = allowed_types(hints[key])
     item = kinds[tuple][0] if tuple in kinds else None
     if item and type(value) is list:
         value = tuple(value)
@@ -219,8 +230,5 @@ def changed_settings(config, origin):
 
 def describe(config, origin):
     """The settings that differ from the defaults and where each was set, one line each."""
-    lines = []
-    for key, about in changed_settings(config, origin).items():
-        setting = f"{key} = {about['value']!r}"
-        lines.append(f"{setting:<40}  (default {about['default']!r}; {about['set in']})")
-    return lines
+    return [f"{key} = {about['value']!r}".ljust(40) + f"  (default {about['default']!r}; {about['set in']})"
+            for key, about in changed_settings(config, origin).items()]

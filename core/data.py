@@ -1,97 +1,88 @@
-"""Running text: a folder of token files, and windows of it as problems. A problem depends on (seed, split, step, its
-number) alone, so there is no state to checkpoint."""
-
-import json
-import os
+"""Running text as problems: windows of it, and the masks that make them fill-in problems. A problem depends on (seed,
+split, step, its number) alone, so there is no state to checkpoint."""
 
 import numpy as np
 import torch
 
-from core.files import read_object, replacing
-from core.masking import check_masks, draw_mask
+from core.data_folder import SPLITS, check_meta, dataset_folder, load_meta, open_tokens
 from core.model import LANGUAGE_MODEL
-from core.settings.setting import shown
-from core.tokenizer import AGAIN, from_description, same_vocabulary
+from core.settings.setting import is_inside
 
-SPLITS = ("train", "val")
 PROBLEMS = 0  # the first number of the seeds of problems, so that sampling draws other noise (core/distributions.py)
+MASKS = {}  # {name: function(rng, tokens, count, newline) -> (T,) bool}
 
 
-def dataset_folder(dataset):
-    """A name under data/, or a folder of your own."""
-    return dataset if os.path.isdir(dataset) else os.path.join("data", dataset)
+def mask(fn):
+    """Adds a kind of mask under the function's name. A user's file adds one in this way too."""
+    MASKS[fn.__name__] = fn
+    return fn
 
 
-def dtype_of_ids(tokenizer):
-    """An id takes 16 bits or, of a vocabulary above 65,536, 32."""
-    return np.dtype("uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
+@mask
+def random(rng, tokens, count, newline):
+    """Masks `count` single positions, drawn uniformly."""
+    return in_lines(rng, tokens, count, newline=-1)
 
 
-def write_dataset(folder, tokens, tokenizer, **facts):
-    """Writes train.bin, val.bin and meta.json.
+@mask
+def in_lines(rng, tokens, count, newline):
+    """Masks `count` single positions but no newline; all others, if there are fewer."""
+    mask = np.zeros(len(tokens), dtype=bool)
+    inside = np.flatnonzero(tokens != newline)
+    chosen = rng.choice(inside, size=min(count, len(inside)), replace=False)
+    mask[chosen] = True
+    return mask
 
-    tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json
+
+@mask
+def span(rng, tokens, count, newline, mean_span=5):
+    """Masks runs of positions with geometrically distributed lengths, until `count` positions are masked."""
+    mask = np.zeros(len(tokens), dtype=bool)
+    while mask.sum() < count:
+        length = min(rng.geometric(1 / mean_span), count - mask.sum())
+        start = rng.integers(len(tokens) - length + 1)
+        mask[start : start + length] = True
+    return mask
+
+
+@mask
+def line(rng, tokens, count, newline):
+    """Masks whole lines in random order until `count` positions are masked; of the last line only as much as needed.
+    Newlines are not masked."""
+    mask = np.zeros(len(tokens), dtype=bool)
+    ends = tokens == newline                                                         # (T,)
+    line = ends.cumsum() - ends                                                      # (T,) number of each token's line
+    for i in rng.permutation(line[-1] + 1):
+        inside = np.flatnonzero((line == i) & ~ends)
+        mask[inside[: count - mask.sum()]] = True
+        if mask.sum() >= count:
+            break
+    return mask
+
+
+def check_masks(masks):
+    """masks, {key of MASKS: weight}, with its default. Raises ValueError for a key or weight that cannot be."""
+    masks = {"random": 1.0, "span": 1.0} if masks is None else masks
+    if not masks or not masks.keys() <= MASKS.keys() or not all(
+            type(w) in (int, float) and is_inside(w, "(0, 1e6]") for w in masks.values()):
+        raise ValueError(f"masks={masks} must have weights above 0 of {', '.join(MASKS)}, or of your @mask functions")
+    return masks
+
+
+def draw_mask(rng, tokens, weights, low, high, newline):
+    """Draws a mask: its share of the window from [low, high], and the kind of mask in proportion to `weights`.
+
+    tokens: (T,) ids; weights: {key of MASKS: weight}; newline: the id that ends a line
+    Returns (T,) bool, True where masked, with at least one True
     """
-    files = {}
-    for split in SPLITS:
-        facts[f"{split}_tokens"] = len(tokens[split])
-        files[f"{split}.bin"] = np.array(tokens[split], dtype=dtype_of_ids(tokenizer)).tobytes()
-    write_folder(folder, files, tokenizer, facts)
-
-
-def write_folder(folder, files, tokenizer, facts):
-    """Writes the files {name: bytes} of a dataset and, last, meta.json with its tokenizer and facts, which are printed.
-    Each file appears whole or not at all."""
-    if not folder:
-        raise ValueError("out is empty; name a folder with --out=FOLDER")
-    meta = json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1).encode()
-    for name, content in {**files, "meta.json": meta}.items():
-        with replacing(os.path.join(folder, name)) as new, open(new, "wb") as f:
-            f.write(content)
-    print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
-
-
-def load_meta(folder, tokenizer=None):
-    """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
-    path = os.path.join(folder, "meta.json")
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; correct the path, or run its prepare.py "
-                                "(for your own data: data/char_diffusion/prepare.py or data/custom/prepare.py)")
-    meta = read_object(path, path, AGAIN)
-    if not isinstance(meta.get("tokenizer"), dict):
-        raise ValueError(f"{path} has no tokenizer: {AGAIN}")
-    return meta, tokenizer or from_description(meta["tokenizer"], path)
-
-
-def open_tokens(folder, split, tokenizer, block_size):
-    """The token ids of a split, as an array that stays on disk. Raises FileNotFoundError or ValueError, naming the
-    file, unless it has more than a window of block_size."""
-    path = os.path.join(folder, f"{split}.bin")
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; run its prepare.py again")
-    dtype = dtype_of_ids(tokenizer)
-    count = os.path.getsize(path) // dtype.itemsize
-    if count <= block_size + 1:
-        raise ValueError(f"{path} has {count} tokens, fewer than one window of block_size={block_size} + 1")
-    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
-
-
-def check_meta(folder, meta, tokenizer, masks):
-    """Raises ValueError unless windows of the dataset can be cut and masked with this tokenizer.
-
-    masks: {key of MASKS: weight}, or None where nothing is masked
-    """
-    if not same_vocabulary(meta["tokenizer"], tokenizer):
-        raise ValueError(f"dataset={folder} was prepared with another vocabulary "
-                         f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "
-                         "prepare it for this one: data/char_diffusion/prepare.py --tokenizer=MODEL")
-    if masks and tokenizer.mask_token_id is None:
-        raise ValueError(f"dataset={folder}: its tokenizer has no mask token, which filling in needs")
-    if masks and "line" in masks and tokenizer.newline_token_id < 0:
-        raise ValueError(f"masks={masks} has lines, but the tokenizer has no end of a line; leave 'line' out")
-    stride = meta.get("stride", 1)
-    if type(stride) is not int or stride < 1:
-        raise ValueError(f"{folder}/meta.json: stride={shown(stride)} cannot be; prepare the dataset again")
+    p = np.array(list(weights.values()))
+    name = rng.choice(list(weights), p=p / p.sum())
+    share = rng.uniform(low, high)
+    count = max(1, round(share * len(tokens)))
+    mask = MASKS[name](rng, tokens, count, newline)
+    if not mask.any():  # newlines alone: no line to mask
+        return random(rng, tokens, count, newline)
+    return mask
 
 
 class DatasetConsumer:
@@ -124,9 +115,7 @@ class DatasetConsumer:
         problems = [self._problem(split, step, first + i) for i in range(self.batch_size)]
         return {key: np.stack([p[key] for p in problems]) for key in problems[0]}
 
-    def problems(self, split, step, micro=0):
-        """Problems for reinforcement learning: for fill-in the same as for supervised training."""
-        return self.batch(split, step, micro)
+    problems = batch  # for reinforcement learning the same as for supervised training
 
     def _problem(self, split, step, number):
         rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, number])
@@ -170,3 +159,16 @@ def unpack_batch(batch, device):
         raise ValueError("a batch without masks: every text needs at least one masked position to fill in")
     input, target, mask = (torch.from_numpy(batch[key]) for key in ("input", "target", "mask"))
     return input.to(device, non_blocking=True), target.to(device, non_blocking=True), mask
+
+
+def masked_positions(mask, device):
+    """The positions of the masked tokens of each row. M is the largest number of them in a row.
+
+    mask: (B, T) bool on the CPU
+    Returns position (B, M) int64 on `device`, the masked positions in order and then padding, and hidden (B, M) bool on
+    the CPU, False on padding
+    """
+    hidden, order = mask.int().sort(dim=1, descending=True, stable=True)             # (B, T) each, masked ones first
+    M = int(mask.sum(1).max())
+    position = order[:, :M].to(device)
+    return position, hidden[:, :M].bool()

@@ -20,8 +20,14 @@ REPORT = "report.html"
 CURVES = "curves.png"
 VLLM_WEIGHTS = "vllm-weights"
 RUN_FILES = (STATE, BEFORE, METRICS, SAMPLES, CONSOLE, CONFIG, TRACKER_IDS, REPORT, CURVES)
+HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
 UMASK = os.umask(0)
 os.umask(UMASK)
+
+
+def on_hub(path):
+    """True if a path is a name of the Hugging Face hub, hf:owner/name."""
+    return path.startswith(HUB)
 
 
 class CannotWrite(ValueError):
@@ -57,17 +63,12 @@ def replacing(path):
 
 
 def put(new, path):
-    """Puts the file `new` in the place of `path`, once it is on the disk."""
-    as_usual(new)
+    """Puts the file `new` in the place of `path`, once it is on the disk, with the mode that open() gives."""
+    with contextlib.suppress(PermissionError):  # some file systems have no modes
+        os.chmod(new, 0o666 & ~UMASK)  # safetensors makes files that only the user may read
     with open(new, "r+b") as f:
         os.fsync(f.fileno())
     os.replace(new, path)
-
-
-def as_usual(path):
-    """Gives a file the mode that open() gives; safetensors makes files that only the user may read."""
-    with contextlib.suppress(PermissionError):  # some file systems have no modes
-        os.chmod(path, 0o666 & ~UMASK)
 
 
 def write_json(path, value):

@@ -4,8 +4,9 @@ import math
 
 import torch
 
-from core.distributions import KeptCollector, in_parts, token_logp
+from core.distributions import in_parts, token_logp
 from core.fill_in import fill_in, predict_and_sample_tokens
+from core.truncation import KeptCollector
 
 
 def draw_passes(order, hidden, passes, block_length=None):

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from core.cache import new_cache
-from core.distributions import KeptCollector, KeptTokens, draw_tokens, noise_on
+from core.distributions import draw_tokens, noise_on
 from core.performance.prepacked import prepacked
+from core.truncation import KeptCollector, KeptTokens
 
 LEAVE_SHARE = 0.9  # finished rows leave the batch once at most this share has not ended
 

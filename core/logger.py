@@ -55,6 +55,7 @@ class Logger:
         self.total_steps, self.lines = total_steps, 0
         self.bar = tqdm(total=total_steps, disable=silent or not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
                         leave=False)
+        self.doing = self.bar.set_postfix_str  # doing(text) shows beside the bar what the run is doing
 
     def start(self, step=0):
         """A run begins or goes on at `step`: the records of later steps will be written again."""
@@ -113,10 +114,6 @@ class Logger:
             self.say(" ".join([*names, f"{'eta':>8}"]))
         self.lines += 1
         self.say(" ".join([*cells, f"{self.eta(step):>8}"]))
-
-    def doing(self, what):
-        """Shows beside the progress bar what the run is doing."""
-        self.bar.set_postfix_str(what)
 
     def close(self):
         self.bar.close()

@@ -12,12 +12,11 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
-from core.files import object_from_json, read_object, replacing
+from core.files import HUB, object_from_json, on_hub, read_object, replacing
 from core.model import GPT, GPTConfig
-from core.settings.optional import HUB, on_hub
 from core.settings.setting import check_finite
 from core.settings.user_code import guarded, one_line
-from core.tokenizer import from_description, same_vocabulary
+from core.tokenizer_kinds import from_description, same_vocabulary
 
 AGAIN = "copy or train it again"
 

@@ -5,8 +5,9 @@ from functools import partial
 
 import numpy as np
 
-from core.data import PROBLEMS, SPLITS, dataset_folder, load_meta
-from core.records import is_file_of_records, load_records, side, unique_prompts, with_completion
+from core.data import PROBLEMS
+from core.data_folder import OF_CONSUMER, SPLITS, dataset_folder, is_file_of_records, load_meta
+from core.records import load_records, side, unique_prompts, with_completion
 
 
 def plain(messages):
@@ -26,7 +27,6 @@ MATH = ("Put your reasoning between <start_working_out> and <end_working_out>, "
 CODE = "Answer with one fenced block of Python code."
 TEMPLATES = {"plain": plain, "chat": chat, "math": partial(chat, rules=MATH), "code": partial(chat, rules=CODE)}
 MODEL = "model"     # the template that comes with a Hugging Face model
-OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that a PromptConsumer adds, or needs alone
 SHORT = 300         # characters of the first prompt that the start of a run prints
 
 

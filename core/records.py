@@ -4,15 +4,11 @@ import hashlib
 import json
 import os
 
-from core.data import SPLITS, dataset_folder, write_folder
-from core.files import object_from_json
-from core.settings.optional import HUB, on_hub, quiet_hub, require
+from core.data_folder import FIELDS, FILES, PROMPTS, SPLITS, dataset_folder, write_folder
+from core.files import HUB, object_from_json, on_hub
+from core.settings.optional import quiet_hub, require
 from core.settings.user_code import guarded
 
-PROMPTS = "prompts.jsonl"
-FILES = (".jsonl", ".json", ".parquet")  # a dataset with such an ending is a file of records
-FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
-          "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
 RESERVED = ("prompts", "completions", "text", "tokens", "where")  # arguments of rewards, and what we add to a record
 VALIDATION_PERCENT = 10
 VALIDATION_NAMES = ("validation", "val", "dev", "test")            # of the split of a data set, the first one wins
@@ -128,21 +124,6 @@ def read_hub(dataset):
         rows = check_rows(found[theirs].to_list(), f"{dataset}, {theirs}", (*RESERVED, "split"))
         records += [record | {"split": split} for record in rows]
     return records
-
-
-def is_file_of_records(dataset):
-    """Tells whether a dataset is a file of records, or one of the hub, which need no preparation."""
-    return on_hub(dataset) or dataset.endswith(FILES)
-
-
-def has_prompts(dataset):
-    """Tells whether a dataset consists of prompts, not of running text. Raises ValueError for other files."""
-    if is_file_of_records(dataset):
-        return True
-    if os.path.isfile(dataset):
-        raise ValueError(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); make running text a "
-                         f"folder with data/char_diffusion/prepare.py --input={dataset} --out=data/mine")
-    return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
 
 
 def load_records(dataset):

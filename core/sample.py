@@ -15,20 +15,20 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core.config import load_config
-from core.distributed import detect_device
+from core.data import masked_positions
+from core.device import detect_device
 from core.distributions import draw_uniforms
 from core.fill_in import UNMASK_ORDERS, fill_in
 from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.logger import highlight
-from core.masking import masked_positions
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer
 from core.prompts import MODEL, TEMPLATES, PromptFormat
 from core.settings.script import run_script
 from core.settings.setting import Settings, setting
-from core.tokenizer import by_character
+from core.tokenizer_kinds import by_character
 
 HIDDEN = "_"  # stands for a hidden token
 NEW_TOKENS = 128  # most tokens of a causal model's completion, if max_new_tokens is None
@@ -114,10 +114,10 @@ def draw(model, ids, tokenizer, config, device, end_ids=()):
     draws = count_passes(position.shape[1], config.block_length, config.unmask_steps) if by_confidence else 1
     noise = draw_uniforms(config.seed, 0, [0], (1 + draws, config.num_samples, len(ids)))
     uniform = noise[:, [0, *range(2, 1 + draws)]].transpose(0, 1)                    # (draws, 1, num_samples, T)
-    order = order_of_places(config.unmask_order, noise[:, 1])
     target, *_ = fill_in_passes(
-        model, text, position, hidden, uniform, order, config.unmask_steps, block_length=config.block_length,
-        by_confidence=by_confidence, end_ids=end_ids, temperature=config.temperature, top_p=config.top_p)
+        model, text, position, hidden, uniform, order_of_places(config.unmask_order, noise[:, 1]), config.unmask_steps,
+        block_length=config.block_length, by_confidence=by_confidence, end_ids=end_ids, temperature=config.temperature,
+        top_p=config.top_p)
     return fill_in(text, position, hidden.to(device), target[None])[0].tolist()
 
 

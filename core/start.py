@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 import torch
 
 from core.config import changed_settings
-from core.data import dataset_folder
+from core.data_folder import dataset_folder
 from core.files import CONFIG, CannotWrite, read_object, write_json
 from core.run import set_aside
 from core.settings.setting import shown
@@ -80,8 +80,8 @@ def build(path, recipe, key, command, dry=False):
         print(f"{key}: {path} is missing; it would be built by {recipe}")
         return True
     print(f"{key}: {path} is missing; building it with {recipe} (after an interrupt the next start goes on from there)")
-    alone = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}  # it is no rank of this run
-    done = subprocess.run([sys.executable, *command], env=alone)
+    # It is no rank of this run
+    done = subprocess.run([sys.executable, *command], env=os.environ | {"RANK": "0", "WORLD_SIZE": "1"})
     if done.returncode or not os.path.exists(path):
         raise ValueError(f"{key}: building {path} with {recipe} failed or was stopped, see above; start again to go on")
     return False

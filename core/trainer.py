@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from core.checkpoint_manager import CheckpointManager
+from core.data import masked_positions
 from core.distributions import in_parts, token_logp
-from core.masking import masked_positions
 from core.model import SEQUENCE_SCORER
 from core.models import save_model
 from core.optim import CosineLRScheduler, apply_gradients, build_optimizers, set_learning_rate, total_over_ranks

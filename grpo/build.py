@@ -1,19 +1,18 @@
 """The models, data, rewards and evaluation of a run, checked against each other before the first step."""
 
-import importlib
 from dataclasses import dataclass
+
+import torch
 
 from core.checkpoint_manager import shapes
 from core.data import DatasetConsumer
-from core.huggingface.settings import FULL
+from core.data_folder import has_prompts, is_file_of_records
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.performance.prepacked import has_fast_bfloat16
-from core.performance.sharding import is_asked_for, loads_on, shard_all
-from core.prompts import PromptConsumer, PromptFormat
-from core.records import has_prompts, is_file_of_records
+from core.settings.setting import load_room
 from core.start import build_missing
-from core.tokenizer import same_vocabulary
+from core.tokenizer_kinds import same_vocabulary
 from grpo.reference import needs_reference
 from grpo.reward_functions.registry import load_reward_file
 from grpo.rewards import Rewards
@@ -22,9 +21,10 @@ FILL_IN, LEFT_TO_RIGHT, ANY_ORDER = "fill-in", "prompts, left to right", "prompt
 POLICIES = {  # {kind: module of grpo/policies/ and class, imported when it is made}
     FILL_IN: "fill:FillPolicy", LEFT_TO_RIGHT: "causal:CausalPolicy", ANY_ORDER: "prompt_fill:PromptFillPolicy"}
 OWN = {  # {kind: what may be true of its settings, but not of those of a kind without it: terms for config.holds}
-    FILL_IN: "gold_judge_checkpoint credit_window!=None unmask_steps!=1",
+    FILL_IN: "gold_judge_checkpoint credit_window!=None unmask_steps!=1 fill_estimator!=trajectory",
     LEFT_TO_RIGHT: "environment stop_sequences overlong_buffer mask_truncated",
-    ANY_ORDER: "unmask_steps!=1 block_length unmask_order!=random stop_sequences overlong_buffer mask_truncated"}
+    ANY_ORDER: "unmask_steps!=1 fill_estimator!=trajectory block_length unmask_order!=random stop_sequences "
+               "overlong_buffer mask_truncated"}
 
 
 @dataclass
@@ -54,6 +54,7 @@ def build_data(config, dist):
     if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
         tokenizer = load_tokenizer(path, "generator_checkpoint")
     if has_prompts(config.dataset):
+        from core.prompts import PromptConsumer, PromptFormat
         return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
                               PromptFormat.of(config))
     return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
@@ -76,13 +77,30 @@ def build_models(config, data, dist):
         if reference is not None:
             reference.compile()
     models = Models(policy, reference, judge, gold_judge)
-    shard_all([part.model for part in vars(models).values() if part is not None], config, dist)
+    shard_models([part.model for part in vars(models).values() if part is not None], config, dist)
     return models
+
+
+def is_asked_for(config, dist):
+    """True if the models of this run are sharded."""
+    return config.parallel == "fsdp" and dist.world > 1
+
+
+def loads_on(config, dist):
+    """The device that a model is loaded on: the CPU for one that is sharded, because whole it may not fit elsewhere."""
+    return torch.device("cpu") if is_asked_for(config, dist) else dist.device
+
+
+def shard_models(models, config, dist):
+    """Shards the models if the config asks for it."""
+    if is_asked_for(config, dist):
+        from core.performance.sharding import shard_all
+        shard_all(models, dist)
 
 
 def check_kind(config, mode, data):
     """Raises ValueError for a dataset, or a setting, of another kind of generator. mode: the generator's"""
-    if mode == LANGUAGE_MODEL and not isinstance(data, PromptConsumer):
+    if mode == LANGUAGE_MODEL and not has_prompts(config.dataset):
         raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
                          f"prompts, such as data/arithmetic, which dataset={config.dataset} is not")
     kind = kind_of(config, mode)
@@ -101,12 +119,11 @@ def kind_of(config, mode):
 
 def make_policy(model, tokenizer, config, dist):
     """The policy of the kind that the model's mode and the dataset say."""
-    module, _, name = POLICIES[kind_of(config, model.mode)].partition(":")
-    policy = getattr(importlib.import_module(f"grpo.policies.{module}"), name)
+    policy = load_room(f"grpo.policies.{POLICIES[kind_of(config, model.mode)]}")
     return policy(model, tokenizer, dist.dtype, config.grad_checkpoint)
 
 
-def load_policy(key, config, tokenizer, dist, mode=None, adapter=FULL):
+def load_policy(key, config, tokenizer, dist, mode=None, adapter=None):
     """The policy of the checkpoint that the setting `key` names.
 
     mode: the one that it must have; adapter: a LoraConfig, which says whether an adapter of it is trained
@@ -154,9 +171,8 @@ def load_judge(key, config, policy, dist):
         raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
     tokenizer = load_tokenizer(path, key)
     judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer), dist.dtype)
-    whole = not is_asked_for(config, dist)  # a sharded judge has no weights to pack
-    if config.dtype == "auto" and fills and whole and has_fast_bfloat16(model):
-        judge.pack()
+    if config.dtype == "auto" and fills and has_fast_bfloat16(model) and not is_asked_for(config, dist):
+        judge.pack()  # a sharded judge has no weights to pack
     return judge
 
 
@@ -167,14 +183,22 @@ def build_rewards(config, models, data, dist):
     if path is not None:
         from grpo.reward_functions.reward_model import load_reward_model
         scorer = load_reward_model(path, loads_on(config, dist), dist.dtype)
-        shard_all([scorer.model], config, dist)
-    rewards = Rewards(config, models.judge, scorer)
-    if isinstance(data, PromptConsumer):
+        shard_models([scorer.model], config, dist)
+    rewards = make_rewards(config, models.judge, scorer)
+    if has_prompts(config.dataset):
         rewards.check(data.records["train"] + data.records["val"])
         if config.environment is not None:
             from grpo.environments import check_begins
             check_begins(config, data)
     return rewards
+
+
+def make_rewards(config, judge=None, reward_scorer=None):
+    """The Rewards of a run, which give each token a credit if there is a credit_window."""
+    if config.credit_window is None:
+        return Rewards(config, judge, reward_scorer)
+    from grpo.reward_functions.judge import TokenRewards
+    return TokenRewards(config, judge, reward_scorer)
 
 
 def build_evaluation(config, models, rewards, data):

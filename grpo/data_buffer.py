@@ -5,7 +5,6 @@ from collections import deque
 import numpy as np
 import torch
 
-from core.distributions import KeptTokens
 from grpo.rollout import Rollouts, as_plain, moved
 
 SHUFFLE = 3  # keeps this noise apart from that of problems and samples
@@ -71,6 +70,7 @@ class DataBuffer:
         for id, (saved, sums) in state["rollouts"].items():
             inputs = dict(saved["inputs"])
             if "kept" in inputs:
+                from core.truncation import KeptTokens
                 inputs["kept"] = [KeptTokens(**kept) for kept in inputs["kept"]]
             self.rollouts[id] = moved(Rollouts(**saved | {"inputs": inputs}), device), sums
         self.queue, self.stored = [tuple(entry) for entry in state["queue"]], state["stored"]

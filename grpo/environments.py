@@ -24,8 +24,9 @@ import sys
 import numpy as np
 import torch
 
+from core.data_folder import OF_CONSUMER
+from core.prompts import PromptFormat, as_problems
 from core.records import are_messages
-from core.prompts import OF_CONSUMER, PromptFormat, as_problems
 from core.settings.user_code import UserCodeError, naming_line_of, one_line, time_limit
 from grpo.reward_functions.registry import load_reward_file
 from grpo.rollout import REWARD, TURNS
@@ -34,7 +35,6 @@ ENVIRONMENTS = {}  # {name: class}
 SEEDS = 3          # the first number of the seeds of environments, so that they differ from other noise
 CHARACTERS = 100   # most characters of a token, on average
 WARNED = set()     # lines of environments whose errors were printed in this process
-
 
 
 def environment(cls):

@@ -1,8 +1,6 @@
 """The settings of GRPO training that exist without a room, in the order of the data flow; rooms: grpo/rooms.py."""
 
-from core.config import RunConfig
-from core.masking import MaskConfig
-from core.performance.sharding import PARALLEL
+from core.config import MaskConfig, RunConfig
 from core.settings.setting import check_value, setting
 from grpo.losses import ADVANTAGES, AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of
 from grpo.policies.fill_views import AS_DRAWN
@@ -24,7 +22,7 @@ class GRPOConfig(MaskConfig, RunConfig):
         ("rewarded kl_in_reward overlong_buffer", "group_size=1",
          "a reward is compared with those of other completions; with teacher_checkpoint alone there may be one"),
         ("optimizer=muon ref_offload compile load_in_4bit", "parallel=fsdp",
-         "FSDP2 cuts every weight, and Muon needs whole matrices; set optimizer='adamw'"),
+         "FSDP2 cuts every weight, which this needs whole; leave it out, and set optimizer='adamw'"),
         ("kl_beta reference_checkpoint", "reference_mode=none",
          "the KL penalty would have no reference; set kl_beta=0.0"),
         ("kl_in_reward overlong_buffer credit_window!=None reward_normalisation=group", "baseline=max_rl",
@@ -85,7 +83,8 @@ class GRPOConfig(MaskConfig, RunConfig):
     dry_run: bool = setting(False, "print the plan, or what a run would build first; train nothing")
     doctor: bool = setting(False, "take one step, say what is wrong and what to change; write no out_dir")
     parallel: str = setting(
-        "ddp", "several processes: ddp, each has the whole models; fsdp, each a part of their weights", PARALLEL)
+        "ddp", "several processes: ddp, each has the whole models; fsdp, each a part of their weights",
+        ("ddp", "fsdp"))
 
     def __post_init__(self):
         for part, table in ROW.items():

@@ -17,6 +17,7 @@ from core.run import BadSteps, StopSignal, run_loop
 from grpo.data_buffer import DataBuffer
 from grpo.evaluation.samples import append_samples, comparison_table, evaluations, format_samples
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
+from grpo.metrics import NO_MISMATCH
 from grpo.reference import REFERENCES, adapted
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
@@ -106,7 +107,9 @@ class GRPOTrainer:
             self.collect(c, timer)
         self.logger.doing("training")
         rollouts, sums = self.buffer.next_minibatch()
-        if begins and c.ratio_to == "policy":  # the policy has not moved yet: the first ratio is exactly 1
+        if not begins:  # the policy has moved: what it differs from the sampler by is no mismatch
+            sums = NO_MISMATCH | sums
+        elif c.ratio_to == "policy":  # the first ratio is exactly 1
             rollouts = replace(rollouts, proximal_logp=None)
         metrics = train_on_rollouts(self.policy, rollouts, sums, self.optimizers, c, self.dist)
         timer.end("train")

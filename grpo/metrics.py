@@ -15,6 +15,7 @@ BAD_REWARDS = f"{NONFINITE}rewards"
 CLAMP = 20.0    # largest log ratio that is measured, so that sums of ratios stay finite
 MOST_KL = 0.2   # nats per token: a sampler of other processes that is further away than this is not the policy's
 LARGEST = ("_log_ratio", "_minus_log_ratio")  # of these the largest over micro-batches and ranks counts
+NO_MISMATCH = dict.fromkeys(("ratio_minus_one", "mismatch_kl", "mismatch_mean", "ratio_mean"), (0.0, 0))
 
 
 def add_up(sums, more):

@@ -15,11 +15,10 @@ import torch
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from core.data import DatasetConsumer, unpack_batch
+from core.data import DatasetConsumer, masked_positions, unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.judge import calculate_realness, log_odds, windowed_mean
-from core.masking import masked_positions
 from core.model import MASKED_FILL, freeze
 from core.models import load_model
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate

@@ -2,7 +2,6 @@
 
 from core.config import describe
 from core.models import is_huggingface
-from core.prompts import PromptConsumer
 from grpo.rewards import REWARDS
 
 
@@ -11,7 +10,7 @@ def plan(config, origin, models, rewards, data, dist):
     yield from plan_of_settings(config, origin, dist)
     yield from describe_models(config, models)
     yield f"data: {data.folder}, {data.size()}"
-    if isinstance(data, PromptConsumer):
+    if hasattr(data, "describe_prompts"):
         yield from data.describe_prompts()
     yield from describe_rewards(config, rewards)
     yield f"on {dist.device} in {dist.dtype}"
@@ -20,7 +19,7 @@ def plan(config, origin, models, rewards, data, dist):
 def plan_of_settings(config, origin, dist):
     """Yields the lines that need no model and no data."""
     yield from describe(config, origin)
-    problems = config.batch_size * config.gradient_accumulation_steps * dist.world
+    problems = config.problems * dist.world
     yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
            f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
            f"completions; an evaluation every {config.eval_interval} steps: at most {config.eval_problems} problems x "
@@ -33,17 +32,15 @@ def describe_models(config, models):
     trained = sum(p.numel() for p in generator.parameters() if p.requires_grad)
     part = "" if trained == generator.num_parameters() else f", {trained / 1e6:.3g} M of them trained"
     yield f"generator  {size_of(generator)}{part}"
-    for name in ("reference", "judge", "gold_judge"):
-        if getattr(models, name) is None:
+    for name, part in vars(models).items():
+        if part is None or name == "policy":
             continue
-        title = name.replace("_", " ")
-        if name == "reference" and config.teacher_checkpoint is not None:
-            title = "teacher"
-        model = getattr(models, name).model
-        if next(model.parameters()) is next(generator.parameters()):
+        taught = name == "reference" and config.teacher_checkpoint is not None
+        title = "teacher" if taught else name.replace("_", " ")
+        if next(part.model.parameters()) is next(generator.parameters()):
             yield "reference  the generator's weights without the adapter, or with the one that it starts from, frozen"
         else:
-            yield f"{title:<10} {size_of(model)}, frozen"
+            yield f"{title:<10} {size_of(part.model)}, frozen"
     if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
         yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
     path = config.generator_checkpoint
@@ -64,9 +61,7 @@ def describe_rewards(config, rewards):
     if not rewards.names:
         yield "rewards: none, the teacher alone teaches"
         return
-    terms = []
-    for name, weight in zip(rewards.names, rewards.weights, strict=True):
-        terms.append(f"{weight:g} x {name} {REWARDS[name].range}")
+    terms = [f"{w:g} x {name} {REWARDS[name].range}" for name, w in zip(rewards.names, rewards.weights, strict=True)]
     yield f"rewards: {', '.join(terms)}"
     yield "a loss near 0 is right: advantages cancel within a group, their gradients do not; watch mean_reward"
     if any("sandbox" in REWARDS[name].settings for name in rewards.names):

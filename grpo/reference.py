@@ -58,13 +58,11 @@ def with_reference(rollouts, reference, estimator, config):
     with visiting(reference, rollouts.target.device):
         if estimator != "exact":
             return replace(rollouts, ref_logp=logp_in_batches(reference, rollouts, config))
-        found = [None] * rollouts.problems
+        found = {}
         for part in rollouts.micro_batches(config):
             micro, _ = rollouts.select(part)
-            of_part = reference.distributions(micro, config.temperature)
-            for problem, x in zip(part.tolist(), of_part, strict=True):
-                found[problem] = x
-        return replace(rollouts, inputs=rollouts.inputs | {"reference": found})
+            found |= zip(part.tolist(), reference.distributions(micro, config.temperature), strict=True)
+        return replace(rollouts, inputs=rollouts.inputs | {"reference": [found[p] for p in sorted(found)]})
 
 
 @torch.no_grad()
@@ -80,14 +78,13 @@ def logp_in_batches(policy, rollouts, config):
 def with_proximal(rollouts, policy, config, timer):
     """The rollouts with the log-probabilities that the ratio is to (the proximal policy of arXiv 2110.00641), if it is
     not the policy of this step; and the sums of `mismatch`, if the policy scores them before the first of several."""
-    proximal, sums = None, {}
-    if config.ppo_epochs * config.minibatches > 1:
-        proximal = logp_in_batches(policy, rollouts, config)
-        sums = mismatch(proximal, rollouts)
-        timer.end("rescore")
     if config.ratio_to == "sampler":
-        proximal = rollouts.old_logp
-    return replace(rollouts, proximal_logp=proximal), sums
+        return replace(rollouts, proximal_logp=rollouts.old_logp), {}
+    if config.ppo_epochs * config.minibatches == 1:
+        return rollouts, {}
+    proximal = logp_in_batches(policy, rollouts, config)
+    timer.end("rescore")
+    return replace(rollouts, proximal_logp=proximal), mismatch(proximal, rollouts)
 
 
 # How the reference and kl_beta move

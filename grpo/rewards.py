@@ -15,7 +15,6 @@ from types import SimpleNamespace
 import torch
 
 from core.config import UsageError
-from core.prompts import as_columns
 from core.settings.script import run_script
 from grpo.reward_functions.registry import (
     REWARDS,
@@ -38,7 +37,6 @@ class Rewards:
     """The rewards of a run. Called with rollouts it returns Scored:
 
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    credit: the same; with credit_window the judge's of each token
     values: NaN where a function skipped a completion
 
     judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it
@@ -65,10 +63,6 @@ class Rewards:
     @torch.no_grad()
     def __call__(self, rollouts):
         device, G = rollouts.target.device, rollouts.group_size
-        if self.config.credit_window is not None:  # the judge is then the only reward
-            score, credit = self.models["judge_model"].score_and_credit(rollouts.texts, self.config.credit_window)
-            score = score.masked_fill(score.isnan(), torch.inf)  # NaN would skip the completion
-            return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
         if not self.names:  # the teacher alone teaches
             return Scored(torch.zeros(rollouts.problems, G, device=device))
         values, log = self.score(rollouts.texts, G)
@@ -115,6 +109,7 @@ class Rewards:
 
     def check(self, records):
         """Raises ValueError with file and line of the first record that a reward cannot score."""
+        from core.prompts import as_columns
         self.fields = tuple(as_columns(records)[1])
         for name in self.names:
             check_records(name, records)

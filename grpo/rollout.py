@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 import torch
 from torch.nn import functional as F
 
-from core.distributions import LOGITS_AT_ONCE, KeptTokens, entropy, in_parts, restrict, sampling_logp
-from core.performance.batching import parts_of_tokens
+from core.distributions import LOGITS_AT_ONCE, entropy, in_parts, restrict, sampling_logp
 from grpo.losses import exact_kl
 
 REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
@@ -47,7 +46,9 @@ class Policy:
         h = self.states(rollouts)                                                    # (K, C)
         index = rollouts.index().to(h.device, non_blocking=True)                     # (K, g)
         target = rollouts.target.flatten()[index]                                    # (K, g)
-        kept = KeptTokens.join(rollouts.inputs.get("kept"))
+        kept = rollouts.inputs.get("kept")
+        if kept is not None:
+            kept = kept[0].join(kept)
         reference = rollouts.inputs.get("reference")
         if reference is not None:
             reference = torch.cat(reference).to(h.device)                            # (K, V)
@@ -170,13 +171,14 @@ class Rollouts:
             problems = torch.arange(self.problems)
         if config.micro_batch_tokens is None:
             return [part for part in problems.split(config.batch_size) if len(part)]
+        from core.performance.batching import parts_of_tokens
         parts = parts_of_tokens(self.inputs["size"][problems], config.micro_batch_tokens)
         return [problems[part] for part in parts]
 
     def select(self, problems):
         """The rollouts of these problems, given by their indices on the CPU, and the indices of their completions."""
         completions = (problems[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
-        rows = completions.to(self.target.device)
+        rows = completions.to(self.target.device, non_blocking=True)
         selected = {name: x[rows] for name, x in tensors(self).items()}
         inputs = {name: pick(x, problems) for name, x in self.inputs.items()}
         return replace(self, **selected, texts=None, inputs=inputs), rows

@@ -1,7 +1,6 @@
 """Rooms of GRPO training: optional features, whose settings a config has only while they are open.
 
-A new room is a class of settings in a file of its own, and one line here: where it is, and what opens it
-(core/settings/setting.py). It may be one of its own settings.
+A new room is a class of settings and one line here: where it is, and what opens it (core/settings/setting.py).
 """
 
 from core.fill_in import UNMASK_ORDERS
@@ -84,8 +83,9 @@ class PassesConfig(Settings):
     excludes = (
         ("kl_in_reward ratio_to=sampler", "unmask_order=confidence",
          "log-probabilities leave out that of the order"),
-        ("top_p!=1.0 top_k min_p kl_in_reward ratio_to=sampler", "fill_estimator!=trajectory",
-         "fill_estimator estimates log-probabilities of the whole distribution, not of what was sampled"))
+        ("top_p<1 top_k min_p kl_in_reward ratio_to=sampler", "fill_estimator!=trajectory",
+         "fill_estimator estimates log-probabilities of the whole distribution, not of what was sampled"),
+        ("passes_read!=2", "fill_estimator!=agrpo fill_estimator!=step_merge", "these alone read a number of passes"))
 
     block_length: int | None = setting(
         None, "of prompts: block length for semi-autoregressive decoding; None: one block", "[1, 1e6]")

@@ -14,7 +14,6 @@ import socket
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of a rank; a process that has started threads cannot be forked
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -26,6 +25,7 @@ from core.checkpoint_manager import read_state, states
 from core.config import load_config
 from core.models import save_model
 from core.settings.script import run_script
+from core.settings.setting import Settings
 from grpo import train_grpo
 from tests.tiny import (
     CAUSAL,
@@ -44,11 +44,10 @@ KILLS_OF_A_RUN, RUNS_OF_A_KILL = 5, 3  # at most; a run may end before its first
 RUN = {"max_iters": 12, "save_interval": 1, "keep_checkpoints": 2, "eval_interval": 4, "log_interval": 1,
        "batch_size": 4, "device": "cpu", "resume": "auto", "learning_rate": 1e-2}
 GRPO = RUN | {"group_size": 3, "ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema", "ema_alpha": 0.9,
-              "kl_target": 0.01, "eval_problems": 4, "eval_completions": 2, "sample_interval": 4, "reward_workers": 0}
+              "kl_target": 0.01, "eval_problems": 4, "eval_completions": 2, "sample_interval": 4}
 
 
-@dataclass(frozen=True)
-class Kill:
+class Kill(Settings):
     """The settings of this script."""
     kills: int = 50       # signals to send
     signal: str = "KILL"  # KILL or TERM
@@ -65,7 +64,7 @@ def kinds(folder):
                    "judge_checkpoint": save(folder / "judge.safetensors", judge()), "dtype": "float32",
                    "block_size": 32}
     causal = GRPO | {"dataset": folder / "sums", "generator_checkpoint": folder / "causal.safetensors",
-                     "task_type": "general", "max_new_tokens": 5}
+                     "task_type": "general", "max_new_tokens": 5, "reward_workers": 0}
     supervised = RUN | {"dataset": folder / "text", "block_size": 32, "n_layer": 1, "n_embd": 16, "n_head": 2,
                         "eval_batches": 2}
     return {f"{name}{'' if ranks == 1 else f'-{ranks}'}": (main, settings, ranks)

@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from functools import partial
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -22,6 +21,7 @@ import numpy as np
 from core.config import load_config
 from core.logger import Logger
 from core.settings.script import run_script
+from core.settings.setting import Settings
 from tests.grpo.trainers import evaluated_trainer, prompt_trainer
 from tests.tiny import TEXT, write_prompt_dataset, write_text_dataset
 
@@ -33,8 +33,7 @@ SETTINGS = {"ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema", "kl_targ
             "learning_rate": 1e-6, "min_lr": 1e-7}  # so small that completions keep their lengths: every step is alike
 
 
-@dataclass(frozen=True)
-class Soak:
+class Soak(Settings):
     """The settings of this script."""
     kind: str = "fill"    # fill or causal
     steps: int = 10_000   # optimizer steps

@@ -12,8 +12,8 @@ from core.model import SEQUENCE_SCORER
 from tests.tiny import ROOT, model, save
 
 CEILINGS = {"files": 93, "lines": 12782, "tokens": 90589, "tests' tokens": 184926, "docs' words": 61080,
-            "settings": 65, "raises": 174, "requirements files": 3, "configs": 20, "files of the main job": 49,
-            "lines of the main job": 7073}
+            "settings": 65, "raises": 174, "requirements files": 3, "configs": 20, "files of the main job": 45,
+            "lines of the main job": 6240}
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 

@@ -145,14 +145,14 @@ def test_two_system_messages_are_refused(tmp_path):
 @pytest.mark.parametrize("name, words", [
     ("x.jsonl.gz", "prepare.py"), ("x.csv", "prepare.py"), ("x.txt", "prepare.py")])
 def test_what_is_no_data_set_has_the_remedy(name, words, tmp_path):
-    from core.records import has_prompts
+    from core.data_folder import has_prompts
     (tmp_path / name).write_bytes(b"")
     assert words in one_line(has_prompts, str(tmp_path / name))
 
 
 @pytest.mark.parametrize("device", ["mps", "cuda:7", "nonsense"])
 def test_a_device_that_is_not_here_is_one_line(device, monkeypatch):
-    from core.distributed import detect_device
+    from core.device import detect_device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     text = one_line(detect_device, device)

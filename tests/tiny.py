@@ -17,10 +17,10 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from core.data import DatasetConsumer, write_dataset
+from core.data import DatasetConsumer, masked_positions
+from core.data_folder import write_dataset
 from core.distributed import Distributed
 from core.files import each_record
-from core.masking import masked_positions
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.models import save_model
 from core.optim import build_optimizers
@@ -28,7 +28,9 @@ from core.prompts import PromptConsumer, PromptFormat
 from core.records import write_prompts
 from core.settings.script import exit_code
 from core.settings.setting import defaults, load_room
-from core.tokenizer import BPETokenizer, CharTokenizer
+from core.tokenizer import CharTokenizer
+from core.tokenizer_kinds import BPETokenizer
+from grpo.build import make_rewards
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import (
     SHAPES, Timer, collect_rollouts, grpo_training_step, rollout_loss, sampler_of, shapes_of, train_on_rollouts)
@@ -40,7 +42,7 @@ from grpo.reference import penalty_weight
 from grpo.reward_functions import workers
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.registry import load_reward_file
-from grpo.rewards import REWARDS, Rewards, Scored
+from grpo.rewards import REWARDS, Scored
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d",
@@ -213,7 +215,7 @@ def consumer(dataset, c, **settings):
 
 def rewards(c, scorer):
     """The rewards of a fill-in run with this judge."""
-    return Rewards(c, Judge(scorer, TOKENIZER, reads_ids=True))
+    return make_rewards(c, Judge(scorer, TOKENIZER, reads_ids=True))
 
 
 def expect_frequencies(token, logp, logits, temperature, top_p):

@@ -12,8 +12,8 @@ import pathlib
 import shutil
 from typing import NamedTuple
 
-from core.files import put, read_object, writing
-from core.settings.optional import HUB, local_name, opening, quiet_transformers
+from core.files import HUB, put, read_object, writing
+from core.settings.optional import local_name, opening, quiet_transformers
 from core.settings.setting import shown
 
 ADAPTER = "adapter_config.json"
@@ -156,8 +156,8 @@ def check_target(folder, adapter):
 
 @contextlib.contextmanager
 def writing_folder(path):
-    """A new folder to write into. Its files then take the places of those in `path`, the weights last, so that neither
-    ever holds half a file; after an error nothing of it is left. Raises CannotWrite."""
+    """A new folder to write into, which becomes `path`. If there is one, its files take the places of those, the
+    weights last, so that neither ever holds half a file. After an error nothing of it is left. Raises CannotWrite."""
     path = os.path.normpath(path)
     new = f"{path}.tmp"
     shutil.rmtree(new, ignore_errors=True)
@@ -165,17 +165,14 @@ def writing_folder(path):
         with writing(path):
             os.makedirs(new)
             yield new
-            os.makedirs(path, exist_ok=True)
+            for file in pathlib.Path(new).glob("*.*"):
+                put(file, file)  # it is on the disk
+            if not os.path.exists(path):
+                os.rename(new, path)
+                return
             for name in sorted(os.listdir(new), key=lambda name: name.endswith(".safetensors")):
-                replace(os.path.join(new, name), os.path.join(path, name))
+                target = os.path.join(path, name)
+                shutil.rmtree(target, ignore_errors=True)  # chat templates of a tokenizer that has several
+                os.replace(os.path.join(new, name), target)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-
-
-def replace(source, target):
-    """Puts a file or folder in the place of another one."""
-    if os.path.isdir(source):  # chat templates of a tokenizer that has several
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(source, target)
-    else:
-        put(source, target)

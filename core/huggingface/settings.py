@@ -11,7 +11,6 @@ FULL = SimpleNamespace(has_adapter=False, load_in_4bit=False)  # all weights are
 class LoraConfig(Settings):
     """LoRA adapters of Hugging Face models (docs/huggingface.md)."""
 
-    has_adapter = True
     excludes = (
         ("generator_checkpoint@out_dir init_from@out_dir", "", READ_AGAIN),
         ("lora_rank", "lora_init_from", "lora_rank is for a new adapter; leave it out"),
@@ -28,6 +27,11 @@ class LoraConfig(Settings):
         ALL_LINEAR, "layers with an adapter: all but the output layer, or names of layers, as in q_proj,v_proj")
     lora_init_from: str | None = setting(None, "the folder of an adapter to start from")
     load_in_4bit: bool = setting(False, "hold the weights that are not trained in 4 bits (CUDA only)")
+
+    @property
+    def has_adapter(self):
+        """True if an adapter is trained in place of the weights."""
+        return bool(self.lora_rank or self.lora_init_from)
 
     @property
     def reference_adapter(self):

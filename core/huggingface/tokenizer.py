@@ -5,8 +5,9 @@ import json
 import os
 import re
 
+from core.files import HUB, on_hub
 from core.huggingface.files import PUBLISHED, base_of, declared_in, refuse
-from core.settings.optional import HUB, local_name, on_hub, opening, quiet_transformers
+from core.settings.optional import local_name, opening, quiet_transformers
 from core.settings.user_code import guarded
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")

@@ -12,27 +12,15 @@ import torch
 
 from core.distributed import is_sharded
 
-PARALLEL = ("ddp", "fsdp")
-
 
 def has_parts(model):
     """Tells whether `shard` has cut this model, or this layer of one."""
     return hasattr(model, "unshard")
 
 
-def is_asked_for(config, dist):
-    """Tells whether models are sharded in this run."""
-    return config.parallel == "fsdp" and dist.world > 1
-
-
-def loads_on(config, dist):
-    """The device that a model is loaded on: the CPU for one that is sharded, because whole it may not fit elsewhere."""
-    return torch.device("cpu") if is_asked_for(config, dist) else dist.device
-
-
-def shard_all(models, config, dist):
-    """Shards the models if the config asks for it. A reference may be a model before it, with another adapter."""
-    for model in models if is_asked_for(config, dist) else ():
+def shard_all(models, dist):
+    """Shards the models. A reference may be a model before it, with another adapter."""
+    for model in models:
         if not any(map(has_parts, model.modules())):
             shard(model, dist)
 
@@ -116,10 +104,9 @@ class Shards:
         Yields the parts. A rank that calls the model less often than another one for its part adds idle calls, whose
         loss of 0 goes through `backward` with that of the part; they are all that it does when its parts are at an end.
         """
-        device = self.dist.device
         own = [policy.calls(rollouts.select(part)[0]) for part in parts]
-        rounds = int(self.dist.largest(torch.tensor(len(parts), device=device)))
-        own = torch.tensor(own + [0] * (rounds - len(own)), device=device, dtype=torch.long)  # (rounds,)
+        rounds = self.dist.agree(len(parts))
+        own = torch.tensor(own + [0] * (rounds - len(own)), device=self.dist.device, dtype=torch.long)  # (rounds,)
         missing = (self.dist.largest(own) - own).tolist() if rounds else []
         for number, times in enumerate(missing):
             self.idle = policy.idle_loss(times)

@@ -11,18 +11,21 @@ START = "Arguments: config files ending in .py and --key=value (--key alone: Tru
 
 def help_lines(cls, which=""):
     """The lines of --help: the settings that most runs set; with "all" those of the core and of every room; otherwise
-    those of the rooms whose name or opener contains `which`."""
-    first = cls.first.split()
+    those of the rooms whose name or opener contains `which`, if there is one."""
+    first, own = cls.first.split(), {f.name: f for f in fields(cls)}
+    names = ", ".join(room.rpartition(":")[2].removesuffix("Config") for room in cls.rooms)
+    wanted = [room for room, openers in cls.rooms.items()
+              if which == "all" or which and which.lower() in f"{room} {openers}".lower()]
+    if not wanted and which != "all":
+        which = ""  # no room is named so
     yield START
     if which in ("", "all"):
-        own = {f.name: f for f in fields(cls)}
         yield from lines_of([own[key] for key in (first if first and not which else own)])
-    for room, openers in cls.rooms.items():
-        if which == "all" or which and which.lower() in f"{room.rpartition(':')[2]} {openers}".lower():
-            yield from ("", openers.replace(" ", " or "))
-            yield from lines_of(fields(load_room(room)))
-    if first and not which:
-        yield f"\n--help=all shows all; --help=NAME a room's: {', '.join(dict.fromkeys(cls.rooms.values()))}"
+    for room in wanted:
+        yield from ("", cls.rooms[room].replace(" ", " or "))
+        yield from lines_of(fields(load_room(room)))
+    if cls.rooms and not which:
+        yield f"\n--help=all shows all; --help=NAME a room's: {names}"
 
 
 def lines_of(shown):

@@ -5,9 +5,8 @@ import os
 import sys
 import warnings
 
+from core.files import HUB, on_hub
 from core.settings.user_code import guarded
-
-HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
 
 # This package is not to be imported: with it transformers fetches code from the hub, and runs it
 sys.modules.setdefault("kernels", None)
@@ -24,11 +23,6 @@ def require(name, why, install="-r requirements-hf.txt"):
         if (error.name or "").split(".")[0] != name.split(".")[0]:
             raise  # the package is there; something that it needs is not
         raise ValueError(f"{why} needs the package {name.split('.')[0]}: pip install {install}") from None
-
-
-def on_hub(path):
-    """True if a path is a name of the Hugging Face hub, hf:owner/name."""
-    return path.startswith(HUB)
 
 
 def local_name(path):

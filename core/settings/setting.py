@@ -2,21 +2,23 @@
 
 A room is an optional feature. Its settings are a class of their own, which is imported and added to a config only while
 the room is open. Terms say what opens a room and what excludes what: `key` is true where that setting is on,
-`key=value` where it has this value or contains it, `key!=value` where not, `key>other` and `key<other` compare it with
-a number or another setting, `key@other` says that the path lies in that folder.
+`key=word` where it has this value or contains it, `key!=word` where not, `key>other` and `key<other` compare it with a
+number or another setting, `key@other` says that the path lies in that folder.
 """
 
 import functools
 import importlib
+import json
 import math
 import operator
 import os
 import re
+import sys
 import types
 import typing
 from dataclasses import dataclass, field, fields
 
-from core.settings.user_code import one_line
+from core.settings.user_code import guarded, one_line
 
 TERM = re.compile(r"(\w+)(!?=|[<>@])?(.*)")
 
@@ -36,8 +38,9 @@ def setting(default, why, allowed=None):
 
 
 def allowed_types(hint):
-    """The types of a setting: of int | None, int and None."""
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    """The types of a setting {type: its parameters}: of int | None, int and None."""
+    hints = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return {typing.get_origin(t) or t: typing.get_args(t) for t in hints}
 
 
 def check_values(config):
@@ -46,8 +49,11 @@ def check_values(config):
         check_value(f.name, getattr(config, f.name), **f.metadata)
 
 
-def check_value(key, value, allowed, why=""):
+def check_value(key, value, allowed=None, why=""):
     """Raises ValueError for a value that is not None and not allowed, as `setting` has it."""
+    if isinstance(value, dict):  # for config.json
+        with guarded(f"{key}={shown(value)} is no JSON", "write a dict of texts, numbers and lists"):
+            json.dumps(value, allow_nan=False)
     if value is None or allowed is None:
         return
     if isinstance(allowed, str):
@@ -125,13 +131,15 @@ class Settings(metaclass=WithRooms):
                 continue
             for term in filter(self.holds, terms.split()):
                 key = TERM.match(term)[1]
+                if key not in vars(self):  # a property, which users cannot set
+                    raise ValueError(f"{conditions} cannot be with {term}: {why}")
                 raise ValueError(f"{key}={shown(getattr(self, key))} cannot be with {conditions or term}: {why}")
 
     def holds(self, term):
         """True if a term holds for the settings and properties of this config."""
         return holds(term, lambda key: getattr(self, key, None))
 
-    def __getattr__(self, key):  # a setting of a closed room has its default
+    def __getattr__(self, key):  # a setting of a room that is not loaded has its default
         if key.startswith("_"):
             raise AttributeError(key)
         return getattr(room_of(self._core, key)[0], key)
@@ -148,9 +156,13 @@ class Settings(metaclass=WithRooms):
 
 @functools.cache
 def with_rooms(cls, *rooms):
-    """The class of settings with those of the rooms."""
-    names = {"_core": cls, "__module__": cls.__module__}
-    return WithRooms(cls.__name__, (*rooms, cls), names) if rooms else cls
+    """The class of settings with those of the rooms. Closed rooms whose file is loaded lend it their defaults."""
+    names = {}
+    for name in cls.rooms:
+        if name.partition(":")[0] in sys.modules and load_room(name) not in rooms:
+            names |= defaults(load_room(name))
+    names |= {"_core": cls, "__module__": cls.__module__}
+    return WithRooms(cls.__name__, (*rooms, cls), names) if cls.rooms else cls
 
 
 def defaults(cls):
@@ -159,7 +171,7 @@ def defaults(cls):
 
 
 def load_room(name):
-    """The class of a room's settings. name: "module:Class" """
+    """The class of a name, "module:Class", such as that of a room's settings."""
     module, _, cls = name.partition(":")
     return getattr(importlib.import_module(module), cls)
 
@@ -167,8 +179,8 @@ def load_room(name):
 def room_of(cls, key):
     """(class, openers) of the room that has a setting; rooms are imported until it is found. Raises AttributeError."""
     for name, openers in cls.rooms.items():
-        if key in defaults(load_room(name)):
-            return load_room(name), openers
+        if key in defaults(room := load_room(name)):
+            return room, openers
     raise AttributeError(key)
 
 

@@ -5,12 +5,12 @@ from functools import partial
 import torch
 
 from core.data import DatasetConsumer, unpack_batch
+from core.data_folder import has_prompts, is_file_of_records
 from core.huggingface.files import check_target
 from core.huggingface.load import model_mode
 from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
-from core.records import has_prompts, is_file_of_records
 from core.supervised.judge_training import filled_batch, judge_report
 from core.trainer import supervised_sums
 

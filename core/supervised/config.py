@@ -1,7 +1,6 @@
 """Every setting of supervised training: a generator, a judge, or a language model."""
 
-from core.config import RunConfig
-from core.masking import MaskConfig
+from core.config import MaskConfig, RunConfig
 from core.model import JUDGE_HEADS, MASKED_FILL, MODES, SEQUENCE_SCORER, GPTConfig
 from core.settings.setting import Settings, setting
 

@@ -7,11 +7,10 @@ from collections import defaultdict
 import numpy as np
 import torch
 
-from core.data import unpack_batch
+from core.data import masked_positions, unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.judge import calculate_judge_scores, calculate_realness
-from core.masking import masked_positions
 
 NOISE = 1          # added to a seed, keeps the noise of training apart from other noise
 REPORT_NOISE = 7   # the same for reports

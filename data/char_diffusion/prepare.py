@@ -30,7 +30,7 @@ import zlib
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import UsageError
-from core.data import write_dataset
+from core.data_folder import write_dataset
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.settings.script import run_script
 from core.settings.setting import shown

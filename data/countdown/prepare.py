@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from core.config import Settings, load_config, setting
 from core.records import write_prompts
 from core.settings.script import run_script
-from core.tokenizer import named_tokenizer
+from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}

@@ -28,7 +28,8 @@ from core.config import Settings, UsageError, load_config, setting
 from core.prompts import plain
 from core.records import read_records, with_completion, write_prompts
 from core.settings.script import run_script
-from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
+from core.tokenizer import CharTokenizer, fold_to_ascii
+from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 

@@ -17,7 +17,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
-from core.data import write_dataset
+from core.data_folder import write_dataset
 from core.records import side
 from core.settings.script import run_script
 from core.tokenizer import CharTokenizer

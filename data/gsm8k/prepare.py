@@ -21,7 +21,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from core.config import Settings, UsageError, load_config, setting
 from core.records import read_records, write_prompts
 from core.settings.script import run_script
-from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
+from core.tokenizer import CharTokenizer, fold_to_ascii
+from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 SOURCE = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/"

@@ -23,7 +23,7 @@ from core.records import side, write_prompts
 from core.settings.optional import require
 from core.settings.script import run_script
 from core.settings.user_code import guarded
-from core.tokenizer import named_tokenizer
+from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 SMALL = {  # tasks and their settings, in sizes for a small model

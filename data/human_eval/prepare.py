@@ -20,7 +20,7 @@ from core.config import Settings, load_config, setting
 from core.records import read_records, write_prompts
 from core.settings.optional import require
 from core.settings.script import run_script
-from core.tokenizer import named_tokenizer
+from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 QUESTION = "Complete this function. Answer with the whole of it in one block of Python code.\n\n```python\n{}\n```"

@@ -4,7 +4,7 @@ import re
 from bisect import bisect_left, bisect_right
 from functools import cached_property
 
-from core.tokenizer import by_character, character_ends
+from core.tokenizer_kinds import by_character, character_ends
 from grpo.evaluation.samples import Evaluation, reward_sums
 from grpo.metrics import unique_completions
 

@@ -1,6 +1,5 @@
 """Held-out evaluation of a generator that completes prompts."""
 
-
 import numpy as np
 
 from grpo.evaluation.samples import Evaluation, reward_sums, sum_and_count

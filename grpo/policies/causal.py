@@ -83,7 +83,7 @@ class CausalPolicy(ModelPolicy):
         prompt, padding = torch.from_numpy(problems["input"]), torch.from_numpy(problems["padding"])
         cut = min(int(padding.min()), prompt.shape[1] - 2)  # two columns stay, so that there is something to share
         prompt = F.pad(prompt, (-cut, 0))                   # cuts columns off, or adds one to prompts of one token
-        return prompt.to(self.device, non_blocking=True), padding - cut
+        return self.put(prompt), padding - cut
 
     def states(self, rollouts):
         """Reads prompts of like length together, and then their completions of like length."""
@@ -95,21 +95,21 @@ class CausalPolicy(ModelPolicy):
         with self.autocast():
             for problems, parts in self._plan(rollouts):
                 T = max(1, int(prompt_length[problems].max()))
-                prompt = prompts[problems, :T].flip(1).to(self.device)               # (p, T)
+                prompt = self.put(prompts[problems, :T].flip(1))                     # (p, T)
                 padding = self.on_device(T - prompt_length[problems])                # (p,) or None
                 past = new_cache(self.model)
                 of_prompt = self.model.states(prompt, past=past, padding=padding)    # (p, T, C)
                 for completions in parts:
-                    which = torch.searchsorted(problems, completions // rollouts.group_size).to(self.device)  # (n,)
+                    which = self.put(torch.searchsorted(problems, completions // rollouts.group_size))  # (n,)
                     own_padding = None if padding is None else padding[which]        # (n,)
                     m = int(lengths(chosen[completions]).max())
-                    tokens = inputs[completions, :m].to(self.device)                 # (n, m)
+                    tokens = self.put(inputs[completions, :m])                       # (n, m)
                     h = self.model.states(tokens, None, past.expand(which), own_padding)  # (n, m, C)
                     h = anchor(h, of_prompt, self.model)
                     read.append(h.flatten(0, 1))
                     place[completions, :m] = torch.arange(tokens.numel()).view(tokens.shape) + count
                     count += tokens.numel()
-        return torch.cat(read)[place[chosen].to(self.device)]
+        return torch.cat(read)[self.put(place[chosen])]
 
     def calls(self, rollouts):
         return sum(1 + len(parts) for _, parts in self._plan(rollouts))

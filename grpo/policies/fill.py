@@ -5,10 +5,9 @@ In one pass the logits depend on the masked text alone, so the completions of a 
 
 import torch
 
-from core.data import unpack_batch
+from core.data import masked_positions, unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
-from core.masking import masked_positions
 from grpo.policies.fill_views import FILL_ESTIMATORS, Filled
 from grpo.policies.model_policy import ModelPolicy, inputs_of, sampling_of
 from grpo.rollout import Rollouts, Texts
@@ -31,7 +30,7 @@ class FillPolicy(ModelPolicy):
         P, T = input.shape
         G = config.group_size
         noise = draw_uniforms(config.seed, iteration, problems["number"], (4, G, T)) # (P, 4, G, T) the third is unused
-        was_hidden = hidden.to(self.device)                                          # (P, M)
+        was_hidden = self.put(hidden)                                                # (P, M)
         if config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step"):
             with self.autocast():
                 target, logp, kept = predict_and_sample_tokens(
@@ -94,15 +93,14 @@ class FillPolicy(ModelPolicy):
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
     def states(self, rollouts):
-        texts = rollouts.inputs["texts"].to(self.device)                             # (P, W, T)
-        position = rollouts.inputs["position"].to(self.device)                       # (P, 1 or G, M)
+        texts, position, chosen = (rollouts.inputs[name] for name in ("texts", "position", "chosen"))
         P, W, T = texts.shape
-        where = rollouts.inputs["chosen"].flatten().nonzero().squeeze(1).to(self.device)  # (K,)
-        with self.autocast():
-            if W == 1:
-                h = self.model.states(texts[:, 0], position.flatten(1))              # (P, r M, C)
-                return h.flatten(0, 1)[where]
-            h = self.model.states(texts.flatten(0, 1))                               # (P W, T, C)
-        begin = torch.arange(0, P * W * T, W * T, device=self.device)                # (P,)
+        begin = torch.arange(0, P * W * T, W * T)                                    # (P,)
         place = position + begin[:, None, None]                                      # (P, 1 or G, M)
-        return h.flatten(0, 1)[place.flatten()[where]]
+        read = None
+        if W == 1:  # no other states are wanted
+            place = torch.arange(position.numel()).view_as(position)                 # (P, 1 or G, M)
+            read = self.put(position.flatten(1))                                     # (P, r M)
+        with self.autocast():
+            h = self.model.states(self.put(texts.flatten(0, 1)), read)               # (P W, T or r M, C)
+        return h.flatten(0, 1)[self.put(place[chosen])]

@@ -88,4 +88,3 @@ def agrpo(x):
 
 FILL_ESTIMATORS = {"trajectory": trajectory, "agrpo": agrpo, "step_merge": step_merge, "one_step": one_step}
 AS_DRAWN = ("trajectory", "agrpo")     # those that score a token in the text that it was drawn from
-READ_PASSES = ("agrpo", "step_merge")  # those that read `passes_read` of the passes

@@ -4,9 +4,8 @@ import copy
 
 import torch
 
-from core.distributed import autocast
+from core.distributed import autocast, is_sharded
 from core.models import save_model
-from core.performance.sharding import cut_like
 from grpo.rollout import Policy, counts, join
 
 
@@ -60,9 +59,13 @@ class ModelPolicy(Policy):
     def autocast(self):
         return autocast(self.device, self.dtype)
 
+    def put(self, x):
+        """A tensor of the CPU on the device. Does not wait for what the device still computes."""
+        return x.to(self.device, non_blocking=True)
+
     def on_device(self, padding):
         """The padding of texts, or None if there is none: attention is faster without."""
-        return padding.to(self.device) if padding.any() else None
+        return self.put(padding) if padding.any() else None
 
     def project(self, states):
         with self.autocast():
@@ -84,7 +87,10 @@ class ModelPolicy(Policy):
 
     def load_weights(self, weights):
         own = self.model.weights()
-        self.model.load_weights({name: cut_like(x, own[name]) for name, x in weights.items()})
+        if any(map(is_sharded, own.values())):
+            from core.performance.sharding import cut_like
+            weights = {name: cut_like(x, own[name]) for name, x in weights.items()}
+        self.model.load_weights(weights)
 
     def calls(self, rollouts):
         """Number of times that `states` calls the model."""

@@ -32,7 +32,7 @@ class PromptFillPolicy(FillPolicy):
     def sample_part(self, problems, iteration, config):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, unmask_steps, block_length,
         unmask_order, fill_estimator, passes_read, stop_sequences, response_prefix"""
-        prompt = torch.from_numpy(problems["input"]).to(self.device)                 # (P, T)
+        prompt = self.put(torch.from_numpy(problems["input"]))                       # (P, T)
         padding = torch.from_numpy(problems["padding"])                              # (P,)
         P, T = prompt.shape
         G, L = config.group_size, config.max_new_tokens
@@ -89,8 +89,8 @@ class PromptFillPolicy(FillPolicy):
 
     def states(self, rollouts):
         """Reads the texts in which tokens of completions are scored, without the columns that are padding in all."""
-        inputs = rollouts.inputs
-        chosen, texts, position, padding = (inputs[name] for name in ("chosen", "texts", "position", "padding"))
+        names = "chosen", "texts", "position", "padding"
+        chosen, texts, position, padding = (rollouts.inputs[name] for name in names)
         _, W, T = texts.shape
         problem = chosen.nonzero()[:, 0]                                             # (K,)
         number = problem * W + position[chosen] // T                                 # (K,) of its text among P W
@@ -99,8 +99,8 @@ class PromptFillPolicy(FillPolicy):
         if not len(used):  # an estimator left out all tokens; every rank still calls the model as often
             used = number.new_zeros(1)
         cut = int(padding.min())
-        tokens = texts.flatten(0, 1)[used, cut:].to(self.device)                     # (U, T - cut)
+        tokens = self.put(texts.flatten(0, 1)[used, cut:])                           # (U, T - cut)
         padding = self.on_device((padding - cut)[used // W])                         # (U,) or None
         with self.autocast():
             h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
-        return h[text.to(self.device), (column - cut).to(self.device)]
+        return h[self.put(text), self.put(column - cut)]

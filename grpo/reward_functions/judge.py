@@ -6,12 +6,24 @@ from core.distributed import autocast
 from core.judge import calculate_judge_scores, calculate_realness, log_odds, windowed_mean
 from core.performance.prepacked import pack_in_bfloat16
 from grpo.reward_functions.registry import reward
+from grpo.rewards import Rewards, Scored
 
 
 @reward(0, 1)
 def judge(*, texts, judge_model):
     """The frozen judge's score of prompt and completion together: 1 looks written by a human."""
     return judge_model.scores(texts)
+
+
+class TokenRewards(Rewards):
+    """The judge as the only reward, with a credit for each token (credit_window)."""
+
+    @torch.no_grad()
+    def __call__(self, rollouts):
+        G = rollouts.group_size
+        score, credit = self.models["judge_model"].score_and_credit(rollouts.texts, self.config.credit_window)
+        score = score.masked_fill(score.isnan(), torch.inf)  # NaN would skip the completion
+        return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
 
 
 class Judge:

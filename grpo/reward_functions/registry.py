@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from core.config import run_config_file
-from core.prompts import OF_CONSUMER
-from core.records import FIELDS
+from core.data_folder import FIELDS, OF_CONSUMER
 from core.settings.user_code import definition, event_loop, guarded, naming_line_of, one_line
 from grpo.rollout import join
 

@@ -14,7 +14,7 @@ class RewardConfig(Settings):
     excludes = (
         ("reward_model_checkpoint", "reward_functions!=reward_model", "add reward_model to reward_functions"),
         ("train_pass_k>group_size", "", "it must be at most group_size"),
-        ("reward_weights=inf reward_weights=nan", "", "they must be finite"),
+        ("reward_weights=inf reward_weights=-inf reward_weights=nan", "", "they must be finite"),
         ("baseline!=leave_one_out", "train_pass_k!=1",
          "the gradient of pass@k needs leave-one-out advantages; set advantage='leave_one_out'"),
         ("kl_in_reward overlong_buffer credit_window!=None reward_normalisation=group", "train_pass_k!=1",

@@ -19,8 +19,7 @@ class SamplerConfig(Settings):
 class RayConfig(Settings):
     """Ray's worker processes, here or in a cluster."""
 
-    excludes = (
-        ("generator_checkpoint@out_dir judge_checkpoint@out_dir", "", READ_AGAIN),)
+    excludes = (("generator_checkpoint@out_dir judge_checkpoint@out_dir", "", READ_AGAIN),)
 
     ray_address: str | None = setting(
         None, "the cluster to join: auto, or host:port of ray start --head; None: a Ray of its own, here",
@@ -34,7 +33,7 @@ class VllmConfig(Settings):
     excludes = (
         ("vllm_url=None", "sampler=vllm", "it must be an address such as http://localhost:8000"),
         ("temperature<0.01 temperature>2", "sampler=vllm", "a server draws at 0.01 to 2"),
-        ("top_p!=1.0 top_k min_p", "sampler=vllm",
+        ("top_p<1 top_k min_p", "sampler=vllm",
          "a server does not tell which tokens could have been drawn; set top_p=1.0, top_k=0, min_p=0.0"),)
 
     vllm_url: str | None = setting(

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
+from core.distributions import draw_uniforms, restrict, sampling_logp
 from core.fill_in_passes import draw_passes, fill_in_passes
 from core.tokenizer import CharTokenizer
+from core.truncation import kept_tokens
 from tests.tiny import TOKENIZER, config, consumer, expect_frequencies, masked_problems, model
 
 MASK = TOKENIZER.mask_token_id

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from core import distributions
-from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
+from core.distributions import draw_uniforms, restrict, sampling_logp
 from core.generation import Stop, generate
 from core.model import LANGUAGE_MODEL
 from core.tokenizer import CharTokenizer
+from core.truncation import kept_tokens
 from tests.tiny import CAUSAL, causal_model, count_rows, counted, expect_frequencies, model
 
 V = CAUSAL.base_vocab_size
@@ -50,8 +50,8 @@ def expect_same(out, expected):
 
 @pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}])
 def test_a_completion_does_not_depend_on_the_batch_that_it_is_in(truncation, monkeypatch):
-    monkeypatch.setattr(distributions, "LARGE_VOCABULARY", 64)
-    monkeypatch.setattr(distributions, "TOP_PART", 8)  # some rows have their nucleus in it, and others do not
+    monkeypatch.setattr("core.truncation.LARGE_VOCABULARY", 64)
+    monkeypatch.setattr("core.truncation.TOP_PART", 8)  # some rows have their nucleus in it, and others do not
     net, (ids, padding) = causal_model(), PROMPTS
     together, *alone = (generate(net, ids[rows], padding[rows], NOISE[rows], Stop(CAUSAL), temperature=1.3, **truncation)
                         for rows in ([0, 1, 2], [0], [1], [2]))

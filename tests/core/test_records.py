@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from core.records import check_record, has_prompts, load_records, read_hub, read_records, unique_prompts
+from core.data_folder import has_prompts
+from core.records import check_record, load_records, read_hub, read_records, unique_prompts
 from tests.tiny import jsonl, without_place
 
 ROWS = [{"question": f"{i}+{i}?", "answer": 2 * i, "level": None if i % 2 else "easy"} for i in range(40)]

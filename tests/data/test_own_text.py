@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from core.data import DatasetConsumer, load_meta
+from core.data import DatasetConsumer
+from core.data_folder import load_meta
 from core.model import MASKED_FILL
 from tests.data.test_prepare import error, ids_in, run
 from tests.tiny import run_here

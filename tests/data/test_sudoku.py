@@ -8,7 +8,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from core.data import DatasetConsumer, load_meta
+from core.data import DatasetConsumer
+from core.data_folder import load_meta
 from core.model import MASKED_FILL
 from core.records import read_records
 from grpo.reward_functions.registry import REWARDS, load_reward_file

@@ -18,8 +18,9 @@ from core.checkpoint_manager import CheckpointManager
 from core.distributed import Distributed, is_sharded
 from core.models import load_model, load_tokenizer
 from core.optim import build_optimizers
-from core.performance.sharding import has_parts, shard_all, whole
+from core.performance.sharding import has_parts, whole
 from core.prompts import PromptConsumer
+from grpo.build import shard_models
 from grpo.grpo_training_step import grpo_training_step
 from grpo.policies.causal import CausalPolicy
 from grpo.reference import REFERENCES, choose_estimator
@@ -120,7 +121,7 @@ class Run:
         self.c, self.dist = replace(c, batch_size=PROBLEMS // dist.world), dist
         self.policy, self.data, self.rewards, scorer = make(self.c, dist)
         self.reference = self.policy.frozen() if c.kl_beta else None
-        shard_all(filter(None, (self.policy.model, self.reference and self.reference.model, scorer)), c, dist)
+        shard_models(filter(None, (self.policy.model, self.reference and self.reference.model, scorer)), c, dist)
         assert has_parts(self.policy.model) == (dist.world > 1) == all(map(is_sharded, self.policy.parameters()))
         self.optimizers, self.keep = build_optimizers(self.policy, c), Keep(self.policy)
         for group in self.optimizers[0].param_groups:

@@ -84,7 +84,7 @@ def test_the_policy_is_of_the_kind_that_its_checkpoint_says(checkpoints, dataset
     assert isinstance(models.policy, FillPolicy) and same(models.policy, fill_policy())
     assert same(models.judge.model, judge()) and same(models.gold_judge.model, judge(seed=6))
     assert models.judge.reads_ids and models.judge.tokenizer.description() == TOKENIZER.description()
-    causal = built(checkpoints, prompt_consumer(prompts, config()), generator_checkpoint="causal")
+    causal = built(checkpoints, prompt_consumer(prompts, config()), dataset=prompts, generator_checkpoint="causal")
     assert isinstance(causal.policy, CausalPolicy) and same(causal.policy, causal_policy())
     assert causal.judge is causal.gold_judge is None
 
@@ -113,7 +113,7 @@ def test_reference_checkpoint_is_the_reference(checkpoints, dataset, prompts):
                    reference_mode="ema")
     assert same(models.reference, fill_policy(seed=3)) and same(models.policy, fill_policy())
     assert not any(p.requires_grad for p in models.reference.parameters())
-    deeper = built(checkpoints, prompt_consumer(prompts, config()), generator_checkpoint="causal",
+    deeper = built(checkpoints, prompt_consumer(prompts, config()), dataset=prompts, generator_checkpoint="causal",
                    reference_checkpoint="other causal")
     assert deeper.reference.model.config.n_layer == 2
 
@@ -137,8 +137,7 @@ REFUSED = {
 def test_models_and_settings_that_do_not_fit_are_refused(checkpoints, dataset, prompts, name):
     kind, settings, message = REFUSED[name]
     data = text_data(dataset) if kind == "text" else prompt_consumer(prompts, config())
-    if kind == "text":
-        settings = {"dataset": dataset} | settings
+    settings = {"dataset": dataset if kind == "text" else prompts} | settings
     with pytest.raises(ValueError, match=message) as error:
         built(checkpoints, data, **settings)
     assert "\n" not in str(error.value)

@@ -53,20 +53,24 @@ def expect_whole(whole, resumed):
     assert one == two
 
 
-def test_a_rollout_serves_all_its_epochs_and_everything_else_runs_once(dataset, tmp_path):
-    t = trainer(dataset, tmp_path, max_iters=12, ppo_epochs=3, minibatches=2)
+@pytest.mark.parametrize("ratio_to", ["policy", "sampler"])
+def test_a_rollout_serves_all_its_epochs_and_everything_else_runs_once(dataset, tmp_path, ratio_to):
+    t = trainer(dataset, tmp_path, max_iters=12, ppo_epochs=3, minibatches=2, ratio_to=ratio_to)
     read, reference_read = count_rows(t.policy.model), count_rows(t.reference.model)
     t.run()
-    assert t.iteration == 2 and t.step == 12
+    assert t.iteration == 2
     B = t.config.batch_size
     assert sum(reference_read) == 2 * B, "once per problem and rollout, not per epoch"
-    assert sum(read) == 2 * (B + B + 3 * B), "sampling, old log-probabilities, and one shared read per epoch"
+    rescored = ratio_to == "policy"
+    assert sum(read) == 2 * (B + rescored * B + 3 * B), "sampling, old log-probabilities, and one shared read per epoch"
     steps = training_records(tmp_path)
-    assert steps[0]["kl_to_old"] == 0 and steps[6]["kl_to_old"] == 0, "the first step of an iteration has ratio 1"
+    assert steps[0]["kl_to_old"] == steps[6]["kl_to_old"] == 0, "the first step of an iteration has ratio 1"
     assert steps[5]["kl_to_old"] > steps[1]["kl_to_old"] > 0 and max(r["clip_fraction"] for r in steps) > 0
     phases = [{name for name in r if name.startswith("time/")} for r in steps]
-    collected = {f"time/{name}" for name in ("collect", "reference", "reward", "advantage", "rescore", "train")}
+    names = "collect", "reference", "reward", "advantage", "train", *["rescore"] * rescored
+    collected = {f"time/{name}" for name in names}
     assert phases == ([collected] + [{"time/train"}] * 5) * 2, "collecting takes time in its first step alone"
+    assert ["mismatch_max" in r for r in steps] == [True, *[rescored] * 5] * 2
 
 
 def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):

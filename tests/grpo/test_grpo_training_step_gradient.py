@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from core.distributions import kept_tokens, restrict, sampling_logp
+from core.distributions import restrict, sampling_logp
+from core.truncation import kept_tokens
 from grpo.grpo_training_step import grpo_training_step
 from grpo.losses import ADVANTAGES, OBJECTIVES, compute_advantages, token_weights
 from grpo.reference import with_reference

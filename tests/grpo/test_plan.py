@@ -68,5 +68,5 @@ def test_the_plan_says_under_what_code_runs_and_a_strict_run_refuses_less(native
     assert len(under(c)) == 1 and under(replace(c, reward_functions=("length_penalty",))) == []
     monkeypatch.setattr(sandbox, "machine_parts", lambda: {"Landlock": "syscall 444: Function not implemented"})
     assert "; missing: Landlock (syscall 444: Function not implemented)" in under(c)[0]
-    with pytest.raises(ValueError, match="^sandbox='strict' needs what this machine does not offer: Landlock"):
-        planned(replace(c, reward_settings={"sandbox": "strict"}))
+    with pytest.raises(ValueError, match="^sandbox='Strict' needs what this machine does not offer: Landlock"):
+        planned(replace(c, reward_settings={"sandbox": "Strict"}))

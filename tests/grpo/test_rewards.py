@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from core.judge import calculate_judge_scores
+from grpo.build import make_rewards
 from grpo.reward_functions.judge import Judge
-from grpo.rewards import PRESETS, REWARDS, Rewards, Scored, import_rewards, reward
+from grpo.rewards import PRESETS, REWARDS, Scored, import_rewards, reward
 from grpo.rollout import join
 from tests.tiny import TOKENIZER, config, fork_workers, judge, run_here, shaped
 
-import_rewards([None])
+import_rewards()
 BUILT_IN = tuple(REWARDS)
 
 
@@ -24,7 +25,7 @@ def run_config(*names, **settings):
 
 def made(*names, judge=None, **settings):
     """The rewards of a run that names these."""
-    return Rewards(run_config(*names, **settings), judge)
+    return make_rewards(run_config(*names, **settings), judge)
 
 
 def texts_of(completions, tokens=None, place=None, **columns):

@@ -110,8 +110,7 @@ def test_a_reference_that_waits_elsewhere_visits_for_as_long_as_it_is_read(datas
     rollouts = sampled(fill_policy(), dataset, dataclasses.replace(c, batch_size=4))
     known = with_reference(rollouts, reference, estimator, c)
     assert reference.calls == ["to cpu", "states", "states", "to meta"]
-    assert ("reference" in known.inputs) == (estimator == "exact")
-    assert (known.ref_logp is None) == (estimator == "exact")
+    assert ("reference" in known.inputs) == (known.ref_logp is None) == (estimator == "exact")
     with pytest.raises(KeyError), visiting(reference, CPU):
         raise KeyError
     assert reference.device.type == "meta", "also after an error"

@@ -18,7 +18,7 @@ def test_a_room_is_imported_when_it_opens():
 
 def test_a_users_file_adds_a_mask(dataset, tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text("import numpy as np\nfrom core.masking import mask\n\n\n@mask\ndef first(rng, tokens, count, newline):\n"
+    path.write_text("import numpy as np\nfrom core.data import mask\n\n\n@mask\ndef first(rng, tokens, count, newline):\n"
                     "    return np.arange(len(tokens)) < count\n")
     c = config(dataset=dataset, generator_checkpoint="x.safetensors", reward_file=str(path), masks={"first": 1.0}, mask_low=0.25,
                mask_high=0.25)

@@ -8,7 +8,8 @@ import pytest
 transformers = pytest.importorskip("transformers")
 
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.tokenizer import CharTokenizer, from_description, named_tokenizer, same_vocabulary
+from core.tokenizer import CharTokenizer
+from core.tokenizer_kinds import from_description, named_tokenizer, same_vocabulary
 from tests.families import tokenizer_of
 
 TEXTS = ("the quick brown fox", "7+8=15\n", " caf\u00e9 \u4e2d", "</a> {1}")

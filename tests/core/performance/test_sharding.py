@@ -10,7 +10,8 @@ from core.huggingface.settings import LoraConfig
 from core.model import MASKED_FILL
 from core.models import load_model
 from core.distributed import is_sharded
-from core.performance.sharding import Shards, has_parts, shard_all, weights_of
+from core.performance.sharding import Shards, has_parts, weights_of
+from grpo.build import shard_models
 from grpo.grpo_config import GRPOConfig
 from tests.families import model_folder, write_sums
 from tests.tiny import causal_model, model, one_process, run_script
@@ -98,7 +99,7 @@ def test_what_does_not_go_with_shards_is_refused():
 
 def test_one_rank_shards_nothing():
     net, dist = model(), one_process()
-    shard_all([net], SimpleNamespace(parallel="fsdp"), dist)
+    shard_models([net], SimpleNamespace(parallel="fsdp"), dist)
     with dist.gathered():
         assert not has_parts(net) and dist.shards is None and not any(map(is_sharded, net.parameters()))
     assert list(dist.micro_batches(["a", "b"], None, None)) == ["a", "b"]
@@ -107,8 +108,8 @@ def test_one_rank_shards_nothing():
 def test_ranks_call_a_sharded_model_equally_often():
     def on_rank(parts, calls, rounds, most):
         """(parts, idle calls of each round) of a rank of several; rounds: the most parts; most: the most calls in each"""
-        answers, idle = iter((torch.tensor(rounds), torch.tensor(most))), []
-        dist = SimpleNamespace(device="cpu", largest=lambda x: torch.maximum(x, next(answers)))
+        idle, largest = [], lambda x: x.maximum(torch.tensor(most))
+        dist = SimpleNamespace(device="cpu", agree=lambda number: max(number, rounds), largest=largest)
         loss = lambda times: idle.append(times) or SimpleNamespace(backward=int)
         policy, rollouts = SimpleNamespace(calls=calls.get, idle_loss=loss), SimpleNamespace(select=lambda part: [part])
         return list(Shards(dist).micro_batches(parts, policy, rollouts)), idle

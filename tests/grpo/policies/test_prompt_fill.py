@@ -6,7 +6,8 @@ from unittest import mock
 import pytest
 import torch
 
-from core.distributions import kept_tokens, restrict, sampling_logp
+from core.distributions import restrict, sampling_logp
+from core.truncation import kept_tokens
 from grpo.policies import fill
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core.distributions import KeptCollector, KeptTokens
+from core.truncation import KeptCollector, KeptTokens
 
 
 @pytest.fixture
