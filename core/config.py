@@ -11,7 +11,7 @@ import types
 import typing
 
 from core.files import CONFIG, read_object
-from core.settings.setting import Settings, allowed_types, defaults, load_room, setting, shown
+from core.settings.setting import Settings, allowed_types, defaults, load_class, setting, shown
 from core.settings.user_code import naming_line_of, one_line
 
 
@@ -131,8 +131,9 @@ def load_config(cls, argv):
     alone = "out_dir" in values and all(argument.startswith("--") for argument in argv)
     if values.get("resume") is True and alone and os.path.isfile(path):
         saved = read_object(path, path, "name the config file of the run, or delete it")
-        hints |= hints_of(cls, saved.keys() - {"starts"})
-        in_files = {key: checked(key, value, hints, path) for key, value in saved.items() if key in hints}
+        saved.pop("starts", None)
+        hints |= hints_of(cls, saved.keys())
+        in_files = {key: checked(key, value, hints, path) for key, value in saved.items()}
         values, origin = in_files | values, dict.fromkeys(in_files, path) | origin
     if origin.get("reward_functions") == COMMAND and values["reward_functions"] != in_files.get("reward_functions"):
         for key in ("reward_weights", "success_reward"):  # of other rewards
@@ -146,7 +147,7 @@ def hints_of(cls, keys):
     hints = typing.get_type_hints(cls)
     for room in cls.rooms:
         if not keys <= hints.keys():
-            hints |= typing.get_type_hints(load_room(room))
+            hints |= typing.get_type_hints(load_class(room))
     return hints
 
 

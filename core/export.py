@@ -34,7 +34,7 @@ class ExportConfig(Settings):
         super().__post_init__()
         refuse(f"out={self.out!r}",
                (not self.out, "names no folder; name the one to write, --out=FOLDER"),
-               (os.path.lexists(self.out), "exists, and nothing is overwritten; name another folder or remove it"))
+               (any(map(os.path.lexists, (self.out, f"{self.out}.tmp"))), "or its .tmp exists; name another folder"))
 
 
 def main(argv):

@@ -10,7 +10,7 @@ from core.data_folder import has_prompts, is_file_of_records
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.performance.prepacked import has_fast_bfloat16
-from core.settings.setting import load_room
+from core.settings.setting import load_class
 from core.start import build_missing
 from core.tokenizer_kinds import same_vocabulary
 from grpo.reference import needs_reference
@@ -119,7 +119,7 @@ def kind_of(config, mode):
 
 def make_policy(model, tokenizer, config, dist):
     """The policy of the kind that the model's mode and the dataset say."""
-    policy = load_room(f"grpo.policies.{POLICIES[kind_of(config, model.mode)]}")
+    policy = load_class(f"grpo.policies.{POLICIES[kind_of(config, model.mode)]}")
     return policy(model, tokenizer, dist.dtype, config.grad_checkpoint)
 
 

@@ -39,7 +39,8 @@ class Rewards:
     reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
     values: NaN where a function skipped a completion
 
-    judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it
+    judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it. grpo/build.py: make_rewards makes those
+    that give each token a credit (credit_window)
     """
 
     def __init__(self, config, judge=None, reward_scorer=None):

@@ -47,10 +47,10 @@ class Policy:
         index = rollouts.index().to(h.device, non_blocking=True)                     # (K, g)
         target = rollouts.target.flatten()[index]                                    # (K, g)
         kept = rollouts.inputs.get("kept")
-        if kept is not None:
+        if kept:
             kept = kept[0].join(kept)
         reference = rollouts.inputs.get("reference")
-        if reference is not None:
+        if reference:
             reference = torch.cat(reference).to(h.device)                            # (K, V)
 
         def token_scores(h, target, kept, reference):
@@ -159,10 +159,8 @@ class Rollouts:
 
     def by_token(self, x, index):
         """Puts x (K,) or (K, g), found at each state, at the tokens of `index` (K, g): (N, M), 0 elsewhere."""
-        if x.dim() == 1:
-            x = x[:, None].expand(index.shape)
-        out = x.new_zeros(self.target.numel()).index_copy(0, index.flatten(), x.flatten())
-        return out.view_as(self.target)
+        x = x.view(len(x), -1).expand_as(index)                                      # (K, g)
+        return x.new_zeros(self.target.numel()).index_copy(0, index.flatten(), x.flatten()).view_as(self.target)
 
     def micro_batches(self, config, problems=None):
         """The problems, all or those given by their indices, in parts that are read together: config.batch_size of
@@ -172,8 +170,7 @@ class Rollouts:
         if config.micro_batch_tokens is None:
             return [part for part in problems.split(config.batch_size) if len(part)]
         from core.performance.batching import parts_of_tokens
-        parts = parts_of_tokens(self.inputs["size"][problems], config.micro_batch_tokens)
-        return [problems[part] for part in parts]
+        return [problems[part] for part in parts_of_tokens(self.inputs["size"][problems], config.micro_batch_tokens)]
 
     def select(self, problems):
         """The rollouts of these problems, given by their indices on the CPU, and the indices of their completions."""

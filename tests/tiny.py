@@ -27,7 +27,7 @@ from core.optim import build_optimizers
 from core.prompts import PromptConsumer, PromptFormat
 from core.records import write_prompts
 from core.settings.script import exit_code
-from core.settings.setting import defaults, load_room
+from core.settings.setting import defaults, load_class
 from core.tokenizer import CharTokenizer
 from core.tokenizer_kinds import BPETokenizer
 from grpo.build import make_rewards
@@ -187,7 +187,7 @@ def save(path, net):
 
 def all_settings(*classes):
     """The settings of classes and of their rooms."""
-    return {key for cls in classes for part in (cls, *map(load_room, cls.rooms)) for key in defaults(part)}
+    return {key for cls in classes for part in (cls, *map(load_class, cls.rooms)) for key in defaults(part)}
 
 
 OPENERS = {"credit_window": {"judge_checkpoint": "j"}} | dict.fromkeys(

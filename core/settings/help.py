@@ -3,7 +3,7 @@
 import textwrap
 from dataclasses import fields
 
-from core.settings.setting import load_room
+from core.settings.setting import load_class
 
 HELP_WIDTH = 120
 START = "Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins."
@@ -23,7 +23,7 @@ def help_lines(cls, which=""):
         yield from lines_of([own[key] for key in (first if first and not which else own)])
     for room in wanted:
         yield from ("", cls.rooms[room].replace(" ", " or "))
-        yield from lines_of(fields(load_room(room)))
+        yield from lines_of(fields(load_class(room)))
     if cls.rooms and not which:
         yield f"\n--help=all shows all; --help=NAME a room's: {names}"
 

@@ -100,7 +100,7 @@ class WithRooms(type):
         known = defaults(cls) | values
         for name, openers in cls.rooms.items():
             if any(holds(opener, known.get) for opener in openers.split()):
-                opened.append(load_room(name))
+                opened.append(load_class(name))
                 known = defaults(opened[-1]) | known
         made = with_rooms(cls, *opened)
         for key in values.keys() - defaults(made).keys():
@@ -159,8 +159,8 @@ def with_rooms(cls, *rooms):
     """The class of settings with those of the rooms. Closed rooms whose file is loaded lend it their defaults."""
     names = {}
     for name in cls.rooms:
-        if name.partition(":")[0] in sys.modules and load_room(name) not in rooms:
-            names |= defaults(load_room(name))
+        if name.partition(":")[0] in sys.modules and load_class(name) not in rooms:
+            names |= defaults(load_class(name))
     names |= {"_core": cls, "__module__": cls.__module__}
     return WithRooms(cls.__name__, (*rooms, cls), names) if cls.rooms else cls
 
@@ -170,7 +170,7 @@ def defaults(cls):
     return {f.name: f.default for f in fields(cls)}
 
 
-def load_room(name):
+def load_class(name):
     """The class of a name, "module:Class", such as that of a room's settings."""
     module, _, cls = name.partition(":")
     return getattr(importlib.import_module(module), cls)
@@ -179,7 +179,7 @@ def load_room(name):
 def room_of(cls, key):
     """(class, openers) of the room that has a setting; rooms are imported until it is found. Raises AttributeError."""
     for name, openers in cls.rooms.items():
-        if key in defaults(room := load_room(name)):
+        if key in defaults(room := load_class(name)):
             return room, openers
     raise AttributeError(key)
 

@@ -48,12 +48,15 @@ def test_the_name_of_a_boolean_alone_sets_it():
 def test_a_folder_alone_resumes_with_the_settings_of_its_run(tmp_path):
     first = PretrainConfig(n_layer=2, seed=7, out_dir=str(tmp_path), mode="sequence_scorer", fill_checkpoints=("a",),
                            report_to=("wandb",), wandb_project="p")
-    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(first) | {"starts": [], "one_that_left": 1}))
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(first) | {"starts": []}))
     command = ["--resume=True", f"--out_dir={tmp_path}", "--seed=9"]
     assert load(*command) == dataclasses.replace(first, resume=True, seed=9)
     assert load("--resume=auto", *command[1:]).fill_checkpoints == load(*command[1:]).fill_checkpoints == ()
-    (tmp_path / "c.py").write_text("seed = 3\n")
+    (tmp_path / "c.py").touch()
     assert load(str(tmp_path / "c.py"), *command).fill_checkpoints == ()
+    (tmp_path / "config.json").write_text('{"one_that_left": 1}')
+    with pytest.raises(UsageError):
+        load(*command)
 
 
 @pytest.mark.parametrize("argument, message", [

@@ -9,7 +9,7 @@ import pytest
 
 from core.model import GPTConfig
 from core.sample import SampleConfig
-from core.settings.setting import Settings, allowed_types, check_value, is_inside, load_room, setting
+from core.settings.setting import Settings, allowed_types, check_value, is_inside, load_class, setting
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 
@@ -22,7 +22,7 @@ def test_a_bracket_tells_whether_an_interval_has_its_end(value, interval, inside
     assert is_inside(value, interval) is inside
 
 
-@pytest.mark.parametrize("cls", [GRPOConfig, PretrainConfig, GPTConfig, SampleConfig, *map(load_room, GRPOConfig.rooms)])
+@pytest.mark.parametrize("cls", [GRPOConfig, PretrainConfig, GPTConfig, SampleConfig, *map(load_class, GRPOConfig.rooms)])
 def test_every_number_of_a_config_has_an_interval(cls):
     for f in fields(cls):
         if {int, float} & set(allowed_types(f.type)):
