@@ -88,4 +88,4 @@ def problems(prompts):
         "input": prompts,
         "padding": np.zeros(P, dtype=np.int64),
         "number": np.arange(P),
-        "record": [{"text": "a", "prompt": "a"}] * P}
+        "record": [{"text": "a", "prompt": "a", "tokens": ids} for ids in prompts.tolist()]}

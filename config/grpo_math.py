@@ -12,6 +12,7 @@ temperature = 0.8
 top_p = 0.9
 batch_size = 1
 group_size = 8
+sample_rows = 64                   # a token of a row takes 115 kB: keys and values of 28 layers
 reward_functions = ("math_verify",)
 reward_workers = 4
 objective = "rloo"                 # the sum over the tokens of a completion, as there ...

@@ -5,12 +5,20 @@ from torch.nn import functional as F
 
 from core.model import attend, attention_mask
 
+UNORDERED = ("cuda",)  # devices on which index_select adds gradients up in any order, and in their own precision
 SHARE_FROM = 2**16  # numbers in a layer's keys, copied for each row, from which sharing the prompts' keys is faster
 
 
 def new_cache(model):
     """An empty cache of the kind that a model reads through."""
     return model.new_cache() if hasattr(model, "new_cache") else Cache()
+
+
+def at_rows(x, rows):
+    """x (B, ...) at rows (n,) of it. The gradients of equal rows are added up in one order; on a GPU in float32."""
+    if x.device.type in UNORDERED and x.requires_grad:
+        return x.float()[rows].to(x.dtype)
+    return x.index_select(0, rows)
 
 
 class Cache:
@@ -67,7 +75,7 @@ class Cache:
             return SharedCache(self, rows, Cache(own, room=room))
         layers = []
         for pair in self.layers:
-            pair = [x.index_select(0, rows) for x in pair]                           # (n, H, length, D) each
+            pair = [at_rows(x, rows) for x in pair]                                  # (n, H, length, D) each
             if room:
                 pair = [F.pad(x, (0, 0, 0, room)) for x in pair]
             layers.append(pair)
@@ -82,6 +90,33 @@ class Cache:
             for x in pair:
                 x[to, :, : self.length] = x[rows[to], :, : self.length]
             self.layers[i] = [x[: len(rows)] for x in pair]
+
+
+class RowCache:
+    """A Cache in buffers that stay where they are, of rows that have come to different columns. Each reads one token.
+
+    layers: [(keys, values)] of each layer, (n, H, L, D); column: (n, 1) where each row's token is
+    """
+
+    length = 0  # of no use: each row has its own
+
+    def __init__(self, layers, column):
+        self.layers, self.column = layers, column
+
+    def mask(self, T, padding, device):
+        """(n, 1, 1, L) bool: the columns that each row reads. padding: (n,)"""
+        place = torch.arange(self.layers[0][0].shape[2], device=device)              # (L,)
+        return ((place <= self.column) & (place >= padding[:, None]))[:, None, None]
+
+    def add(self, i, k, v):
+        """Writes keys and values (n, H, 1, D) into layer i. Returns those of all columns."""
+        for buffer, new in zip(self.layers[i], (k, v), strict=True):
+            buffer.scatter_(2, self.column[:, None, None].expand_as(new), new.to(buffer.dtype))
+        return self.layers[i]
+
+    def layer(self, i):
+        """Like Cache.layer, for one new token of each row."""
+        return lambda q, k, v, mask, *settings: attend(q, *self.add(i, k, v), mask, *settings)
 
 
 class SharedCache:

@@ -6,8 +6,7 @@ it. The model beside them is for use: a file of ours, or a folder in Hugging Fac
 
 import contextlib
 import os
-import re
-import shutil
+from dataclasses import fields, is_dataclass
 
 import torch
 
@@ -33,7 +32,7 @@ def layout(weights, optimizers):
 
 
 class CheckpointManager:
-    """<out_dir>/state.pt to resume from, <out_dir>/model<suffix> to use; with keep, also the last `keep` models.
+    """<out_dir>/state.pt to resume from, <out_dir>/model<suffix> to use.
 
     write_model(path, **facts): writes the model, whole or not at all; a sharded model also gets its `weights`
     suffix: ".safetensors" for a file, "" for a folder in Hugging Face format
@@ -41,9 +40,9 @@ class CheckpointManager:
     writes: whether this process writes; the others only help to gather sharded tensors
     """
 
-    def __init__(self, out_dir, write_model, keep=0, suffix=".safetensors", identity=None, writes=True):
+    def __init__(self, out_dir, write_model, suffix=".safetensors", identity=None, writes=True):
         self.out_dir, self.write_model = out_dir, write_model
-        self.keep, self.suffix = keep, suffix
+        self.suffix = suffix
         self.identity, self.writes = identity or {}, writes
         self.last = None  # (path, step) of the last state that this process has written, or read
 
@@ -51,7 +50,7 @@ class CheckpointManager:
         return os.path.join(self.out_dir, name)
 
     def save(self, step, weights, optimizers, facts, **state):
-        """Writes the models, then the state, so that a state never has an older model beside it.
+        """Writes the model, then the state, so that a state never has an older model beside it.
 
         weights: {name: tensor}; facts: plain values that describe the model; state: whatever else `load` returns
         If tensors are sharded, every rank must call it.
@@ -65,11 +64,7 @@ class CheckpointManager:
         if not self.writes:
             return
         sharded = {"weights": state["model"]} if in_parts else {}
-        names = [f"model{self.suffix}"]
-        if self.keep:
-            names.append(f"model-{step:06d}{self.suffix}")
-        for path in map(self.path, names):
-            self.write_model(path, **sharded, step=step, **facts)
+        self.write_model(self.path(f"model{self.suffix}"), **sharded, step=step, **facts)
         newest = self.path(STATE)
         with replacing(newest) as new:
             with open(new, "wb") as f:
@@ -79,17 +74,6 @@ class CheckpointManager:
             if self.last is not None and self.last[0] == newest:  # a damaged one never replaces a whole one
                 os.replace(newest, self.path(BEFORE))
         self.last = newest, step
-        if self.keep:
-            self._prune()
-
-    def _prune(self):
-        """Removes the numbered models that are too old to be kept."""
-        numbered = re.compile(r"model-\d+" + re.escape(self.suffix))
-        models = filter(numbered.fullmatch, os.listdir(self.out_dir))
-        models = sorted(models, key=lambda name: (len(name), name))  # six digits, or more
-        for path in map(self.path, models[: -self.keep]):
-            remove = shutil.rmtree if os.path.isdir(path) else os.remove
-            remove(path)
 
     def how_to_go_on(self):
         """The remedy for a run that has to end, in words."""
@@ -154,3 +138,21 @@ def read_state(path, mapped=False):
         weights = state["model"].items()
     check_finite(weights, path)
     return state
+
+
+def check_same_step(dist, step, out_dir):
+    """Raises ValueError on every rank if the states that the ranks resume from differ in their step."""
+    dist.barrier()  # states are read at different speeds
+    least, most = -dist.agree(-step), dist.agree(step)
+    if least != most:
+        raise ValueError(f"rank {dist.rank} resumes from step {step}, but the ranks have steps {least} to {most}: "
+                         f"out_dir={out_dir} must be the same folder, with the same states, on every rank")
+
+
+def as_plain(x):
+    """A record as dictionaries and lists of tensors and values, and so are the records in it."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(as_plain, x))
+    if is_dataclass(x):
+        x = {f.name: getattr(x, f.name) for f in fields(x)}
+    return {name: as_plain(part) for name, part in x.items()} if isinstance(x, dict) else x

@@ -72,7 +72,6 @@ class RunConfig(Settings):
     log_interval: int | None = setting(
         None, "steps between two console lines; None: a tenth of eval_interval", "[1, 1e12]")
     save_interval: int | None = setting(None, "steps between two checkpoints; None: eval_interval", "[1, 1e12]")
-    keep_checkpoints: int = setting(0, "numbered models to keep beside the latest", "[0, 1e6]")
     out_dir: str = setting("out", "the folder of everything that the run writes")
     resume: bool | str = setting(
         False, "go on from out_dir/state.pt, without a config file with that run's settings; auto: if there is a state",
@@ -82,8 +81,6 @@ class RunConfig(Settings):
     dtype: str = setting(
         "auto", "float32, bfloat16; auto: bfloat16 on CUDA, and for a judge on a CPU that has avx512_bf16",
         ("auto", "float32", "bfloat16"))
-    rank_timeout: float = setting(
-        1800.0, "seconds in which every rank must take part in an exchange, else all end", "[1, 1e6]")
     compile: bool = setting(
         False, "torch.compile: half a minute at the start, then faster; for long runs")
     report_to: tuple[str, ...] = setting((), "trackers: wandb, tensorboard, trackio")
@@ -180,8 +177,8 @@ def unknown_key(key, hints):
     from core.settings.other_names import settings_of
     if settings := settings_of(key, hints):
         return f"unknown key {key}; did you mean {' or '.join(settings)}? docs/coming_from.md says what differs"
-    near = difflib.get_close_matches(key, hints, n=1, cutoff=0.85) or ["--help=all, which lists the keys"]
-    return f"unknown key {key}; did you mean {near[0]}?"
+    near = difflib.get_close_matches(key, hints, n=1, cutoff=0.85)
+    return f"unknown key {key}; " + (f"did you mean {near[0]}?" if near else "leave it out; --help=all lists the keys")
 
 
 def literal(text, hint):

@@ -170,5 +170,5 @@ def masked_positions(mask, device):
     """
     hidden, order = mask.int().sort(dim=1, descending=True, stable=True)             # (B, T) each, masked ones first
     M = int(mask.sum(1).max())
-    position = order[:, :M].to(device)
+    position = order[:, :M].to(device, non_blocking=True)
     return position, hidden[:, :M].bool()

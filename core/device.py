@@ -1,6 +1,8 @@
 """Device and precision by their names."""
 
+import functools
 import os
+from dataclasses import fields, is_dataclass, replace
 
 import torch
 
@@ -30,6 +32,12 @@ def detect_device(name="auto", local_rank=0):
     return torch.device("cuda", index)
 
 
+@functools.cache
+def ids_on(device, *ids):
+    """These ids as a tensor on the device. The CPU waits for their copy once."""
+    return torch.tensor(ids, device=device)
+
+
 def detect_dtype(name, device):
     """'auto' is bfloat16 on a GPU that computes in it (from capability 8.0), and float32 elsewhere."""
     if name == "auto":
@@ -37,3 +45,22 @@ def detect_dtype(name, device):
         if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
             name = "bfloat16"
     return getattr(torch, name)
+
+
+@functools.cache
+def gpu_logits_at_once(device):
+    """Most numbers in one tensor of logits: a GPU is slow in small parts; one of 24 GB has less room for them."""
+    return 2**28 if torch.cuda.mem_get_info(device)[1] > 24 * 2**30 else 2**27
+
+
+def moved(x, device):
+    """A record, and all tensors in it, on another device. Those in a field `inputs`, of Rollouts, stay on the CPU."""
+    if hasattr(x, "to"):
+        return x.to(device)
+    if isinstance(x, (list, tuple)):
+        return type(x)(moved(part, device) for part in x)
+    if isinstance(x, dict):
+        return {name: moved(part, device) for name, part in x.items()}
+    if is_dataclass(x):
+        return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x) if f.name != "inputs"})
+    return x

@@ -16,6 +16,7 @@ from core.settings.user_code import one_line
 
 LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, saves, or builds a checkpoint from its recipe
 START_WAIT = timedelta(minutes=10)  # until all ranks have come
+EXCHANGE_WAIT = timedelta(minutes=30)  # until all ranks take part in an exchange
 
 
 def autocast(device, dtype):
@@ -31,25 +32,26 @@ def is_sharded(x):
 class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
-    timeout: seconds after which a rank that does not take part in an exchange ends the others. `barrier` alone waits 12
-    hours: it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end too.
+    A rank that does not take part in an exchange ends the others after EXCHANGE_WAIT. `barrier` alone waits 12 hours:
+    it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end too.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
     normalisation in their weights (see grpo/losses.py), so the sum over ranks is the gradient, and a rank whose
     share of a step needs no backward simply adds zeros. Sharded models (core/performance/sharding.py) sum their own.
     """
 
-    def __init__(self, device="auto", dtype="auto", timeout=1800.0):
+    def __init__(self, device="auto", dtype="auto"):
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         if self.rank >= self.world or (self.world > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()):
             raise ValueError(f"RANK={self.rank} and WORLD_SIZE={self.world} are not of a run; start several processes "
                              "with torchrun, or one without RANK and WORLD_SIZE")
         self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         self.dtype = detect_dtype(dtype, self.device)
-        self.is_main, self.timeout = self.rank == 0, timeout
+        self.is_main = self.rank == 0
         self.ranks, self.on_cpu = None, None
         self.shards = None  # the models of which each rank has a part: Shards in core/performance/sharding.py
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+            torch.set_float32_matmul_precision("high" if self.dtype == torch.bfloat16 else "highest")  # TF32 or not
         if self.world > 1:
             self.meet()
 
@@ -57,15 +59,14 @@ class Distributed:
         """Waits for the other ranks, and makes the groups: the one of `barrier`, one for tensors, one for objects."""
         # torchrun keeps one store for all attempts: without a prefix, restarted ranks would wait for the ended ones
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        limit = timedelta(seconds=self.timeout)
         try:
             store, *_ = next(dist.rendezvous("env://", self.rank, self.world, timeout=START_WAIT))
             dist.init_process_group("gloo", store=dist.PrefixStore(attempt, store), rank=self.rank,
                                     world_size=self.world, timeout=START_WAIT)
             dist.distributed_c10d._set_pg_timeout(LONGEST_WAIT)
-            self.on_cpu = self.ranks = dist.new_group(timeout=limit, backend="gloo")
+            self.on_cpu = self.ranks = dist.new_group(timeout=EXCHANGE_WAIT, backend="gloo")
             if self.device.type == "cuda":
-                self.ranks = dist.new_group(timeout=limit, backend="nccl", device_id=self.device)
+                self.ranks = dist.new_group(timeout=EXCHANGE_WAIT, backend="nccl", device_id=self.device)
         except RuntimeError as error:
             self.check_exchange(error)
             raise
@@ -82,7 +83,7 @@ class Distributed:
         """Raises ValueError, in one line, in the place of an error of a failed exchange between ranks."""
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and re.search(r"\bgloo/", str(error))):
             raise ValueError(f"rank {self.rank} ended because another rank did, see its error, or did not answer "
-                             f"(rank_timeout={self.timeout:g}): {one_line(error, 200)}") from None
+                             f"within {EXCHANGE_WAIT}: {one_line(error, 200)}") from None
 
     def _reduced(self, x, operation, group):
         """Tensor x, reduced over ranks; x itself is left alone."""
@@ -162,14 +163,6 @@ class Distributed:
         """Waits for every rank, however long one of them builds, evaluates or saves."""
         if self.world > 1:
             dist.all_reduce(torch.zeros(()))
-
-    def check_same_step(self, step, out_dir):
-        """Raises ValueError on every rank if the states that the ranks resume from differ in their step."""
-        self.barrier()  # states are read at different speeds
-        least, most = -self.agree(-step), self.agree(step)
-        if least != most:
-            raise ValueError(f"rank {self.rank} resumes from step {step}, but the ranks have steps {least} to {most}: "
-                             f"out_dir={out_dir} must be the same folder, with the same states, on every rank")
 
     def autocast(self):
         return autocast(self.device, self.dtype)

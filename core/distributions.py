@@ -4,10 +4,14 @@ import itertools
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from core.device import gpu_logits_at_once
+
 SAMPLING = 1               # the first number of the seeds here, so that the noise differs from that of other files
-LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits
+LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits on a CPU
+BLOCK = 256                # tokens of a block of a large vocabulary
 
 
 def at_least_float32(x):
@@ -54,24 +58,37 @@ def noise_on(device, uniform):
 
 
 def sample_from(logp, uniform):
-    """Inverse-CDF sampling: a token is drawn where the cumulative probability first exceeds the noise.
+    """Inverse-CDF sampling: a token is drawn where the cumulative probability first exceeds the noise. In a large
+    vocabulary that is first a block of tokens, then one of the block: few of the sums are in float64.
 
     logp: (K, V) log-probabilities; uniform: (K, G) in [0, 1)
     Returns ids (K, G), never one of probability 0; where logp is NaN, any
     """
-    p = logp.to(uniform.device, torch.float64, copy=True).exp_()                     # (K, V)
-    cdf = p.cumsum_(1)                                                               # (K, V)
-    u = uniform * cdf[:, -1:]                                                        # (K, G) below the last sum
-    ids = torch.searchsorted(cdf, u, right=True)                                     # (K, G) V where logp is NaN
-    return ids.clamp_(max=logp.shape[1] - 1).to(logp.device)
+    p = logp.to(uniform.device).exp()                                                # (K, V)
+    if p.shape[1] <= BLOCK * uniform.shape[1]:
+        return first_beyond(p.double().cumsum_(1), uniform).to(logp.device)
+    blocks = F.pad(p, (0, -p.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))            # (K, B, BLOCK)
+    cdf = blocks.sum(2).double().cumsum_(1)                                          # (K, B)
+    block = first_beyond(cdf, uniform)                                               # (K, G)
+    before = F.pad(cdf, (1, 0)).gather(1, block)                                     # (K, G) the sum of earlier blocks
+    inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK)).double().cumsum_(2)  # (K, G, BLOCK)
+    share = (uniform * cdf[:, -1:] - before)[..., None] / inside[..., -1:]           # (K, G, 1) of the block's sum
+    ids = block * BLOCK + first_beyond(inside, share.clamp(0, 1 - 2**-53))[..., 0]   # (K, G)
+    return ids.clamp(max=p.shape[1] - 1).to(logp.device)
 
 
-def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0):
+def first_beyond(cdf, uniform):
+    """The index (..., G) at which sums (..., V) first exceed that share, in [0, 1), of the last; V - 1 for NaN."""
+    return torch.searchsorted(cdf, uniform * cdf[..., -1:], right=True).clamp_(max=cdf.shape[-1] - 1)
+
+
+def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, keep=None):
     """Draws G tokens from each of K distributions; top_k=1 takes the likeliest. Functions that call this one hand its
     settings on as `sampling`.
 
     logits: (K, V); uniform: (K, G) in [0, 1); temperature: as in sampling_logp
-    Returns ids (K, G), their log-probabilities (K, G) under the distribution drawn from, and the K KeptTokens, or None
+    keep: what is kept of the mask (K, V) of tokens that may be drawn, a function; None: KeptTokens.of
+    Returns ids (K, G), their log-probabilities (K, G) under the distribution drawn from, and the kept tokens, or None
     for all tokens
     """
     logp = sampling_logp(logits, temperature)                                        # (K, V)
@@ -79,7 +96,7 @@ def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.
     if top_p < 1 or top_k > 0 or min_p > 0:
         from core.truncation import KeptTokens, kept_tokens
         mask = kept_tokens(logp, top_p, top_k, min_p)                                # (K, V)
-        kept = KeptTokens.of(mask)
+        kept = (keep or KeptTokens.of)(mask)
         logp = restrict(logp, mask)
     target = sample_from(logp, uniform)                                              # (K, G)
     return target, logp.gather(1, target), kept
@@ -88,23 +105,30 @@ def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.
 def draw_tokens(model, h, uniform, temperature=1.0, **truncation):
     """Draws tokens as sample_tokens does, from K hidden states h (K, C), with the logits of few states at a time.
     temperature: a number, or (K, 1)"""
-    size = max(1, LOGITS_AT_ONCE // model.vocabulary)
+    size = rows_at_once(model.vocabulary, h.device)
     parts = []
     for i in range(0, len(h), size):
         rows = slice(i, i + size)
         t = temperature[rows] if torch.is_tensor(temperature) else temperature
         parts.append(sample_tokens(model.project(h[rows]), uniform[rows], t, **truncation))
     target, logp, kept = zip(*parts, strict=True)
-    return torch.cat(target), torch.cat(logp), None if kept[0] is None else kept[0].join(kept)
+    kept = None if kept[0] is None else getattr(kept[0], "join", torch.cat)(kept)
+    return torch.cat(target), torch.cat(logp), kept
+
+
+def rows_at_once(vocabulary, device):
+    """The rows of the largest tensor of logits."""
+    most = gpu_logits_at_once(device) if device.type == "cuda" else LOGITS_AT_ONCE
+    return max(1, most // vocabulary)
 
 
 def in_parts(function, vocabulary, *tensors):
-    """function(*tensors) on few enough rows at a time that its logits stay below LOGITS_AT_ONCE numbers.
+    """function(*tensors) on few enough rows at a time that its logits do not take too much memory.
 
     function: tensors of K rows (or KeptTokens of K distributions, or None) -> a tuple of tensors of K rows. Where it is
     cut, the backward pass computes each part again instead of keeping it, so that memory is bounded in both directions.
     """
-    size = max(1, LOGITS_AT_ONCE // vocabulary)
+    size = rows_at_once(vocabulary, tensors[0].device)
     if len(tensors[0]) <= size:
         return function(*tensors)
     columns = [itertools.repeat(None) if x is None else x.split(size) for x in tensors]

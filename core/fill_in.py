@@ -21,7 +21,7 @@ def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
     """
     if hidden is None:
         hidden = torch.ones(position.shape, dtype=torch.bool)
-    row, number = hidden.nonzero().to(input.device).unbind(1)                        # (K,) each
+    row, number = hidden.nonzero().to(input.device, non_blocking=True).unbind(1)     # (K,) each
     h = model.states(input, position, padding=padding)[row, number]                  # (K, C)
     column = position[row, number]                                                   # (K,)
     noise = noise_on(input.device, uniform)                                          # (P, G, T)

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from core.device import ids_on
 from core.distributions import in_parts, token_logp
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.truncation import KeptCollector
@@ -93,15 +94,15 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, paddi
         if kept is not None:
             collector.add(now.flatten().nonzero().squeeze(1), kept[number[now]])
         turn[now] = i
-        now = now.to(device)
+        now = now.to(device, non_blocking=True)
         target = torch.where(now, token, target)
         logp = torch.where(now, drawn_logp, logp)
         text = fill_in(text, column, now, target[:, None])[:, 0]
         if end_ids:
-            end = torch.isin(target, torch.tensor(end_ids, device=device)).cpu()     # (N, M)
+            end = torch.isin(target, ids_on(device, *end_ids)).cpu()                 # (N, M)
             all_before = (turn >= 0).int().cumprod(1).bool()
             ended = (end & all_before).any(1, keepdim=True)
-    return target, logp, turn.to(device), torch.stack(read, 1), collector.joined()
+    return target, logp, turn.to(device, non_blocking=True), torch.stack(read, 1), collector.joined()
 
 
 def draw(model, text, column, noise, padding, drawn, sampling):
@@ -114,7 +115,7 @@ def draw(model, text, column, noise, padding, drawn, sampling):
     R, g, _ = noise.shape
     wanted = drawn.unflatten(0, (R, g)).any(1)                                       # (R, M)
     rows = wanted.any(1).nonzero().squeeze(1)                                        # (r,)
-    here = rows.to(text.device)
+    here = rows.to(text.device, non_blocking=True)
     own_padding = None if padding is None else padding[here]
     new, new_logp, kept = predict_and_sample_tokens(
         model, text[here], column[here], noise[rows], wanted[rows], padding=own_padding, **sampling)
@@ -129,8 +130,9 @@ def draw(model, text, column, noise, padding, drawn, sampling):
 def untruncated_logp(model, text, column, token, drawn, padding):
     """Log-probability (N, M) at temperature 1 and without truncation of the drawn tokens, whose texts are read again.
     text: (N, T); column, token, drawn: (N, M)"""
-    row, number = drawn.nonzero().to(text.device).unbind(1)                          # (K,) each
+    row, number = drawn.nonzero().unbind(1)                                          # (K,) each
     rows, place = row.unique(return_inverse=True)                                    # (n,), (K,)
+    row, number, rows, place = (x.to(text.device, non_blocking=True) for x in (row, number, rows, place))
     own = None if padding is None else padding[rows]                                 # (n,)
     h = model.states(text[rows], column[rows], padding=own)[place, number]           # (K, C)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from core.cache import new_cache
+from core.device import ids_on
 from core.distributions import draw_tokens, noise_on
 from core.performance.prepacked import prepacked
 from core.truncation import KeptCollector, KeptTokens
@@ -122,6 +123,7 @@ class Stop:
 
     def __init__(self, tokenizer, sequences=(), prefix=""):
         self.tokenizer = tokenizer
+        self.ids = tuple(tokenizer.stop_token_ids)
         self.sequences = sequences
         self.prefix = prefix
         for s in sequences:
@@ -139,7 +141,7 @@ class Stop:
         turn: n columns in which the turns of rows begin, None: 0; no stop sequence reaches back behind them
         """
         new = tokens[:, first:]                                                      # (n, t - first)
-        ended = torch.isin(new, new.new_tensor(self.tokenizer.stop_token_ids))
+        ended = torch.isin(new, ids_on(new.device, *self.ids))
         if self.sequences:
             begin = max(0, first + 1 - self.window)
             for row, ids in enumerate(tokens[:, begin:].tolist()):

@@ -228,10 +228,12 @@ class GPT(nn.Module):
         else:
             mask = attention_mask(0, T, padding, tokens.device, self.mode == LANGUAGE_MODEL)
         x = self.drop(self.embed(tokens))                                            # (B, T, C)
-        cos, sin = self.cos[before:end], self.sin[before:end]                        # (T, D) each
+        column = getattr(past, "column", slice(before, end))  # (B, 1) of the rows of a RowCache
+        cos, sin = self.cos[column], self.sin[column]                                # (T, D) or (B, 1, D) each
+        again = self.grad_checkpoint and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
             inputs = (x, cos, sin, mask, past.layer(i) if past else attend)
-            x = checkpoint(block, *inputs, use_reentrant=False) if self.grad_checkpoint else block(*inputs)
+            x = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
         if past:
             past.length += T
         if position is not None:

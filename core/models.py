@@ -11,9 +11,10 @@ import os
 import safetensors
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from core.files import HUB, object_from_json, on_hub, read_object, replacing
-from core.model import GPT, GPTConfig
+from core.model import GPT, GPTConfig, freeze
 from core.settings.setting import check_finite
 from core.settings.user_code import guarded, one_line
 from core.tokenizer_kinds import from_description, same_vocabulary
@@ -50,6 +51,16 @@ def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", 
     if adapter is not None and adapter.has_adapter and os.path.exists(path):
         raise ValueError(f"{adapter.asked_for} is for Hugging Face models, which {key}={path} is not; leave it out")
     return read_model_file(path, device, mode, tokenizer, key)
+
+
+def freeze_in(dtype, model):
+    """The frozen model of a run that computes in dtype. Its linear layers hold the weights that autocast would multiply
+    with, which leaves every product as it is; vectors and embeddings stay in float32."""
+    embeddings = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
+    for part in model.modules():
+        if dtype != torch.float32 and isinstance(part, nn.Linear) and part.weight not in embeddings:
+            part.weight.data = part.weight.data.to(dtype)
+    return freeze(model)
 
 
 def load_tokenizer(path, key="checkpoint"):

@@ -62,7 +62,10 @@ def total_over_ranks(sums, dist, largest=()):
     sums: {name: 0-d tensor or number}; largest: the names of which the largest over ranks counts, not the sum
     Returns {name: 0-d float32 tensor on the device}
     """
-    x = torch.stack([torch.as_tensor(x).to(dist.device, torch.float32, non_blocking=True) for x in sums.values()])
+    numbers = [0.0 if torch.is_tensor(x) else x for x in sums.values()]
+    numbers = torch.tensor(numbers).to(dist.device, non_blocking=True)  # all in one copy
+    pairs = zip(sums.values(), numbers, strict=True)
+    x = torch.stack([x.to(number, non_blocking=True) if torch.is_tensor(x) else number for x, number in pairs])
     totals = dict(zip(sums, dist.total(x), strict=True))
     if set(largest) & set(sums):
         most = dict(zip(sums, dist.largest(x), strict=True))

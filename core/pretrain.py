@@ -32,7 +32,7 @@ def main(argv):
     if config.wandb_log or config.report_to:
         from core.trackers import check_trackers
         check_trackers(config)
-    with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
+    with Distributed(config.device, config.dtype) as dist, naming_what_lowers_memory(config):
         if build_missing(config, ("init_from",), dist):
             if dist.is_main:
                 print("dry run: nothing was built or trained, and what is there was not checked")

@@ -28,8 +28,8 @@ RECIPES = {  # {a checkpoint that a shipped config names: the config that trains
     "out-equations/generator.safetensors": "config/pretrain_equations.py",
     "out-trunk/model.safetensors": "config/pretrain_trunk.py",
 }
-MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "grad_checkpoint", "dtype",
-          "lora_rank", "load_in_4bit")  # settings that change what a run needs
+MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
+          "grad_checkpoint", "dtype", "lora_rank", "load_in_4bit")  # settings that change what a run needs
 NO_MEMORY = "out of memory|can't allocate memory|ALLOC_FAILED"  # of CUDA and MPS, of a CPU, of CUDA's libraries
 PACKAGES = ("torch", "numpy", "safetensors", "transformers", "peft", "datasets", "tokenizers", "ray")
 

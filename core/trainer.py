@@ -5,7 +5,7 @@ import time
 import torch
 from torch.nn import functional as F
 
-from core.checkpoint_manager import CheckpointManager
+from core.checkpoint_manager import CheckpointManager, check_same_step
 from core.data import masked_positions
 from core.distributions import in_parts, token_logp
 from core.model import SEQUENCE_SCORER
@@ -42,8 +42,8 @@ def token_sums(model, input, target, mask):
         return token_logp(logp, target), logp.argmax(-1) == target                   # (K,), (K,)
 
     logp, correct = in_parts(predicted, model.vocabulary, h.flatten(0, 1), target.flatten())
-    weight = mask.float().to(input.device).gather(1, position)                       # (B, M)
-    weight = weight.flatten() * hidden.flatten().to(input.device)                    # (B * M,)
+    weight = mask.float().to(input.device, non_blocking=True).gather(1, position)    # (B, M)
+    weight = (weight * hidden.to(input.device, non_blocking=True)).flatten()         # (B * M,)
     return {"loss": -(logp * weight).sum(),
             "correct": (correct * weight).sum(),
             "count": weight.sum()}
@@ -107,8 +107,8 @@ class Trainer:
         self.optimizers = build_optimizers(model, config, dist.device.type)
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
                                           config.lr_decay_iters or config.max_iters)
-        self.checkpoints = CheckpointManager(config.absolute_out_dir, self.write_model, config.keep_checkpoints,
-                                             model.suffix, getattr(model, "identity", dict)())
+        self.checkpoints = CheckpointManager(config.absolute_out_dir, self.write_model, model.suffix,
+                                             getattr(model, "identity", dict)())
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.step = self.skipped_steps = 0
         self.facts = {}         # metrics of the last evaluation
@@ -120,7 +120,7 @@ class Trainer:
 
     def resume(self):
         state = self.checkpoints.load(self.model.weights(), self.optimizers, self.logger.say)
-        self.dist.check_same_step(state["step"], self.config.out_dir)
+        check_same_step(self.dist, state["step"], self.config.out_dir)
         self.model.load_weights(state["model"])
         self.step, self.facts = state["step"], state["facts"]
         self.skipped_steps, self.evaluated = state["skipped_steps"], state.get("evaluated", True)
@@ -129,7 +129,7 @@ class Trainer:
         if self.dist.is_main:
             self.checkpoints.save(self.step, self.model.weights(), self.optimizers, self.facts,
                                   skipped_steps=self.skipped_steps, evaluated=self.evaluated)
-        self.dist.barrier()  # it may take longer than rank_timeout
+        self.dist.barrier()  # it may take longer than an exchange
 
     def run(self):
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves."""

@@ -30,7 +30,7 @@ def nucleus(logp, top_p):
     """The smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751); of equally likely ones
     it takes the first. logp: (K, V). Returns (K, V) bool."""
     p = logp.exp()
-    if p.shape[-1] < LARGE_VOCABULARY:
+    if p.shape[-1] < LARGE_VOCABULARY or p.is_cuda:  # a GPU sorts faster than the host hears of open ones
         return nucleus_of_all(p, top_p)
     kept, is_open = nucleus_of_top_part(p, top_p)
     if is_open.any():
@@ -70,8 +70,7 @@ class KeptTokens:
     @classmethod
     def of(cls, mask):
         """The kept tokens of a mask (K, V) bool. Waits for the device."""
-        row, ids = mask.nonzero(as_tuple=True)                                       # (E,) each
-        return cls(ids.int().cpu(), row.bincount(minlength=len(mask)).cpu())
+        return cls(mask.nonzero()[:, 1].int().cpu(), mask.sum(1).cpu())
 
     @classmethod
     def join(cls, parts):
@@ -100,9 +99,9 @@ class KeptTokens:
     def dense(self, vocabulary, device="cpu"):
         """The mask (K, V) bool."""
         row = torch.arange(len(self)).repeat_interleave(self.counts)                 # (E,)
-        mask = torch.zeros(len(self), vocabulary, dtype=torch.bool, device=device)
-        mask[row.to(device, non_blocking=True), self.ids.to(device, non_blocking=True).long()] = True
-        return mask
+        place = (row * vocabulary + self.ids).to(device, non_blocking=True)          # (E,) in the flattened mask
+        mask = torch.zeros(len(self) * vocabulary, dtype=torch.bool, device=device)
+        return mask.index_fill_(0, place, True).view(len(self), vocabulary)
 
 
 class KeptCollector:

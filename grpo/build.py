@@ -7,8 +7,8 @@ import torch
 from core.checkpoint_manager import shapes
 from core.data import DatasetConsumer
 from core.data_folder import has_prompts, is_file_of_records
-from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
-from core.models import is_huggingface, load_model, load_tokenizer
+from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
+from core.models import freeze_in, is_huggingface, load_model, load_tokenizer
 from core.performance.prepacked import has_fast_bfloat16
 from core.settings.setting import load_class
 from core.start import build_missing
@@ -146,13 +146,17 @@ def build_reference(config, policy, dist):
         reference = policy.frozen()
     else:
         reference = load_policy(key, config, policy.tokenizer, dist, policy.model.mode)
-        freeze(reference.model)
         if hasattr(policy.model, "banned_ids"):  # those of the policy: its model may declare other end tokens
             reference.model.banned_ids = policy.model.banned_ids
         if config.reference_mode != "static" and shapes(reference.weights()) != shapes(policy.weights()):
             raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so it cannot move")
+    if path is not None or not config.has_adapter:  # it has weights of its own; a moving mean needs them in float32
+        freeze_in(torch.float32 if config.reference_mode == "ema" else dist.dtype, reference.model)
     if config.ref_offload:
         reference.to("cpu")
+        if dist.device.type == "cuda":  # from pinned memory copies are fast
+            for x in (*reference.model.parameters(), *reference.model.buffers()):
+                x.data = x.data.pin_memory()
     return reference
 
 
@@ -165,7 +169,7 @@ def load_judge(key, config, policy, dist):
     from grpo.reward_functions.judge import Judge
     fills = kind_of(config, policy.model.mode) == FILL_IN
     tokenizer = policy.tokenizer if fills else None
-    model = freeze(load_model(path, loads_on(config, dist), SEQUENCE_SCORER, tokenizer, key)[0])
+    model = freeze_in(dist.dtype, load_model(path, loads_on(config, dist), SEQUENCE_SCORER, tokenizer, key)[0])
     needed = config.block_size + (model.judge_head == "cls")  # CLS stands before the text
     if fills and model.longest_input < needed:
         raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
@@ -203,6 +207,7 @@ def make_rewards(config, judge=None, reward_scorer=None):
 
 def build_evaluation(config, models, rewards, data):
     """The evaluation that suits the generator. Raises ValueError if a text is longer than the models read."""
+    config = config.varied(sample_rows=models.policy.rows(config))
     reads = min(p.model.longest_input for p in (models.policy, models.reference) if p is not None)
     if kind_of(config, models.policy.model.mode) == FILL_IN:
         if config.block_size > reads:

@@ -5,7 +5,9 @@ from collections import deque
 import numpy as np
 import torch
 
-from grpo.rollout import Rollouts, as_plain, moved
+from core.checkpoint_manager import as_plain
+from core.device import moved
+from grpo.rollout import Rollouts
 
 SHUFFLE = 3  # keeps this noise apart from that of problems and samples
 MOST_EVALUATIONS = 1000

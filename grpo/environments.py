@@ -213,17 +213,18 @@ class Episodes:
         """
         begin = [self.episodes[n].turns[-1] for n in number.tolist()]
         ends = self.stop(target[number, : t + 1], t, begin)[:, 0] & drawn            # (n,)
-        over = []
-        for n in number[ends].tolist():
-            episode = self.episodes[n]
-            ids = target[n, episode.turns[-1] : t + 1].tolist()
-            answer = episode.step(self.stop.text(ids))
-            if answer is None:
-                over.append(n)
-            else:
-                end = self.give(n, t + 1, self.between(answer, ids[-1]))
-                episode.turns.append(end)
+        over = [n for n in number[ends].tolist() if self.ends(n, target[n, : t + 1].tolist())]
         return torch.isin(number, number.new_tensor(over))
+
+    def ends(self, n, written):
+        """Answers completion n, whose tokens so far, a list, end a turn. Returns whether the episode is over."""
+        episode = self.episodes[n]
+        ids = written[episode.turns[-1] :]
+        answer = episode.step(self.stop.text(ids))
+        if answer is None:
+            return True
+        episode.turns.append(self.give(n, len(written), self.between(answer, ids[-1])))
+        return False
 
     def give(self, n, first, text):
         """Gives completion n a text from column `first` on, as far as there is room. Returns the column behind it."""

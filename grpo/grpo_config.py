@@ -50,6 +50,8 @@ class GRPOConfig(MaskConfig, RunConfig):
     top_p: float = setting(0.95, "nucleus sampling; 1.0 turns it off", "(0, 1]")
     top_k: int = setting(0, "sample from the top_k likeliest tokens; 0: all", "[0, 1e9]")
     min_p: float = setting(0.0, "min-p: drop tokens below min_p times the top probability", "[0, 1)")
+    sample_rows: int | None = setting(
+        None, "completions sampled at a time; None: of a batch_size on a CPU, all of an iteration on a GPU", "[1, 1e9]")
     unmask_steps: int = setting(
         1, "masked-fill models: number of denoising passes (per block, for prompts)", "[1, 1e6]")
     sampler: str = setting(
@@ -114,4 +116,5 @@ class GRPOConfig(MaskConfig, RunConfig):
 
     def for_evaluation(self, seed):
         """Settings for sampling in evaluation."""
-        return self.varied(group_size=self.eval_completions, fill_estimator="trajectory", seed=seed)
+        rows = self.sample_rows or self.batch_size * self.group_size
+        return self.varied(group_size=self.eval_completions, sample_rows=rows, fill_estimator="trajectory", seed=seed)

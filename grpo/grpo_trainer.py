@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from core.checkpoint_manager import CheckpointManager, shapes
+from core.checkpoint_manager import CheckpointManager, check_same_step, shapes
 from core.files import CURVES, REPORT, SAMPLES, each_record, keep_records
 from core.logger import format_number
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
@@ -43,8 +43,8 @@ class GRPOTrainer:
         identity = {"kind": type(policy).__name__} | getattr(policy, "identity", dict)()
         if self.saved_reference is not None:
             identity["reference"] = shapes(reference.weights())
-        self.checkpoints = CheckpointManager(config.absolute_out_dir, policy.save, config.keep_checkpoints,
-                                             policy.suffix, identity, dist.is_main)
+        folder = config.absolute_out_dir
+        self.checkpoints = CheckpointManager(folder, policy.save, policy.suffix, identity, dist.is_main)
         self.progress = getattr(rewards, "state", SimpleNamespace())  # what rewards may know of the run
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
@@ -174,14 +174,14 @@ class GRPOTrainer:
             state["reference"] = self.saved_reference.weights()
         state["buffers"] = self.dist.gather(self.buffer.state_dict())
         self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, **state)
-        self.dist.barrier()  # it may take longer than rank_timeout
+        self.dist.barrier()  # it may take longer than an exchange
 
     def resume(self):
         """Goes on from the state in out_dir. Between iterations a buffer holds nothing of its rank alone, so another
         number of ranks can go on."""
         state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
         path, self.step = self.checkpoints.last
-        self.dist.check_same_step(self.step, self.config.out_dir)
+        check_same_step(self.dist, self.step, self.config.out_dir)
         self.policy.load_weights(state["model"])
         if self.saved_reference is not None:
             self.saved_reference.load_weights(state["reference"])
@@ -221,7 +221,7 @@ class GRPOTrainer:
         self.reported = self.step
         if self.dist.is_main:
             self.write_page()
-        self.dist.barrier()  # it may take longer than rank_timeout
+        self.dist.barrier()  # it may take longer than an exchange
 
     def write_page(self):
         """Writes the page about the run, once there are metrics."""

@@ -36,15 +36,17 @@ def penalty_weight(config):
 
 @contextmanager
 def visiting(policy, device):
-    """Within, the policy is on the device; one that waits elsewhere (ref_offload) goes back afterwards."""
-    home = policy.device
-    if home != device:
-        policy.to(device)
+    """Within, the policy is on the device. The tensors of one that waits elsewhere (ref_offload) stay there too."""
+    waiting = []
+    if policy.device != device:
+        waiting = [(x, x.data) for x in (*policy.model.parameters(), *policy.model.buffers())]
+    for x, data in waiting:
+        x.data = data.to(device, non_blocking=True)
     try:
         yield
     finally:
-        if home != device:
-            policy.to(home)
+        for x, data in waiting:
+            x.data = data
 
 
 @torch.no_grad()

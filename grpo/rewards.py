@@ -67,7 +67,7 @@ class Rewards:
         if not self.names:  # the teacher alone teaches
             return Scored(torch.zeros(rollouts.problems, G, device=device))
         values, log = self.score(rollouts.texts, G)
-        values = {name: x.to(device) for name, x in values.items()}                  # (N,) each
+        values = {name: x.to(device, non_blocking=True) for name, x in values.items()}  # (N,) each
         return Scored(self.total(values).view(-1, G), values=values, metrics=log.metrics)
 
     def score(self, texts, group_size, names=None):

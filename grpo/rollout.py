@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 import torch
 from torch.nn import functional as F
 
-from core.distributions import LOGITS_AT_ONCE, entropy, in_parts, restrict, sampling_logp
+from core.distributions import entropy, in_parts, restrict, rows_at_once, sampling_logp
 from grpo.losses import exact_kl
 
 REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
@@ -68,7 +68,7 @@ class Policy:
         besides them only the logits of one part exist."""
         h = self.states(rollouts)                                                    # (K, C)
         full = torch.empty(len(h), self.vocabulary, device=h.device)                 # (K, V)
-        size = max(1, LOGITS_AT_ONCE // self.vocabulary)
+        size = rows_at_once(self.vocabulary, h.device)
         for part, states in zip(full.split(size), h.split(size), strict=True):
             part.copy_(sampling_logp(self.project(states), temperature))
         return full.split(counts(rollouts.inputs["chosen"]))
@@ -223,8 +223,8 @@ class Scored:
         return highest > lowest
 
     def select(self, useful):
-        """The problems for which useful (P,) is True, without their values and metrics."""
-        return Scored(**{name: x[useful] for name, x in tensors(self).items()})
+        """The problems that useful (p,), on the CPU, lists, without their values and metrics."""
+        return Scored(**{name: x[useful.to(x.device, non_blocking=True)] for name, x in tensors(self).items()})
 
 
 def tensors(record):
@@ -252,25 +252,3 @@ def join(parts):
     if is_dataclass(first):
         return replace(first, **{f.name: join([getattr(part, f.name) for part in parts]) for f in fields(first)})
     return first
-
-
-def moved(x, device):
-    """A record, and all tensors in it, on another device. The inputs of Rollouts stay where they are."""
-    if hasattr(x, "to"):
-        return x.to(device)
-    if isinstance(x, (list, tuple)):
-        return type(x)(moved(part, device) for part in x)
-    if isinstance(x, dict):
-        return {name: moved(part, device) for name, part in x.items()}
-    if is_dataclass(x):
-        return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x) if f.name != "inputs"})
-    return x
-
-
-def as_plain(x):
-    """A record as dictionaries and lists of tensors and values, and so are the records in it."""
-    if isinstance(x, (list, tuple)):
-        return type(x)(map(as_plain, x))
-    if is_dataclass(x):
-        x = {f.name: getattr(x, f.name) for f in fields(x)}
-    return {name: as_plain(part) for name, part in x.items()} if isinstance(x, dict) else x

@@ -19,7 +19,6 @@ ROOMS = {
     "grpo.rooms:ShapingConfig": "overlong_buffer mask_truncated zero_std entropy_bonus",
     "grpo.reward_functions.settings:RewardConfig": "reward_functions task_type!=fill_in",
     "grpo.rooms:EnvironmentConfig": "environment reward_functions=environment",
-    "grpo.samplers.settings:SamplerConfig": "sampler!=local",
     "grpo.samplers.settings:RayConfig": "sampler=ray",
     "grpo.samplers.settings:VllmConfig": "sampler=vllm",
 }
@@ -84,8 +83,7 @@ class PassesConfig(Settings):
         ("kl_in_reward ratio_to=sampler", "unmask_order=confidence",
          "log-probabilities leave out that of the order"),
         ("top_p<1 top_k min_p kl_in_reward ratio_to=sampler", "fill_estimator!=trajectory",
-         "fill_estimator estimates log-probabilities of the whole distribution, not of what was sampled"),
-        ("passes_read!=2", "fill_estimator!=agrpo fill_estimator!=step_merge", "these alone read a number of passes"))
+         "fill_estimator estimates log-probabilities of the whole distribution, not of what was sampled"))
 
     block_length: int | None = setting(
         None, "of prompts: block length for semi-autoregressive decoding; None: one block", "[1, 1e6]")
@@ -94,7 +92,6 @@ class PassesConfig(Settings):
         UNMASK_ORDERS)
     fill_estimator: str = setting(
         "trajectory", "estimator of log-probabilities (grpo/policies/fill_views.py)", FILL_ESTIMATORS)
-    passes_read: int = setting(2, "passes of a completion that agrpo and step_merge read", "[1, 1e6]")
 
 
 class RatioConfig(Settings):

@@ -15,7 +15,7 @@ MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are th
 def reward_normalisation(rollouts, scored, rewards, config):
     """The credit is the sum of rewards that are each normalised within their group (GDPO, arXiv 2601.05242)."""
     values = normalised({name: x.cpu() for name, x in scored.values.items()}, rollouts.group_size)
-    credit = rewards.total(values).round(decimals=6).float().to(scored.reward.device)  # (N,)
+    credit = rewards.total(values).round(decimals=6).float().to(scored.reward.device, non_blocking=True)  # (N,)
     return rollouts, replace(scored, credit=credit.view_as(scored.reward)[..., None])
 
 
@@ -95,9 +95,8 @@ def zero_std(rollouts, scored, collect, config, dist):
 
 def drop(rollouts, scored):
     """Only the groups whose rewards differ."""
-    useful = scored.differ()                                                         # (P,)
-    rollouts, _ = rollouts.select(useful.nonzero().squeeze(1).cpu())
-    return rollouts, scored.select(useful)
+    useful = scored.differ().cpu().nonzero().squeeze(1)                              # (p,)
+    return rollouts.select(useful)[0], scored.select(useful)
 
 
 def resample(rollouts, scored, collect, dist):

@@ -33,7 +33,7 @@ def main(argv):
         check_trackers(config)
     if config.sampler != "local":
         import_module(f"grpo.samplers.{config.sampler}").check(config)
-    with Distributed(config.device, config.dtype, config.rank_timeout) as dist, naming_what_lowers_memory(config):
+    with Distributed(config.device, config.dtype) as dist, naming_what_lowers_memory(config):
         if build_what_is_missing(config, dist):
             if dist.is_main:
                 print(*folded(plan_of_settings(config, origin, dist)), sep="\n")

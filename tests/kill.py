@@ -41,7 +41,7 @@ from tests.tiny import (
 )
 
 KILLS_OF_A_RUN, RUNS_OF_A_KILL = 5, 3  # at most; a run may end before its first kill
-RUN = {"max_iters": 12, "save_interval": 1, "keep_checkpoints": 2, "eval_interval": 4, "log_interval": 1,
+RUN = {"max_iters": 12, "save_interval": 1, "eval_interval": 4, "log_interval": 1,
        "batch_size": 4, "device": "cpu", "resume": "auto", "learning_rate": 1e-2}
 GRPO = RUN | {"group_size": 3, "ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema", "ema_alpha": 0.9,
               "kl_target": 0.01, "eval_problems": 4, "eval_completions": 2, "sample_interval": 4}

@@ -76,6 +76,9 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
         settings |= {"config": config, "key_mapping": published.names}
     kind = getattr(transformers, CLASSES[LANGUAGE_MODEL if reads_both_ways(config) else found])
     net = read_weights(kind, path, key, **settings)
+    for part in net.modules():
+        if hasattr(part, "support_avx512bf16_for_cpu"):  # of bitsandbytes: products without a gradient
+            part.support_avx512bf16_for_cpu = False
     if published is not None:
         net._weight_conversions = None  # it is saved with the names of transformers
     return net, found
@@ -118,8 +121,7 @@ def read_weights(kind, path, key, **settings):
 
 def four_bits(transformers, dtype, device):
     """Arguments of from_pretrained that hold the weights in 4 bits."""
-    refuse("load_in_4bit=True", (torch.device(device).type != "cuda",
-                                 f"needs a CUDA GPU, but the device is {device}; set load_in_4bit=False"))
+    refuse("load_in_4bit=True", (torch.device(device).type == "mps", "is for CUDA and CPUs; set load_in_4bit=False"))
     require("bitsandbytes", "load_in_4bit=True", "bitsandbytes")
     return {"device_map": {"": device}, "quantization_config": transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)}

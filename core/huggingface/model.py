@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from core.cache import RowCache, at_rows
+from core.device import ids_on
 from core.distributions import at_least_float32
 from core.huggingface.files import reads_both_ways
 from core.huggingface.lora import POLICY, REFERENCE, adapter_identity, adapter_weights, copy_weights, using
@@ -53,6 +55,15 @@ class HuggingFaceModel(nn.Module):
         self.takes_position = "position_ids" in inspect.signature(body.forward).parameters
 
     @property
+    def reads_columns(self):
+        """True if it can read through a core.cache.RowCache."""
+        layers = {type(layer).__name__ for layer in self.new_cache().content.layers}
+        rope = str(getattr(self.config, "rope_parameters", None))
+        plain = self.config._attn_implementation == "sdpa" and not hasattr(self.config, "attention_block")
+        alone = "dynamic" not in rope and "longrope" not in rope  # else the longest row changes how the others turn
+        return plain and alone and self.takes_position and layers <= {"DynamicLayer"}
+
+    @property
     def config(self):
         return self.body.config.get_text_config()
 
@@ -70,9 +81,14 @@ class HuggingFaceModel(nn.Module):
         if T == 1 and before and past.is_recurrent and torch.is_grad_enabled():
             # One token alone would change the states in place, without a gradient; nothing is read behind these two
             end = tokens
-        inputs = self.inputs(torch.cat((start, tokens, end), 1), before, padding)
-        if self.mode == LANGUAGE_MODEL:
-            inputs |= {"use_cache": past is not None, "cache": past and past.content}
+        if isinstance(past, RowCache):
+            mask, place = past.mask(T, padding, tokens.device), past.column - padding[:, None]
+            inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": self.first_position + place,
+                      "use_cache": True, "cache": content_of(past)}
+        else:
+            inputs = self.inputs(torch.cat((start, tokens, end), 1), before, padding)
+            if self.mode == LANGUAGE_MODEL:
+                inputs |= {"use_cache": past is not None, "cache": past and past.content}
         with using(self.net, self.adapter), self.checkpointing(past):
             h = self.of_their_own_token(self.body(**inputs).last_hidden_state, padding)
         h = h[:, len(self.start_ids) : len(self.start_ids) + T]                      # (B, T, C)
@@ -120,7 +136,7 @@ class HuggingFaceModel(nn.Module):
             return -logits.view(h.shape[:-1])  # it was trained on the log-odds that a token was replaced
         logits = logits[:, : self.vocabulary]
         if self.banned_ids:
-            logits = logits.index_fill(-1, torch.tensor(self.banned_ids, device=h.device), BANNED)
+            logits = logits.index_fill(-1, ids_on(h.device, *self.banned_ids), BANNED)
         return logits.view(*h.shape[:-1], self.vocabulary)
 
     def answer_prompts(self):
@@ -259,10 +275,13 @@ class HuggingFaceCache:
         """Does what core.cache.Cache.expand does. Layers that cannot be written in place grow as they need."""
         content = copy.copy(self.content)
         content.layers = [copy.copy(layer) for layer in self.content.layers]
-        content.reorder_cache(rows)
         for i, layer in enumerate(content.layers):
-            can_be = type(layer).__name__ == "DynamicLayer" and layer.is_initialized
-            if room and can_be and not torch.is_grad_enabled():
+            kind = type(layer).__name__
+            if kind not in ("DynamicLayer", "DynamicSlidingWindowLayer") or not layer.is_initialized:
+                layer.reorder_cache(rows)
+                continue
+            layer.keys, layer.values = at_rows(layer.keys, rows), at_rows(layer.values, rows)
+            if room and kind == "DynamicLayer" and not torch.is_grad_enabled():
                 content.layers[i] = with_methods(LayerWithRoom, layer)
                 content.layers[i].reserve(room)
         return HuggingFaceCache(content, self.length)
@@ -270,6 +289,11 @@ class HuggingFaceCache:
     def keep(self, rows):
         """Drops all rows but these."""
         self.content.reorder_cache(rows)
+
+    @property
+    def layers(self):
+        """(keys, values) of each layer, as tokens behind them are to read them."""
+        return [(in_autocast(layer.keys), in_autocast(layer.values)) for layer in self.content.layers]
 
     @property
     def is_recurrent(self):
@@ -287,6 +311,23 @@ def with_methods(methods, layer):
 @functools.cache
 def subclass(*parents):
     return type(parents[0].__name__, parents, {})
+
+
+def content_of(rows):
+    """A cache of transformers whose layers write into a core.cache.RowCache."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+    content = DynamicCache()
+    content.layers = [with_methods(LayerOfRows, DynamicLayer()) for _ in rows.layers]
+    for i, layer in enumerate(content.layers):
+        layer.add = functools.partial(rows.add, i)
+    return content
+
+
+class LayerOfRows:
+    """Methods of a layer of keys and values that are kept elsewhere."""
+
+    def update(self, keys, values, *args, **settings):
+        return self.add(keys, values)
 
 
 class RecurrentLayer:
@@ -307,13 +348,20 @@ class RecurrentLayer:
         return recurrent_states
 
 
+def in_autocast(x):
+    """Keys or values in the precision of autocast, which would cast those in float32 again for each token."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 class LayerWithRoom:
     """Methods of a layer of keys and values that writes new columns in place. With long prompts a step takes 1.3 times
     as long where columns are appended."""
 
     def reserve(self, room):
         """Makes room for so many columns behind those that are there."""
-        self.whole = [F.pad(x, (0, 0, 0, room)) for x in (self.keys, self.values)]   # (n, H, before + room, D)
+        pair = in_autocast(self.keys), in_autocast(self.values)
+        self.whole = [F.pad(x, (0, 0, 0, room)) for x in pair]                       # (n, H, before + room, D)
         self.show(self.get_seq_length())
 
     def show(self, length):

@@ -26,7 +26,7 @@ class LoraConfig(Settings):
     lora_targets: str = setting(
         ALL_LINEAR, "layers with an adapter: all but the output layer, or names of layers, as in q_proj,v_proj")
     lora_init_from: str | None = setting(None, "the folder of an adapter to start from")
-    load_in_4bit: bool = setting(False, "hold the weights that are not trained in 4 bits (CUDA only)")
+    load_in_4bit: bool = setting(False, "hold the weights that are not trained in 4 bits (CUDA, CPU)")
 
     @property
     def has_adapter(self):

@@ -1,6 +1,7 @@
 """Packages that only a part of the project needs: imported where they are used, with the remedy if they are missing."""
 
 import importlib
+import logging
 import os
 import sys
 import warnings
@@ -36,6 +37,7 @@ def quiet_transformers(path, key):
     quiet_hub(f"{key}={path}").utils.disable_progress_bars()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     return transformers
 

@@ -22,7 +22,7 @@ def fill_once(model, input, mask, uniform, **sampling):
     (P, G, T)."""
     position, hidden = masked_positions(mask, input.device)                          # (P, M) each
     target, _, _ = predict_and_sample_tokens(model, input, position, uniform, hidden, **sampling)
-    return fill_in(input, position, hidden.to(input.device), target)
+    return fill_in(input, position, hidden.to(input.device, non_blocking=True), target)
 
 
 @torch.no_grad()
@@ -38,13 +38,14 @@ def filled_batch(data, fillers, device, config, split, step, micro=0):
     input, target, mask = unpack_batch(batch, device)                                # (B, T) each
     noise = draw_uniforms(data.seed + NOISE, step, batch["number"], (1, input.shape[1] + 3))
     which = (noise[:, 0, -1] * len(fillers)).long()                                  # (B,) the generator of each row
-    clean = (noise[:, 0, -2] < config.clean_share).to(device)                        # (B,)
+    clean = (noise[:, 0, -2] < config.clean_share).to(device, non_blocking=True)     # (B,)
     span = config.fill_temperature_high - config.fill_temperature_low
-    temperature = (config.fill_temperature_low + span * noise[:, :1, -3]).float().to(device)  # (B, 1)
+    temperature = config.fill_temperature_low + span * noise[:, :1, -3]              # (B, 1)
+    temperature = temperature.to(device, torch.float32, non_blocking=True)
     filled = target.clone()
     for i in which.unique():
         rows = which == i                                                            # (B,)
-        own = rows.to(device)
+        own = rows.nonzero().squeeze(1).to(device, non_blocking=True)                # (b,)
         texts = fill_once(fillers[i], input[own], mask[rows], noise[rows, :, :-3], temperature=temperature[own])
         filled[own] = texts[:, 0]
     filled = torch.where(clean[:, None], target, filled)

@@ -134,7 +134,7 @@ def equal_starts(x):
         return None
     P = len(x.problems["number"])
     twins = {key: column.repeat(2, axis=0) for key, column in x.problems.items()}  # twins have equal noise
-    settings = x.config.varied(group_size=1, batch_size=2 * P)
+    settings = x.config.varied(group_size=1, sample_rows=2 * P)
     rollouts = x.models.policy.sample(twins, 0, settings)
     unlike = sum(not alike(rollouts, n) for n in range(0, 2 * P, 2))
     if unlike:

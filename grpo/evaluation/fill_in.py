@@ -45,13 +45,10 @@ class FillInEvaluation(Evaluation):
         judges = {name: judge for name, judge in judges.items() if judge is not None}
         super().__init__(reference, rewards, names, judges, config.for_evaluation(data.seed + NOISE_SEED))
         self.data = data
-        self.batches = []  # (number of the drawn batch, part of it)
+        self.batches = []  # (its number, batch)
         for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):
             batch = data.batch("val", step)
-            end = min(PROBLEMS_PER_STEP, config.eval_problems - first)
-            for start in range(0, end, config.batch_size):
-                rows = slice(start, min(end, start + config.batch_size))
-                self.batches.append((step, {key: x[rows] for key, x in batch.items()}))
+            self.batches.append((step, {key: x[: config.eval_problems - first] for key, x in batch.items()}))
 
     @cached_property
     def words(self):

@@ -22,13 +22,12 @@ class PromptEvaluation(Evaluation):
         super().__init__(reference, rewards, rewards.names, {}, config.for_evaluation(NOISE_SEED))
         self.data = data
         self.records = data.records["val"][: config.eval_problems]
-        # Prompts at a time: as many completions as in training, and at least those of one prompt
-        self.at_once = max(1, config.batch_size * config.group_size // config.eval_completions)
 
     @property
     def batches(self):
-        for start in range(0, len(self.records), self.at_once):
-            records = self.records[start : start + self.at_once]
+        at_once = self.config.sample_rows  # for a greedy completion each
+        for start in range(0, len(self.records), at_once):
+            records = self.records[start : start + at_once]
             yield 0, self.data.pack(records, np.arange(start, start + len(records)))
 
     def sums(self, policy, step, batch, rollouts, values, judged, config):

@@ -52,14 +52,13 @@ class Evaluation:
 
     def model_sums(self, policy, rollouts, estimator, config, every=1):
         """{metric: (sum, count)} of entropy and KL, of one completion in `every`."""
-        rollouts = with_reference(rollouts, self.reference, estimator, config)
-        scores = policy.score(rollouts, config.temperature)
-        kl = kl_per_token(scores, rollouts, estimator)
-        mask = rollouts.mask[::every]
-        sums = {"entropy": masked_sum(scores.entropy[::every], mask)}
-        if kl is not None:
-            sums["kl"] = masked_sum(kl[::every], mask)
-        return sums
+        parts = []
+        for problems in rollouts.micro_batches(config):
+            part = with_reference(rollouts.select(problems)[0], self.reference, estimator, config)
+            scores = policy.score(part, config.temperature)
+            found, mask = {"entropy": scores.entropy, "kl": kl_per_token(scores, part, estimator)}, part.mask[::every]
+            parts.append({name: masked_sum(x[::every], mask) for name, x in found.items() if x is not None})
+        return join(parts)
 
     def to_show(self, samples, batch, rollouts):
         """The records of the samples that best_and_worst chose."""

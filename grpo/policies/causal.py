@@ -3,6 +3,9 @@
 A group's prompt is read once, in sampling and, with gradients, in training; its completions read it through a cache.
 """
 
+import sys
+from functools import cached_property, partial
+
 import torch
 from torch.nn import functional as F
 
@@ -15,7 +18,8 @@ from core.prompts import as_columns
 from grpo.policies.model_policy import ModelPolicy, inputs_of, sampling_of
 from grpo.rollout import Rollouts, Texts
 
-PART_TOKENS = 128  # what reading one more part of like length costs, in tokens
+PART_TOKENS = 128       # what reading one more part of like length costs on a CPU, in tokens
+GPU_PART_TOKENS = 2048  # the same on a GPU, which starts as many kernels for a small part as for a large one
 
 
 class CausalPolicy(ModelPolicy):
@@ -41,9 +45,27 @@ class CausalPolicy(ModelPolicy):
         shape = (config.group_size, config.max_new_tokens)
         noise = draw_uniforms(config.seed, iteration, problems["number"], shape)     # (P, G, max_new_tokens)
         with self.autocast():
-            generation = generate(
-                self.model, prompt, self.on_device(padding), noise, stop, episodes, **sampling_of(config))
+            complete = partial(generate, self.model)
+            if self.decoder is not None:
+                complete, self.decoder.rows = self.decoder, self.rows(config)
+            generation = complete(prompt, self.on_device(padding), noise, stop, episodes, **sampling_of(config))
         return self.rollouts(problems, generation, config, episodes)
+
+    @cached_property
+    def decoder(self):
+        """On a GPU what completes prompts in CUDA graphs, if it can run the model; else None."""
+        if self.device.type == "cuda":
+            from core.performance.decode import Decoder, can_decode
+            return Decoder(self.model) if can_decode(self.model) else None
+
+    def frozen(self):
+        twin = super().frozen()
+        vars(twin).pop("decoder", None)  # it has this policy's model
+        return twin
+
+    def at_once(self, config):
+        """All problems, where rows that have ended are filled with the next ones."""
+        return super().at_once(config) if self.decoder is None else sys.maxsize
 
     def rollouts(self, problems, generation, config, episodes=None):
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
@@ -62,7 +84,7 @@ class CausalPolicy(ModelPolicy):
             prompt=prompt[:, :-1].flip(1),
             prompt_length=prompt_length,
             tokens=tokens.unflatten(0, (P, G)))
-        texts = completion_texts(stop, problems, prompt, padding, target, mask, generation.truncated)
+        texts = completion_texts(stop, problems, target, mask, generation.truncated)
         if episodes is not None:
             texts.columns |= episodes.columns()
             texts.metrics |= episodes.close()
@@ -118,14 +140,15 @@ class CausalPolicy(ModelPolicy):
         """Yields problems whose prompts are read together, and the parts of their completions that are, as indices."""
         G = rollouts.group_size
         length = lengths(rollouts.inputs["chosen"]).flatten()                        # (N,)
-        for problems in parts_of_like_length(rollouts.inputs["prompt_length"], PART_TOKENS):
+        overhead = GPU_PART_TOKENS if self.device.type == "cuda" else PART_TOKENS
+        for problems in parts_of_like_length(rollouts.inputs["prompt_length"], overhead):
             completions = (problems[:, None] * G + torch.arange(G)).flatten()        # (p G,)
-            parts = parts_of_like_length(length[completions], PART_TOKENS)
+            parts = parts_of_like_length(length[completions], overhead)
             yield problems, [completions[part] for part in parts]
 
     def greedy(self, problems, config):
         """The likeliest completion of every prompt: Texts (P,)."""
-        likeliest = config.varied(group_size=1, top_k=1)
+        likeliest = config.varied(group_size=1, top_k=1, sample_rows=self.rows(config))
         return self.sample(problems, 0, likeliest).texts
 
 
@@ -135,27 +158,24 @@ def lengths(chosen):
     return (place * (chosen > 0)).amax(-1)
 
 
-def completion_texts(stop, problems, prompt, padding, target, mask, truncated):
-    """Texts of N = P * G completions. prompt: (P, T), padded on the left; padding: (P,) number of padded columns, on
-    the CPU; target: (N, M) tokens; mask: (N, M) 1.0 where one was sampled; truncated: (N,) bool"""
+def completion_texts(stop, problems, target, mask, truncated):
+    """Texts of N = P * G completions. target: (N, M) tokens; mask: (N, M) 1.0 where one was sampled; truncated: (N,)
+    bool"""
     N, M = target.shape
-    G = N // len(prompt)
+    G = N // len(problems["record"])
     records = [record for record in problems["record"] for _ in range(G)]
     prompts, columns = as_columns(records)
-    prompt = prompt.repeat_interleave(G, 0)                                          # (N, T)
-    padding = padding.repeat_interleave(G)                                           # (N,)
-    ends = set(stop.tokenizer.stop_token_ids)
+    ends = stop.tokenizer.stop_token_ids
     tokens, completion_ids = [], []
-    for n, length in enumerate(lengths(mask).tolist()):
-        ids = target[n, :length]
-        completion_ids.append(ids.tolist())
-        if ends.intersection(completion_ids[n][-1:]):
-            ids = ids[:-1]
-        tokens.append(torch.cat((prompt[n, padding[n] :], ids)))
-    begin = prompt.shape[1] - padding                                                # (N,) length of the prompt
+    for record, ids, length in zip(records, target.tolist(), lengths(mask).tolist(), strict=True):
+        ids = ids[:length]
+        completion_ids.append(ids)
+        ended = bool(ids) and ids[-1] in ends
+        tokens.append(torch.tensor([*record["tokens"], *ids[: length - ended]]))
+    begin = torch.tensor([len(record["tokens"]) for record in records])              # (N,)
     place = begin[:, None] + torch.arange(M)                                         # (N, M)
     metrics = {"completion_length": (mask.sum(), N), "truncated": (truncated.sum(), N)}
     return Texts(
         prompts, [stop.text(ids) for ids in completion_ids], columns, tokens, completion_ids,
-        place=place.to(target.device),
+        place=place,
         metrics=metrics)

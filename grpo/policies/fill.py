@@ -23,8 +23,7 @@ class FillPolicy(ModelPolicy):
     kl_estimator = "exact"
 
     def sample_part(self, problems, iteration, config):
-        """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, passes_read,
-        block_size"""
+        """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, block_size"""
         input, truth, mask = unpack_batch(problems, self.device)                     # (P, T) each
         position, hidden = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU
         P, T = input.shape
@@ -62,7 +61,7 @@ class FillPolicy(ModelPolicy):
             max_tokens=config.block_size,
             inputs=inputs_of(chosen, kept, torch.full((P,), views[0].numel()), texts=views, position=place),
             token_weight=weight,
-            texts=self._texts(input, truth, text, position, metrics))
+            texts=self._texts(problems, text, position, metrics))
 
     def _views(self, input, position, hidden, turn, read, noise, config):
         """The texts that an estimator reads, places in them, and weights (grpo/policies/fill_views.py).
@@ -74,14 +73,13 @@ class FillPolicy(ModelPolicy):
             input, position[:, None], hidden,
             turn=turn.unflatten(0, PG),
             read=read.unflatten(0, PG),
-            uniform=noise[:, 3, :, -1:].float().to(self.device),
-            passes_read=min(config.passes_read, read.shape[1])))
+            uniform=self.put(noise[:, 3, :, -1:].float())))
 
-    def _texts(self, input, truth, text, position, metrics):
-        """Texts of input, truth (P, T), text (P, G, T), position (P, M)."""
+    def _texts(self, problems, text, position, metrics):
+        """Texts of problems, text (P, G, T), position (P, M)."""
         G = text.shape[1]
-        text = text.flatten(0, 1)                                                    # (N, T)
-        prompts, answers = ([x for x in self._decoded(ids) for _ in range(G)] for ids in (input, truth))
+        text = text.flatten(0, 1).cpu()                                              # (N, T)
+        prompts, answers = ([x for x in self._decoded(problems[key]) for _ in range(G)] for key in ("input", "target"))
         return Texts(
             prompts, self._decoded(text), {"answer": answers},
             tokens=list(text),

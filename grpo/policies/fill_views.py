@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-FINE = 2**20  # agrpo draws its start as a whole number of such parts of a step between passes
+PASSES_READ = 2  # passes of a completion that agrpo and step_merge read
+FINE = 2**20     # agrpo draws its start as a whole number of such parts of a step between passes
 
 
 @dataclass
@@ -22,7 +23,11 @@ class Filled:
     turn: torch.Tensor      # (P, G, M) the pass that drew the token, -1 on padding
     read: torch.Tensor      # (P, G, S, T) the text that each pass read
     uniform: torch.Tensor   # (P, G, 1) float32, a random number from 0 to 1 for each completion
-    passes_read: int = 2    # passes of a completion that agrpo and step_merge read
+
+    @property
+    def passes_read(self):
+        """PASSES_READ, or as many as there are."""
+        return min(PASSES_READ, self.read.shape[2])
 
     def first_text(self, texts_each):
         """(G, 1) the index of the first text of each completion, if each has `texts_each` of the problem's texts."""
@@ -60,7 +65,7 @@ def trajectory(x):
 
 
 def step_merge(x):
-    """passes_read segments: StepMerge of d2, arXiv 2509.21474."""
+    """PASSES_READ segments: StepMerge of d2, arXiv 2509.21474."""
     return read_in_segments(x, x.passes_read)
 
 
@@ -71,7 +76,7 @@ def one_step(x):
 
 def agrpo(x):
     """The tokens of k of the S passes, each with the weight S / k: an unbiased estimate of the gradient of `trajectory`
-    (Amortized GRPO, arXiv 2510.04019). k = passes_read; the passes are drawn at equal distances from a random start.
+    (Amortized GRPO, arXiv 2510.04019). k = PASSES_READ; the passes are drawn at equal distances from a random start.
     Reads k G texts."""
     S = x.passes()                                                                   # (P, G, 1)
     k = S.clamp(max=x.passes_read)

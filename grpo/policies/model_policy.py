@@ -48,13 +48,20 @@ class ModelPolicy(Policy):
 
     @torch.no_grad()
     def sample(self, problems, iteration, config):
-        """Rollouts, of config.batch_size problems at a time."""
-        parts = []
-        for first in range(0, len(problems["number"]), config.batch_size):
-            rows = slice(first, first + config.batch_size)
-            part = {key: x[rows] for key, x in problems.items()}
-            parts.append(self.sample_part(part, iteration, config))
-        return join(parts)
+        """Rollouts, of few enough problems at a time."""
+        at_once = self.at_once(config)
+        starts = range(0, len(problems["number"]), at_once)
+        parts = ({key: x[i : i + at_once] for key, x in problems.items()} for i in starts)
+        return join([self.sample_part(part, iteration, config) for part in parts])
+
+    def rows(self, config):
+        """Completions that are sampled at a time. A GPU takes as long for all of an iteration as for a few."""
+        problems = config.batch_size if self.device.type == "cpu" else config.problems
+        return config.sample_rows or problems * config.group_size
+
+    def at_once(self, config):
+        """Problems that are sampled at a time."""
+        return max(1, self.rows(config) // config.group_size)
 
     def autocast(self):
         return autocast(self.device, self.dtype)

@@ -31,7 +31,7 @@ class PromptFillPolicy(FillPolicy):
 
     def sample_part(self, problems, iteration, config):
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, unmask_steps, block_length,
-        unmask_order, fill_estimator, passes_read, stop_sequences, response_prefix"""
+        unmask_order, fill_estimator, stop_sequences, response_prefix"""
         prompt = self.put(torch.from_numpy(problems["input"]))                       # (P, T)
         padding = torch.from_numpy(problems["padding"])                              # (P,)
         P, T = prompt.shape
@@ -56,7 +56,7 @@ class PromptFillPolicy(FillPolicy):
         ends_before = end.int().cumsum(1) - end.int()
         of_completion = drawn & (ends_before == 0)                                   # (N, L)
         if kept is not None:
-            kept = kept[of_completion[drawn].nonzero().squeeze(1).cpu()]
+            kept = kept[of_completion.cpu()[drawn.cpu()].nonzero().squeeze(1)]
         chosen = of_completion.view(P, G, L)
         views, place, weight = self._views(input, position, chosen, turn, read, noise, config)
         mask = of_completion.float()
@@ -71,7 +71,7 @@ class PromptFillPolicy(FillPolicy):
             inputs=inputs_of(chosen.cpu(), kept, views.shape[1] * (T + L - padding), texts=views,
                              position=place.expand(P, G, L), padding=padding),
             token_weight=weight,
-            texts=completion_texts(stop, problems, prompt, padding, target, mask, truncated))
+            texts=completion_texts(stop, problems, target, mask, truncated))
 
     def _noise(self, problems, iteration, config):
         """(P, 4, G, T + L) uniform noise; that of the L places does not depend on the length T of the prompts. With

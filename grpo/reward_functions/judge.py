@@ -69,18 +69,19 @@ class Judge:
         """
         scores = torch.empty(len(texts.place), device=self.device)                   # (N,)
         credit = torch.empty(texts.place.shape, device=self.device)                  # (N, M)
+        place = texts.place.to(self.device, non_blocking=True)                       # (N, M)
         for rows, batch, same in self.batches(texts.tokens):
             with autocast(self.device, self.dtype):
                 realness = calculate_realness(self.model, batch)                     # (n, T)
             near = windowed_mean(log_odds(realness), window)                         # (n, T)
-            place = texts.place[rows].to(self.device).clamp(max=batch.shape[1] - 1)  # padding may lie behind the text
+            own = place[rows].clamp(max=batch.shape[1] - 1)                          # padding may lie behind the text
             scores[rows] = realness.mean(1)[same]
-            credit[rows] = near[same].gather(1, place)
+            credit[rows] = near[same].gather(1, own)
         return scores, credit
 
     def batches(self, texts):
-        """Yields, for the texts of each length, their indices, the n that differ as (n, T), and which of these each is.
-        Raises ValueError if a text is longer than the judge can read."""
+        """Yields tensors for the texts of each length: their indices, the n that differ (n, T), and which of these each
+        is. Raises ValueError if a text is longer than the judge can read."""
         room = self.model.longest_input - (self.model.judge_head == "cls")
         longest = max(map(len, texts))
         if longest > room:
@@ -88,9 +89,8 @@ class Judge:
                              "lower max_new_tokens or max_prompt_length, or take a judge with a larger block_size")
         for length in sorted({len(ids) for ids in texts}):
             rows = [i for i, ids in enumerate(texts) if len(ids) == length]
-            batch = torch.stack([texts[i] for i in rows])
-            different, same = distinct(map(tuple, batch.tolist()))
-            yield rows, torch.tensor(different, device=self.device), same
+            different, same = distinct(map(tuple, torch.stack([texts[i] for i in rows]).tolist()))
+            yield [torch.tensor(x).to(self.device, non_blocking=True) for x in (rows, different, same)]
 
     @property
     def device(self):

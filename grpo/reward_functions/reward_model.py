@@ -8,8 +8,7 @@ from core.huggingface.files import check_weights, is_adapter, read_config, refus
 from core.huggingface.load import check_vocabulary, read_weights
 from core.huggingface.model import most_tokens
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.model import freeze
-from core.models import is_huggingface
+from core.models import freeze_in, is_huggingface
 from core.settings.optional import quiet_transformers
 from core.settings.user_code import guarded
 from grpo.reward_functions.judge import distinct
@@ -52,15 +51,16 @@ class RewardModel:
         device = next(self.model.parameters()).device
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         together = BATCH if self.pad is not None else 1
-        found = torch.empty(len(ids), device=device)
+        found = []
         for start in range(0, len(order), together):
-            part = order[start : start + together]
-            rows = [torch.tensor(ids[i], device=device) for i in part]
+            rows = [torch.tensor(ids[i]) for i in order[start : start + together]]
             tokens = pad_sequence(rows, batch_first=True, padding_value=self.pad or 0)           # (n, T)
             mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)        # (n, T)
+            tokens, mask = (x.to(device, non_blocking=True) for x in (tokens, mask))
             with autocast(device, self.dtype):
-                found[part] = self.model(input_ids=tokens, attention_mask=mask).logits[:, 0].float()
-        return found[same]
+                found.append(self.model(input_ids=tokens, attention_mask=mask).logits[:, 0].float())
+        place = torch.tensor(order).argsort()[same]
+        return torch.cat(found)[place.to(device, non_blocking=True)]
 
     def token_ids(self, texts):
         """N lists of token ids. An empty text is one pad token."""
@@ -93,4 +93,4 @@ def load_reward_model(path, device="cpu", dtype=torch.float32):
     model = read_weights(kind, path, KEY, dtype="auto")
     tokenizer = load_huggingface_tokenizer(path, KEY)
     check_vocabulary(model, tokenizer, named)
-    return RewardModel(freeze(model.to(device)), tokenizer.backend, dtype)
+    return RewardModel(freeze_in(dtype, model.to(device)), tokenizer.backend, dtype)

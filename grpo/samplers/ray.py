@@ -13,12 +13,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from core.device import moved
 from core.distributed import Distributed
 from core.settings.optional import require
 from core.settings.user_code import ROOT, one_line
 from grpo.build import load_policy
-from grpo.rollout import join, moved
-from grpo.samplers.sampler import SamplerError
+from grpo.rollout import join
+from grpo.samplers.sampler import LONGEST_CALL, SamplerError
 
 START_SECONDS = 300  # for a worker to import and to load its model
 MOST_TRIES = 5       # of the same problems, by workers that die
@@ -30,7 +31,8 @@ OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_U
        "RAY_worker_niceness": "0"}
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 FEWER = "lower ray_workers, or OMP_NUM_THREADS (CPUs per worker)"
-LATER = "raise sampler_timeout, or go on with --resume=auto"
+LATER = "lower batch_size or max_new_tokens, or go on with --resume=auto"
+ADDRESS = "RAY_ADDRESS"      # the variable, which Ray itself reads, that names a cluster: host:port, or auto
 
 
 def check(config):
@@ -115,7 +117,7 @@ class RaySampler:
         self.starts.append(answers)
 
     def finish(self):
-        values = self._values(self.starts.popleft(), self.config.sampler_timeout, LATER)
+        values = self._values(self.starts.popleft(), LONGEST_CALL, LATER)
         parts, names = zip(*values, strict=True)
         replaced = set(names) - self.names
         self.names |= replaced
@@ -151,11 +153,11 @@ def pack(weights):
 
 
 def join_ray(ray, config, dist, weights_bytes):
-    """Joins the cluster at ray_address, or starts a Ray for this rank alone. weights_bytes: size of a sync"""
-    address = config.ray_address
+    """Joins the cluster at RAY_ADDRESS, or starts a Ray for this rank alone. weights_bytes: size of a sync"""
+    address = cluster()
     code = {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}
     try:
-        if address is None:
+        if not address:
             gpus = gpus_beside(dist)
             if gpus:
                 code["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -168,8 +170,14 @@ def join_ray(ray, config, dist, weights_bytes):
                 socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()
             ray.init(address, runtime_env={"env_vars": code}, **QUIET)
     except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise SamplerError(f"sampler='ray': no Ray at ray_address={address} ({last_line(error)}); docs/scaling.md has "
+        raise SamplerError(f"sampler='ray': no Ray at {ADDRESS}={address} ({last_line(error)}); docs/scaling.md has "
                            "the command for a cluster") from None
+
+
+def cluster():
+    """The address of the cluster to join, or "" for a Ray of this run's own, which Ray itself calls local."""
+    address = os.environ.get(ADDRESS, "")
+    return "" if address == "local" else address
 
 
 def start_ray(ray, variables, **settings):
@@ -203,7 +211,7 @@ def worker_options(ray, config, dist):
     gpus = ray.cluster_resources().get("GPU", 0) if dist.device.type == "cuda" else 0
     if gpus:
         workers = config.ray_workers
-        if config.ray_address is not None:
+        if cluster():
             workers *= dist.world  # the ranks share a cluster
         options |= {"num_cpus": 1, "num_gpus": 1 / math.ceil(workers / gpus)}  # no worker has halves of two GPUs
     return options
@@ -212,7 +220,7 @@ def worker_options(ray, config, dist):
 def threads_of_worker(config):
     """Threads of a worker. On this machine all workers and, with max_staleness, the trainer share them."""
     busy = 1
-    if config.ray_address is None:
+    if not cluster():
         busy = config.ray_workers + (config.max_staleness > 0)
     return max(1, torch.get_num_threads() // busy)
 

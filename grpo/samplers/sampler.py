@@ -10,6 +10,9 @@ from collections import deque
 from typing import Protocol
 
 
+LONGEST_CALL = 1500.0  # seconds that a call of Ray may take, or a server be silent: other ranks wait for half an hour
+
+
 class SamplerError(ValueError):
     """A sampler failed or was too slow. One line that names the setting or the address."""
 
@@ -19,7 +22,7 @@ class Sampler(Protocol):
 
     The version of weights is the number of iterations that they were trained on. The noise depends on (config.seed,
     iteration, number of the problem, member of the group) alone: samplers that hold the policy sample the same
-    completions with the same weights. A call that takes longer than config.sampler_timeout seconds raises SamplerError.
+    completions with the same weights. A call that takes longer than LONGEST_CALL seconds raises SamplerError.
     """
 
     def start(self, problems, iteration):

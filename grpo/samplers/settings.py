@@ -4,26 +4,15 @@ import re
 
 from core.settings.setting import READ_AGAIN, Settings, setting
 
-CLUSTER = re.compile(r"auto|[\w.:\[\]-]+:[1-9]\d{0,4}")
 # http://host:port/path, without a name or password, which config.json would keep
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d{1,5})?(/[\w./-]*)?")
 
 
-class SamplerConfig(Settings):
-    """Ray and vLLM."""
-
-    sampler_timeout: float = setting(
-        600.0, "seconds that a call of Ray may take, or a vLLM server may be silent", "(0, 1e6]")
-
-
 class RayConfig(Settings):
-    """Ray's worker processes, here or in a cluster."""
+    """Ray's worker processes, here or in the cluster at RAY_ADDRESS in the environment."""
 
     excludes = (("generator_checkpoint@out_dir judge_checkpoint@out_dir", "", READ_AGAIN),)
 
-    ray_address: str | None = setting(
-        None, "the cluster to join: auto, or host:port of ray start --head; None: a Ray of its own, here",
-        CLUSTER)
     ray_workers: int = setting(1, "worker processes of each rank, which share its problems", "[1, 1e4]")
 
 

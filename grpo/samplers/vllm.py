@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from core.device import moved
 from core.files import VLLM_WEIGHTS, writing
 from core.generation import Generation, Stop
 from core.huggingface.export import write_generator
 from core.huggingface.files import writing_folder
 from core.model import GPT, LANGUAGE_MODEL
 from core.settings.user_code import one_line
-from grpo.rollout import join, moved
-from grpo.samplers.sampler import SamplerError
+from grpo.rollout import join
+from grpo.samplers.sampler import LONGEST_CALL, SamplerError
 
 SEEDS = 7                     # keeps the servers' seeds apart from other noise; vLLM adds the number of the completion
 NEVER = -100.0                # the logit bias of a token that the policy never samples
@@ -39,7 +40,7 @@ BROKEN = (OSError, HTTPException, UnicodeError, OverflowError)
 
 
 def check(config):
-    Server(config.vllm_url, config.sampler_timeout).ask("GET", "/v1/models")
+    Server(config.vllm_url).ask("GET", "/v1/models")
 
 
 def build(policy, config, dist):
@@ -67,7 +68,7 @@ class VllmSampler:
         self.starts = deque()                # unfinished starts: (problems, Futures of the answers)
         self.loaded = deque()                # names of the adapters that the server has
         self.name = None                     # of the weights of the last sync
-        self.server = Server(config.vllm_url, config.sampler_timeout)
+        self.server = Server(config.vllm_url)
         answer = self.server.ask("GET", "/v1/models")
         with self._reading():  # of the base model, until the first adapter
             self.model = [card["id"] for card in json.loads(answer)["data"] if card.get("parent") is None][0]
@@ -189,7 +190,7 @@ class Server:
     A request is sent again if its connection breaks or the server fails (status 5xx).
     """
 
-    def __init__(self, url, timeout):
+    def __init__(self, url, timeout=LONGEST_CALL):
         self.named, self.timeout = f"vllm_url={url}", timeout
         self.url = urlsplit(url.rstrip("/"))
         key = os.environ.get(KEY, "").strip()
@@ -212,7 +213,7 @@ class Server:
             try:
                 status, text = self._try(method, path, body)
             except TimeoutError:
-                line = f"did not answer {path} within sampler_timeout={self.timeout:g} seconds"
+                line = f"did not answer {path} within {self.timeout:g} seconds"
                 break
             except BROKEN as error:
                 line = f"cannot be reached ({one_line(error)}); start the server, or correct vllm_url"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core import cache
-from core.cache import SharedCache, new_cache
+from core.cache import SharedCache, at_rows, new_cache
 from tests.tiny import causal_model
 
 PADDING = torch.tensor([0, 3, 1])
@@ -66,6 +66,16 @@ def test_one_prompt_is_expanded_several_times_and_its_gradient_is_that_of_the_wh
     assert all(torch.equal(x, y) for x, y in zip(before, (x for pair in past.layers for x in pair), strict=True))
     torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(gradient(logits), plain, rtol=1e-3, atol=1e-5 * float(plain.abs().max()))
+
+
+def test_gradients_of_the_rows_of_a_prompt_are_added_up_in_float32(monkeypatch):
+    monkeypatch.setattr(cache, "UNORDERED", ("cpu",))
+    x = torch.randn(3, 2, 5, 4, dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn(9, 2, 5, 4, dtype=torch.bfloat16)
+    found = at_rows(x, ROWS)
+    found.backward(gradient)
+    each = [gradient[ROWS == i].float().sum(0).bfloat16() for i in range(3)]
+    assert torch.equal(found, x[ROWS]) and torch.equal(x.grad, torch.stack(each))
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from core.models import load_model, save_model
 from tests.tiny import TOKENIZER, Cut, cut_after, model
 
 
-def manager_of(folder, net, keep=0):
-    return CheckpointManager(str(folder), lambda path, **facts: save_model(path, net, TOKENIZER, **facts), keep)
+def manager_of(folder, net):
+    return CheckpointManager(str(folder), lambda path, **facts: save_model(path, net, TOKENIZER, **facts))
 
 
 def without_models(folder, **settings):
@@ -36,14 +36,13 @@ def kept_states(folder):
 
 def test_a_state_is_read_back_and_the_last_two_are_kept(tmp_path):
     net = model(seed=1)
-    manager = manager_of(tmp_path / "out", net, keep=2)
+    manager = manager_of(tmp_path / "out", net)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.5)
     net(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
     optimizer.step()
     for step in (1, 2, 3):
         manager.save(step, net.state_dict(), [optimizer], {"val_loss": 1.5}, before={"x": 0.5})
-    assert sorted(os.listdir(tmp_path / "out")) == ["model-000002.safetensors", "model-000003.safetensors",
-                                                   "model.safetensors", "state-before.pt", "state.pt"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["model.safetensors", "state-before.pt", "state.pt"]
     other = model(seed=2)
     fresh = torch.optim.AdamW(other.parameters(), weight_decay=0.1)
     untouched = {name: p.clone() for name, p in other.state_dict().items()}
@@ -85,7 +84,7 @@ def test_a_state_is_loaded_without_running_code(tmp_path):
 def run_of_three_steps(folder):
     """Saves at every step, from the last state on; the weights of a step are that number."""
     net = model()
-    manager = manager_of(folder, net, keep=2)
+    manager = manager_of(folder, net)
     step = manager.load(net.state_dict(), [])["step"] if states(str(folder)) else 0
     for step in range(step + 1, 4):
         with torch.no_grad():
@@ -96,16 +95,15 @@ def run_of_three_steps(folder):
 
 @pytest.mark.slow
 def test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model(tmp_path, monkeypatch):
-    """Eleven files are put in place and one is removed."""
-    for count in range(13):
+    """Eight files are put in place."""
+    for count in range(9):
         folder = tmp_path / str(count)
-        with monkeypatch.context() as patch, pytest.raises(Cut) if count < 12 else contextlib.nullcontext():
+        with monkeypatch.context() as patch, pytest.raises(Cut) if count < 8 else contextlib.nullcontext():
             cut_after(patch, count)
             run_of_three_steps(folder)
         run_of_three_steps(folder)
-        for name, step in (("model", 3), ("model-000003", 3), ("model-000002", 2)):
-            net, facts = load_model(str(folder / f"{name}.safetensors"))
-            assert facts == {"step": step} and all((p == step).all() for p in net.parameters())
+        net, facts = load_model(str(folder / "model.safetensors"))
+        assert facts == {"step": 3} and all((p == 3).all() for p in net.parameters())
         state = torch.load(folder / "state.pt", weights_only=True)
         assert state["step"] == 3 and all((p == 3).all() for p in state["model"].values())
 

@@ -37,14 +37,16 @@ def nucleus_by_a_loop(p, top_p):
 
 @pytest.mark.parametrize("total", [1.0, 1e-30])
 @pytest.mark.parametrize("zeros", [(), (0, 1, 5), (0, 1, 2, 3, 4)])
-def test_tokens_are_drawn_as_by_a_loop_over_running_sums(zeros, total):
+@pytest.mark.parametrize("block", [256, 4, 2, 1])
+def test_tokens_are_drawn_as_by_a_loop_over_running_sums(zeros, total, block, monkeypatch):
+    monkeypatch.setattr(distributions, "BLOCK", block)
     p = np.random.default_rng(len(zeros)).dirichlet(np.ones(6))
     p[list(zeros)] = 0.0
     logp = torch.from_numpy(p * total / p.sum()).log()                               # (6,)
     sums = np.cumsum(logp.exp().numpy()) / logp.exp().numpy().sum()
     edges = np.clip([sums - 1e-9, sums + 1e-9], 0, JUST_BELOW_ONE).flatten()
     noise = [0.0, JUST_BELOW_ONE, 1 - 1e-9, 5e-324, *edges, *np.random.default_rng(1).random(200)]
-    drawn = sample_from(logp[None], torch.tensor(noise, dtype=torch.float64)[None])[0].tolist()
+    drawn = sample_from(logp.expand(len(noise), 6), torch.tensor(noise, dtype=torch.float64)[:, None])[:, 0].tolist()
     assert drawn == [drawn_by_a_loop(logp.exp().tolist(), u) for u in noise]
 
 
@@ -113,6 +115,13 @@ def test_parts_equal_the_whole_forward_and_backward(rows, truncated, monkeypatch
         assert sum(sizes) == rows * (1 if len(sizes) == 1 else 2), "again in the backward pass"
     for other in found[1:]:
         torch.testing.assert_close(other, found[0])
+
+
+def test_a_gpu_makes_more_logits_at_once_and_one_of_24_gb_fewer_than_others(monkeypatch):
+    for number, (size, most) in enumerate(((24, 2**27), (80, 2**28))):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, size=size: (0, size * 2**30))
+        assert distributions.rows_at_once(1000, torch.device("cuda", number)) == most // 1000
+    assert distributions.rows_at_once(1000, torch.device("cpu")) == 2**25 // 1000
 
 
 EXTREMES = torch.tensor([BANNED, -1e4, -1.0, 0.0, 1e-30, 1.0, 1e4])

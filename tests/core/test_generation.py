@@ -40,7 +40,7 @@ def rows_of(out):
     return [row[:n] for row, n in zip(out.target.tolist(), out.mask.sum(1).long().tolist(), strict=True)]
 
 
-def expect_same(out, expected):
+def expect_same(out, expected, V=V):
     """Checks that two generations are the same, the log-probabilities up to rounding."""
     assert torch.equal(out.target, expected.target) and torch.equal(out.mask, expected.mask)
     assert torch.equal(out.truncated, expected.truncated)

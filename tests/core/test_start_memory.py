@@ -12,7 +12,7 @@ STEPS = ("--max_iters=3", "--save_interval=1", "--batch_size=2", "--device=cpu",
 GRPO = ("--group_size=3", "--kl_beta=0.0", "--eval_problems=2", "--eval_completions=2")
 ON_CPU = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
 ALL = ("batch_size=2", "group_size=3", "max_new_tokens=4", "block_size=", "micro_batch_tokens=None",
-       "grad_checkpoint=False", "dtype=float32", "lora_rank=0", "load_in_4bit=False")
+       "sample_rows=None", "grad_checkpoint=False", "dtype=float32", "lora_rank=0", "load_in_4bit=False")
 
 
 def prompts(folder, dataset):
@@ -29,7 +29,7 @@ def supervised(folder, dataset):
 @pytest.mark.parametrize("kind, error, unnamed", [
     (prompts, RuntimeError(ON_CPU), ()),
     (supervised, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
-     ("group", "max_new", "micro", "grad")),
+     ("group", "max_new", "micro", "sample", "grad")),
     (supervised, RuntimeError("shapes do not fit"), None)])
 def test_out_of_memory_is_one_line_with_the_settings_and_the_run_goes_on_later(
         tmp_path, dataset, monkeypatch, kind, error, unnamed):

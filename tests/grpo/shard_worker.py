@@ -18,6 +18,7 @@ from core.checkpoint_manager import CheckpointManager
 from core.distributed import Distributed, is_sharded
 from core.models import load_model, load_tokenizer
 from core.optim import build_optimizers
+from core.performance.decode import can_decode
 from core.performance.sharding import has_parts, whole
 from core.prompts import PromptConsumer
 from grpo.build import shard_models
@@ -175,6 +176,7 @@ def train(name, dist, found):
     found[f"{name}/way"] = flat(trained(policy)) - start
     with dist.gathered():
         assert not any(map(is_sharded, policy.parameters())), "whole"
+        assert dist.world == 1 or not can_decode(policy.model), "and elsewhere the next time"
         if dist.rank == dist.world - 1:  # one rank reads alone
             rollouts = policy.sample(step_problems(run.data, run.c, 99)(), 99, run.c)
             rollouts = with_reference(rollouts, run.reference, choose_estimator(c, policy), c)

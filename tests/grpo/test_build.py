@@ -103,6 +103,9 @@ def test_a_reference_is_a_frozen_copy_of_the_policy_and_only_built_where_one_is_
         for p in policy.parameters():
             p.add_(1.0)
     assert same(reference, fill_policy(seed=1)) and not same(policy, reference)
+    for mode, held in (("static", {torch.float32, torch.bfloat16}), ("ema", {torch.float32})):
+        found = build_reference(config(reference_mode=mode), policy, one_process("bfloat16"))
+        assert {p.dtype for p in found.parameters()} == held, "a moving mean needs float32"
     monkeypatch.setattr(FillPolicy, "to", lambda self, device: moves.append((self, torch.device(device))))
     offloaded = build_reference(config(ref_offload=True), policy, one_process())
     assert moves == [(offloaded, torch.device("cpu"))] and not any(p.requires_grad for p in offloaded.parameters())

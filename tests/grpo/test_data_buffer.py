@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from core.checkpoint_manager import as_plain
 from grpo.data_buffer import DataBuffer
-from grpo.rollout import Rollouts, as_plain
+from grpo.rollout import Rollouts
 from grpo.reference import with_reference
 from tests.tiny import causal_policy, config, fill_policy, sampled
 

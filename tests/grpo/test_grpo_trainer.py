@@ -167,7 +167,7 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     assert "held-out" in shown and "before" in shown and "change" in shown and "best" in shown
 
 
-def test_ranks_meet_after_what_may_take_longer_than_rank_timeout(dataset, tmp_path, monkeypatch):
+def test_ranks_meet_after_what_may_take_longer_than_an_exchange(dataset, tmp_path, monkeypatch):
     t = trainer(dataset, tmp_path, max_iters=2, eval_interval=1, save_interval=1)
     expect_barriers(monkeypatch, t, (t, "run_evaluation"), (t.checkpoints, "save"))
 

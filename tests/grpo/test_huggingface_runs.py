@@ -57,6 +57,8 @@ def world(tmp_path_factory):
             return adapter_folder(root / name, of(name.removesuffix(" adapter")))
         if name.startswith("prose of "):
             return write_prose(root / name, load_huggingface_tokenizer(of(name.removeprefix("prose of "))))
+        if name == "wide llama":  # a block of 4 bits has 64 weights of a row
+            return model_folder(root / name, "llama", n_embd=64)
         return model_folder(root / name, name)
 
     def of(name):
@@ -67,7 +69,7 @@ def world(tmp_path_factory):
 
 def settings_of(world, family, **more):
     """The settings of a small run of this family, with a reward that differs from completion to completion."""
-    causal = family in CAUSAL_FAMILIES or family in DIFFUSION_FAMILIES
+    causal = family.removeprefix("wide ") in (*CAUSAL_FAMILIES, *DIFFUSION_FAMILIES)
     if family in DIFFUSION_FAMILIES:
         more = {"unmask_steps": 3} | more
     data = world("sums") if causal else world(f"prose of {family}")
@@ -127,6 +129,16 @@ def test_at_step_0_the_policy_is_its_reference_and_the_sampler_agrees_with_the_s
     assert metrics["grad_norm"] > 1e-3
 
 
+@pytest.mark.parametrize("family", ("llama", "qwen3", "gemma3", "qwen3_5", "gpt2", "modernbert"))
+def test_at_step_0_a_reference_whose_matrices_are_in_bfloat16_is_the_policy(family, world):
+    c, dist = GRPOConfig(**settings_of(world, family, kl_beta=0.1)), one_process("bfloat16")
+    data = build_data(c, dist)
+    models = build_models(c, data, dist)
+    held = {p.dtype for p in models.reference.parameters()}
+    assert held == ({torch.float32} if family == "gpt2" else {torch.float32, torch.bfloat16}), "it has no linear layers"
+    assert grpo_step(models.policy, models.reference, random_rewards, data, c)["mean_kl"] == 0.0, "to the last bit"
+
+
 # --- whole runs
 
 
@@ -178,11 +190,13 @@ def test_a_run_from_nothing_but_a_folder_and_a_file(lora, start, world, tmp_path
 
 @pytest.mark.parametrize("family, more", [
     ("llama", {"lora_init_from": "llama adapter"}), ("Dream", {}), ("sdar", {"lora_rank": 4}), ("bert", {}), ("qwen3_5", {}), ("gemma4", {}),
-    ("mamba2", {"lora_rank": 4}), ("llada", {}),
+    ("mamba2", {"lora_rank": 4}), ("llada", {}), ("wide llama", {"lora_rank": 4, "load_in_4bit": True, "dtype": "bfloat16", "grad_checkpoint": True}),
     ("llama", {"lora_rank": 4, "reference_mode": "periodic", "reference_update_freq": 1})], ids=str)
 def test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit(family, more, world, tmp_path):
     if "lora_init_from" in more:
         more = {"lora_init_from": world(more["lora_init_from"])}
+    if "load_in_4bit" in more:
+        pytest.importorskip("bitsandbytes")
     settings = settings_of(world, family, ppo_epochs=2, kl_beta=0.05, lr_decay_iters=4, eval_interval=100, **more)
     launch(settings | {"max_iters": 4, "out_dir": tmp_path / "whole"})
     launch(settings | {"max_iters": 3, "out_dir": tmp_path / "cut"})  # within an iteration

@@ -181,10 +181,10 @@ def test_the_judge_alone_reads_token_ids_and_with_a_credit_window_gives_credit_t
 # Scored
 
 def test_selected_and_joined_results_keep_each_problem_with_its_own():
-    none = torch.zeros(3, dtype=torch.bool)
+    none = torch.arange(0)
     a = Scored(torch.rand(3, 2), torch.rand(3, 2, 4), {"judge": torch.rand(6)}, weight=torch.rand(3, 2))
     b = Scored(torch.rand(1, 2), torch.rand(1, 2, 6), weight=torch.rand(1, 2))
-    part = a.select(torch.tensor([True, False, True]))
+    part = a.select(torch.tensor([0, 2]))
     joined = join([part, a.select(none), b])
     for row, (source, i) in enumerate(((a, 0), (a, 2), (b, 0))):
         M = source.credit.shape[2]

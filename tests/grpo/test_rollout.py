@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from core.device import moved
 from grpo.policies.fill_views import FILL_ESTIMATORS
-from grpo.rollout import Texts, join, moved, tensors
+from grpo.rollout import Texts, join, tensors
 from grpo.reference import with_reference
 from tests.tiny import causal_policy, config, fill_policy, sampled
 

@@ -194,7 +194,7 @@ def test_whatever_a_run_writes_is_set_aside_by_the_next_and_other_files_stay(lau
     that fails after its beginning has a folder of its own."""
     pytest.importorskip("tensorboard")
     out = tmp_path / "out"
-    launch(report_to="tensorboard", keep_checkpoints=2)
+    launch(report_to="tensorboard")
     first = {path: content for path, content in everything(out).items() if path not in STAYING}
     (out / "notes.txt").write_text("mine")
     failing = trouble(tmp_path, "if len(prompts) == 4: raise KeyError('no record, but a completion')", logged="")

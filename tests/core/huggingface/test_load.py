@@ -183,10 +183,9 @@ def test_an_adapter_without_its_base_is_one_line_for_model_and_tokenizer(folder,
             load(path, key="key")
 
 
-def test_weights_in_4_bits_need_a_gpu_and_their_package(folder, monkeypatch):
-    pytest.importorskip("peft")
-    refused(folder("llama"), "needs a CUDA GPU, but the device is cpu; set load_in_4bit=False", named="load_in_4bit",
-            adapter=LoraConfig(lora_rank=4, load_in_4bit=True))
+def test_weights_in_4_bits_need_their_package_and_no_apple_gpu(monkeypatch):
+    with pytest.raises(ValueError, match="^load_in_4bit=True is for"):
+        four_bits(transformers, torch.bfloat16, "mps")
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ValueError, match="^load_in_4bit=True needs the package bitsandbytes: pip install"):
         four_bits(transformers, torch.bfloat16, "cuda:0")

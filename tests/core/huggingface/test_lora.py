@@ -139,6 +139,28 @@ def test_the_gradient_of_an_adapter_is_that_of_peft_also_with_a_shared_prompt_an
             assert (found[name] - x).norm() <= 1e-5 * max(float(x.norm()), 1e-2), name
 
 
+def test_weights_in_4_bits_have_the_logits_and_the_gradient_of_a_model_with_their_values(tmp_path):
+    """Also after they have been read without gradients, as in sampling, by a model in eval mode."""
+    bits = pytest.importorskip("bitsandbytes")
+    path = model_folder(tmp_path / "wide", "llama", n_embd=64)  # a block of 4 bits has 64 weights of a row
+    model, plain = load(path, lora_rank=4, load_in_4bit=True), load(path, lora_rank=4)
+    held = dict(model.net.named_modules())
+    with torch.no_grad():
+        for name, part in plain.net.named_modules():
+            if isinstance(held[name], bits.nn.Linear4bit):
+                weight = held[name].weight
+                part.weight.copy_(bits.functional.dequantize_4bit(weight, weight.quant_state))
+    plain.load_weights(trained(model).weights())
+    model.zero_grad()
+    assert sum(isinstance(part, bits.nn.Linear4bit) for part in held.values()) == 14
+    logits(model)
+    for each in (model, plain):
+        each(TOKENS).log_softmax(-1)[..., ::2].sum().backward()
+    expect_close(logits(model), logits(plain))
+    for name, x in gradients(plain.net).items():
+        assert (gradients(model.net)[name] - x).norm() <= 1e-4 * max(float(x.norm()), 1e-2), name
+
+
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_a_saved_adapter_opens_with_peft_is_a_model_by_itself_and_a_start_whose_reference_stays(
         family, folders, tmp_path):

@@ -219,6 +219,20 @@ def test_layers_of_full_attention_alone_are_written_in_place(folder):
     assert not prompts.is_recurrent
 
 
+def test_generation_keeps_keys_and_values_in_the_precision_of_autocast(folder):
+    model = load_model(folder("llama"))[0]
+    tokens = random_ids(load_huggingface_tokenizer(folder("llama")), 2, 5)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        prompts = model.new_cache()
+        model.states(tokens, past=prompts)
+        rows = torch.tensor([1, 0, 0])
+        grown, in_place = prompts.expand(rows), prompts.expand(rows, room=3)
+        for token in tokens[rows].split(1, 1)[:3]:
+            assert torch.equal(model.states(token, past=in_place), model.states(token, past=grown))
+    kinds = [{x.dtype for layer in past.content.layers for x in (layer.keys, layer.values)} for past in (grown, in_place)]
+    assert torch.float32 in kinds[0] and kinds[1] == {torch.bfloat16}
+
+
 # --- fill-in models
 
 

@@ -115,7 +115,8 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
 
 @pytest.mark.parametrize("unmask_steps, most", [(1, 2), (3, 8)])
 def test_no_forward_reads_more_rows_than_batch_size_allows(dataset, unmask_steps, most):
-    """A problem is read once in the first pass, and once for each of its 4 completions in the others."""
+    """A problem is read once in the first pass, and once for each of its 4 completions in the others. The judge
+    reads 16 texts."""
     found = []
     for batch_size in (2, 64):
         policy, reference, scorer = fill_policy(scale=3.0), fill_policy(seed=2).frozen(), reader()
@@ -124,7 +125,7 @@ def test_no_forward_reads_more_rows_than_batch_size_allows(dataset, unmask_steps
                                    batch_size=batch_size, unmask_steps=unmask_steps)
         found.append(evaluation(policy, 1.0))
         if batch_size == 2:
-            assert list(map(max, read)) == [most, 2, 8] and sum(read[1]) == 21
+            assert list(map(max, read)) == [most, 2, 16] and sum(read[1]) == 21
     (metrics, shown), (whole_metrics, whole_shown) = found
     assert metrics == pytest.approx(whole_metrics, rel=1e-4), "the cut changes nothing"
     for record, other in zip(shown, whole_shown, strict=True):

@@ -81,18 +81,20 @@ def test_kl_and_entropy_are_means_over_tokens(prompts, estimator):
 
 
 def test_no_forward_reads_more_rows_than_training_does(prompts):
-    """One problem of four completions is trained on at once, so four rows are the most, whatever is evaluated."""
+    """One problem of four completions is trained on at once, so four rows are the most, whatever is evaluated; with
+    sample_rows twelve are sampled at once, and four scored."""
     found = []
-    for batch_size in (1, 64):
+    for batch_size, rows, most in ((1, None, 4), (64, None, 24), (1, 12, 12)):
         policy, reference = causal_policy(scale=3.0), causal_policy(seed=2, scale=3.0).frozen()
         read, reference_read = count_rows(policy.model), count_rows(reference.model)
-        evaluation = evaluation_of(prompts, settings(batch_size=batch_size, group_size=4), reference)
+        evaluation = evaluation_of(prompts, settings(batch_size=batch_size, sample_rows=rows, group_size=4), reference)
         found.append(evaluation(policy, 1.0))
-        assert max(read) == (4 if batch_size == 1 else 24) and max(reference_read) == max(read)
-    (metrics, shown), (whole_metrics, whole_shown) = found
-    assert metrics == pytest.approx(whole_metrics, rel=1e-4), "the cut changes nothing"
-    for record, other in zip(shown, whole_shown, strict=True):
-        assert (record["best"], record["worst"]) == (other["best"], other["worst"])
+        assert max(read) == most and max(reference_read) == (4 if batch_size == 1 else 24)
+    (whole_metrics, whole_shown) = found.pop(1)
+    for metrics, shown in found:
+        assert metrics == pytest.approx(whole_metrics, rel=1e-4), "the cut changes nothing"
+        for record, other in zip(shown, whole_shown, strict=True):
+            assert (record["best"], record["worst"]) == (other["best"], other["worst"])
 
 
 def is_late(text):

@@ -5,6 +5,7 @@ import torch
 
 from grpo.grpo_training_step import loss_weights
 from grpo.losses import AVERAGES
+from grpo.policies import fill_views
 from grpo.policies.fill_views import FILL_ESTIMATORS
 from tests.tiny import (
     TOKENIZER, config, consumer, count_rows, fill_policy, flat_gradient, masked_problems, one_process, sampled)
@@ -40,7 +41,8 @@ def gradient_of(policy, rollouts, average, advantage):
 @pytest.mark.parametrize("average", AVERAGES)
 def test_the_expected_gradient_of_agrpo_is_that_of_the_trajectory(dataset, monkeypatch, average, S, k):
     settings = {"unmask_steps": S, "batch_size": 2, "group_size": 2}
-    c, policy = config(**settings, fill_estimator="agrpo", passes_read=k), fill_policy(scale=8.0)
+    c, policy = config(**settings, fill_estimator="agrpo"), fill_policy(scale=8.0)
+    monkeypatch.setattr(fill_views, "PASSES_READ", k)
     advantage = torch.tensor([[1.0], [-0.5], [0.3], [2.0]])
     exact = gradient_of(policy, sampled(policy, dataset, config(**settings)), average, advantage)
     starts, found, unequal = 12, 0, 0.0  # the passes change with the start at multiples of 1 / S and k / S alone
@@ -59,10 +61,11 @@ def test_the_expected_gradient_of_agrpo_is_that_of_the_trajectory(dataset, monke
 
 @pytest.mark.parametrize("S, K", [(3, 1), (4, 2), (5, 3), (3, 3), (3, 7)])
 def test_step_merge_reads_each_token_in_the_text_at_the_begin_of_its_segment(dataset, S, K):
-    c = config(unmask_steps=S, fill_estimator="step_merge", passes_read=K, batch_size=3)
+    c = config(unmask_steps=S, fill_estimator="step_merge", batch_size=3)
     policy, caught = fill_policy(), []
     merge = FILL_ESTIMATORS["step_merge"]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fill_views, "PASSES_READ", K)
         patch.setitem(FILL_ESTIMATORS, "step_merge", lambda x: caught.append(x) or merge(x))
         r = sampled(policy, dataset, c)
     x, T, position = caught[0], c.block_size, r.inputs["position"].expand(-1, c.group_size, -1)

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from core.models import freeze_in
 from core.optim import build_optimizers
 from grpo.policies.causal import CausalPolicy
 from tests.tiny import (
@@ -53,8 +54,8 @@ def first_problems(dataset, prompts):
 def test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_once(first_problems, kind):
     policy, c = build(kind), settings(kind, batch_size=6, top_k=8)
     problems, found = first_problems(kind, c), []
-    for at_once in (6, 1, 4):
-        found.append(policy.sample(problems, 0, settings(kind, batch_size=at_once, top_k=8)))
+    for rows in (None, 1, 19):  # those of all problems, of one, of four
+        found.append(policy.sample(problems, 0, settings(kind, batch_size=6, sample_rows=rows, top_k=8)))
     for other in found[1:]:
         assert torch.equal(other.mask, found[0].mask) and torch.equal(other.truncated, found[0].truncated)
         assert torch.equal(other.target * other.mask.long(), found[0].target * found[0].mask.long())
@@ -63,6 +64,14 @@ def test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_onc
         torch.testing.assert_close(other.old_logp * other.mask, found[0].old_logp * found[0].mask, rtol=1e-4, atol=1e-4)
     again = policy.sample(problems, 1, c)
     assert not torch.equal(again.target, found[0].target), "each step has noise of its own"
+
+
+@pytest.mark.parametrize("device, rows", [("cpu", 12), ("cuda", 60)])
+def test_a_gpu_samples_an_iteration_at_once_and_evaluates_as_many_rows(monkeypatch, device, rows):
+    monkeypatch.setattr(CausalPolicy, "device", torch.device(device))
+    policy, c = causal_policy(), config(batch_size=3, gradient_accumulation_steps=5, group_size=4)
+    assert policy.rows(c) == policy.rows(c.varied(sample_rows=policy.rows(c)).for_evaluation(0)) == rows
+    assert policy.rows(c.varied(sample_rows=7)) == policy.rows(c.varied(sample_rows=7).for_evaluation(0)) == 7
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,6 +91,24 @@ def test_a_frozen_policy_is_a_copy_that_does_not_move(sample, kind):
     assert torch.equal(reference.score(rollouts, 1.0).logp, scores)
     reference.load_weights(policy.weights())
     assert same(policy, reference), "an EMA or periodic reference takes weights over"
+
+
+@pytest.mark.parametrize("kind", ["fill", "causal"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_frozen_policy_whose_matrices_are_in_bfloat16_scores_what_it_scored(sample, kind, tied):
+    policy = build(kind, tied=tied)
+    policy.dtype = torch.bfloat16
+    reference, rollouts = policy.frozen(), sample(policy, kind)
+    freeze_in(torch.bfloat16, reference.model)
+    kinds = {name: {x.dtype for x in group} for name, group in reference.parameters_by_kind().items()}
+    held = [p.dtype == torch.bfloat16 for p in reference.parameters()]
+    assert kinds["matrices"] == {torch.bfloat16} and kinds["vectors"] == {torch.float32} and sum(held) == 4 + (not tied)
+    for _ in range(2):
+        assert torch.equal(reference.score(rollouts, 1.0).logp, policy.score(rollouts, 1.0).logp)
+        for p in policy.parameters():
+            p.data.mul_(1.1)
+        reference.load_weights(policy.weights())  # as reference_mode='periodic' does
+    assert held == [p.dtype == torch.bfloat16 for p in reference.parameters()]
 
 
 @pytest.mark.parametrize("grad_checkpoint", [False, True])

@@ -10,9 +10,7 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
 @pytest.mark.parametrize("settings, message", [
     ({"ray_workers": 2}, "ray_workers=2 .* sampler=ray"),
     ({"vllm_url": "http://x"}, "vllm_url='http://x' .* sampler=vllm"),
-    ({"sampler_timeout": 60.0}, "sampler_timeout=60.0 .* sampler"),
     ({"sampler": "vllm"}, "vllm_url=None"),
-    ({"sampler": "ray", "ray_address": "ray://127.0.0.1:1"}, "^ray_address="),
     (VLLM | {"environment": "Guess", "reward_functions": ("environment",)}, "sampler='vllm' .* environment"),
     (VLLM | {"top_p": 0.9}, "top_p=0.9"),
     (VLLM | {"temperature": 3.0}, "temperature=3.0 .* 0.01 to 2"),

@@ -34,7 +34,7 @@ from tests.tiny import (
 from tests.vllm_server import running
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
-SMALL = {"batch_size": 2, "group_size": 2, "max_new_tokens": 6, "temperature": 0.8, "sampler_timeout": 20.0}
+SMALL = {"batch_size": 2, "group_size": 2, "max_new_tokens": 6, "temperature": 0.8}
 KINDS = ("ours", "qwen3", "adapter")  # a model of ours; one with several ends and rows behind its vocabulary; LoRA
 URL = os.environ.get("VLLM_URL")
 MODEL = os.environ.get("VLLM_MODEL", os.path.join(ROOT, "data", "arithmetic", "pretrained", "generator.safetensors"))
@@ -212,11 +212,11 @@ def test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from
     assert w.step()["mismatch_kl"] < 1e-8
 
 
-@pytest.mark.parametrize("fault, line", [("silent", "did not answer /v1/completions within sampler_timeout=1 seconds"),
+@pytest.mark.parametrize("fault, line", [("silent", "did not answer /v1/completions within 1 seconds"),
                                          ("half dead", "refused /collective_rpc with status 500: .*no memory")])
 def test_a_server_that_fails_ends_the_run_with_a_line_that_names_it(world, fault, line):
-    w = world("ours", sampler_timeout=1.0)
-    w.server.fault = fault
+    w = world("ours")
+    w.server.fault, w.sampler.server.timeout = fault, 1.0
     with pytest.raises(SamplerError, match=f"^vllm_url=http://127.0.0.1:[0-9]* {line}"):
         w.sync(0)
         w.write()

@@ -61,7 +61,7 @@ def test_answers_belong_to_their_requests_which_are_under_way_side_by_side(serve
     (answer(b'{"message": "no\x1b[31m"}', "400 x"), 1, "refused /x with status 400: .*no.*docs/scaling.md"),
     (answer(b"", "302 x"), 1, "refused /x with status 302"),  # the key would travel to another address too
     (answer(b"", "503 x"), 3, "refused /x with status 503"), (answer(b"half", length=100), 3, "cannot be reached"),
-    (None, 1, "did not answer /x within sampler_timeout=0.3 seconds")])
+    (None, 1, "did not answer /x within 0.3 seconds")])
 def test_a_failure_is_one_line_and_what_may_be_chance_is_asked_again(serve, sent, tries, line):
     asked, over = [], threading.Event()
 
