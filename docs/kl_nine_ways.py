@@ -112,12 +112,12 @@ def main():
     torch.manual_seed(0)
     goal = 2 * torch.randn(1, 1, 50)                                                 # one token out of 50
     start = goal + 0.5 * torch.randn_like(goal)
-    print("| loss | cosine | error | older: cosine | error | colder: cosine | error | ends at: entropy | KL "
+    print("| loss | cosine | error | older: cosine | error | colder: cosine | ends at: entropy | KL "
           "| colder: entropy | KL |")
-    print("|" + "---|" * 11)
+    print("|" + "---|" * 10)
     for name, way in WAYS.items():
         numbers = [*compare(way, policy, policy, reference), *compare(way, policy, old, reference),
-                   *compare(way, policy, policy, reference, colder)]
+                   compare(way, policy, policy, reference, colder)[0]]
         numbers += [*run(way, start, goal), *run(way, start, goal, colder)]
         print(f"| {name} |", " | ".join("-" if x is None else f"{x:.3f}" for x in numbers), "|")
     for name, table in (("start", start), ("reference", goal), ("uniform", 0 * goal)):

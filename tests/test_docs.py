@@ -112,6 +112,13 @@ def test_the_guide_names_settings_and_metrics_that_exist():
         assert named <= FIELDS | documented_keys() | values, named
 
 
+def test_every_test_that_a_page_names_exists():
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", pathlib.Path(ROOT, "docs/known_wrong.md").read_text())
+    assert len(named) > 15
+    for path, name in named:
+        assert name.startswith("test_") and name in names_in(path), f"{path}::{name}"
+
+
 def test_a_walk_names_what_is_in_its_files():
     text = pathlib.Path(ROOT, "docs", "architecture.md").read_text()
     stops = re.findall(r"^\d+\. `([^`]+)`[^:]*:(.*)$", text, re.M)
