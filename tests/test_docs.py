@@ -110,6 +110,9 @@ def test_the_guide_names_settings_and_metrics_that_exist():
     for heading, cells in tables("grpo/README.md"):
         named = {part.partition("=")[0] for part in CODE.findall(" ".join(cells))}
         assert named <= FIELDS | documented_keys() | values, named
+    questions = pathlib.Path(ROOT, "grpo/README.md").read_text().split("## Eight questions")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(?:--)?([a-z_/]+)(?:=[^` ]*)?`", questions))
+    assert questions.count("\n\n**") == 8 and len(named) > 15 and named <= FIELDS | documented_keys(), named
 
 
 def test_every_test_that_a_page_names_exists():

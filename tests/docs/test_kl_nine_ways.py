@@ -73,7 +73,8 @@ def test_a_colder_sampler_draws_from_a_nucleus_of_a_sharper_distribution(script)
 
 
 def test_k1_ends_at_the_uniform_distribution_and_the_others_at_the_reference(printed):
-    start, reference, uniform = ([float(x) for x in re.findall(r"\d+\.\d+", line)] for line in printed.split("\n")[-4:-1])
+    lines = printed.split("\n")[-4:-1]
+    start, reference, uniform = ([float(x) for x in re.findall(r"\d+\.\d+", line)] for line in lines)
     assert uniform[0] == pytest.approx(math.log(50), abs=1e-3) and reference[1] == 0
     found = {name: numbers[ENDS] for name, numbers in rows(printed).items()}
     k1, reverse = found.pop("k1"), found.pop("-k3")

@@ -12,7 +12,8 @@ from core.model import LANGUAGE_MODEL
 from core.models import save_model
 from core.settings.script import exit_code
 from grpo import train_grpo
-from grpo.losses import KL_ESTIMATORS, OBJECTIVES, compute_advantages, kl_as_reward, kl_penalty, kl_per_token, policy_loss
+from grpo.losses import (
+    KL_ESTIMATORS, OBJECTIVES, compute_advantages, kl_as_reward, kl_penalty, kl_per_token, policy_loss)
 from grpo.rewards import Rewards
 from grpo.rollout import Scores
 from tests.grpo.trainers import prompt_trainer, records, run

@@ -108,7 +108,8 @@ def test_wrong_answers_that_a_verifier_accepts_are_named(tmp_path, name, fine, a
 
 
 def test_without_an_accepted_answer_no_wrong_ones_are_tried(tmp_path):
-    x = completing(tmp_path, sums(answer="so it is 8", completion=None), reward_functions=("math_number", "math_format"))
+    asked = ("math_number", "math_format")
+    x = completing(tmp_path, sums(answer="so it is 8", completion=None), reward_functions=asked)
     expect(wrong_answers(x, "math_number"), True, "no usual form")
     assert wrong_answers(x, "math_format") is None, "it reads no record"
     x = completing(tmp_path, sums(answer=None, pattern="8"), reward_functions=("regex",))
