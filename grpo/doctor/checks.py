@@ -211,25 +211,36 @@ def empty_completions(x, name):
 
 def wrong_answers(x, name):
     """A verifier gives wrong answers less than the right one, in the form in which that gets most."""
-    records = [record for record in verified_records(x, name) if record.get("answer") is not None]
-    accepted, asked = Counter(), 0
-    for record in records:
-        own = str(record["answer"])
-        other = next((str(one["answer"]) for one in records if str(one["answer"]) != own), None)
-        values = {form: value_of_answer(x, name, record, form % own) for form in (*FORMS, "#### %s")}
+    records = [record for record in verified_records(x, name) if record.get("answer") not in (None, "")]
+    answers = [str(record["answer"]) for record in records]
+    if len(set(answers)) < 2:
+        return None
+    accepted, asked, high = Counter(), 0, REWARDS[name].high
+    for record, own in zip(records, answers, strict=True):
+        other = next(answer for answer in answers if answer != own)
+        values = {form: value_of_answer(x, name, record, form % own) for form in usual_forms(record)}
         form = max(values, key=values.get)  # the first of the best
-        if other is None or values[form] <= value_of_answer(x, name, record, ""):
+        empty = value_of_answer(x, name, record, "")
+        is_right = values[form] >= high - 1e-6 if isfinite(high) else values[form] > empty
+        if not is_right:
             continue
         asked += 1
         for what, texts in (WRONG | ODD).items():
             texts = [form % text.format(X=own, Y=other, prompt=record["text"]) for text in texts]
             accepted[what] += all(value_of_answer(x, name, record, text) >= values[form] for text in texts)
     if not asked:
-        return (True, f"{name} accepts no usual form of an answer: no wrong ones were tried.", "") if records else None
+        return True, f"{name} accepts no usual form of an answer: no wrong ones were tried.", ""
     found = [what for what in accepted if accepted[what] > asked / 2]  # a few may be right by chance
     return not WRONG.keys() & set(found), (
-        f"{name} accepts {', '.join(found) or 'no wrong answer'}: X is right, Y another record's answer; {asked} "
-        "records were tried."), "compare the answer as a whole: a model would name several, or repeat the prompt"
+        f"{name} accepts {', '.join(found) or 'no wrong answer'}: X is right, Y another record's answer; {asked} were "
+        "tried."), "compare the answer as a whole: a model would name several, or repeat the prompt"
+
+
+def usual_forms(record):
+    """FORMS and more with a place, %s, for an answer: the record's own completion too, if its answer is in it."""
+    before, found, after = str(record.get("completion", "")).rpartition(str(record["answer"]))
+    own = [before.replace("%", "%%") + "%s" + after.replace("%", "%%")] if found else []
+    return [*FORMS, "#### %s", *own]
 
 
 def value_of_answer(x, name, record, text):

@@ -96,11 +96,11 @@ READ = ["'not X'", "'X X'"]
 
 @pytest.mark.parametrize(("name", "fine", "accepted"), [
     ("exact_match", True, []), ("math_answer", True, []), ("math_number", True, READ), ("last_number", True, READ),
-    ("contains", False, HEDGED + READ), ("inside", False, [*HEDGED, "the prompt", *READ]),
+    ("whole", True, []), ("contains", False, HEDGED + READ), ("inside", False, [*HEDGED, "the prompt", *READ]),
     ("longest", False, ["Y", *HEDGED, "the prompt", *READ])])
 def test_wrong_answers_that_a_verifier_accepts_are_named(tmp_path, name, fine, accepted):
     (tmp_path / "mine.py").write_text(MINE)
-    records = sums(completion=None)
+    records = sums() if name == "whole" else sums(completion=None)
     if name == "inside":  # its prompts have the answer among others
         records = [record | {"prompt": f"{record['prompt']} 1, 2, {record['answer']}?"} for record in records]
     x = completing(tmp_path, records, reward_file=str(tmp_path / "mine.py"), reward_functions=(name,))
@@ -109,7 +109,8 @@ def test_wrong_answers_that_a_verifier_accepts_are_named(tmp_path, name, fine, a
 
 def test_without_an_accepted_answer_no_wrong_ones_are_tried(tmp_path):
     asked = ("math_number", "math_format")
-    x = completing(tmp_path, sums(answer="so it is 8", completion=None), reward_functions=asked)
+    records = [record | {"answer": f"so it is {record['answer']}"} for record in sums(completion=None)]
+    x = completing(tmp_path, records, reward_functions=asked)
     expect(wrong_answers(x, "math_number"), True, "no usual form")
     assert wrong_answers(x, "math_format") is None, "it reads no record"
     x = completing(tmp_path, sums(answer=None, pattern="8"), reward_functions=("regex",))
@@ -130,6 +131,10 @@ def never_empty(prompts, completions, answer):
 @reward(0, 1)
 def longest(prompts, completions, answer):
     return [float(len(text) >= len(a)) for text, a in zip(completions, answer)]
+
+@reward(0, 2)
+def whole(prompts, completions, answer):
+    return [("working" in text) + float(f"N>{a}<" in text) for text, a in zip(completions, answer)]
 
 def inside(completions, answer, **kwargs):
     return [a in text for text, a in zip(completions, answer)]
