@@ -10,15 +10,18 @@ from grpo.losses import OBJECTIVES, compute_advantages, token_weights
 from grpo.rollout import Policy, Rollouts
 from tests.tiny import ROOT, config, loss_of
 
-PATH = pathlib.Path(ROOT, "docs", "grpo_in_one_file.py")
+
+def loaded(name):
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, pathlib.Path(ROOT, "docs", f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
 def one_file():
-    spec = importlib.util.spec_from_file_location("grpo_in_one_file", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("grpo_in_one_file")
 
 
 class ProjectPolicy(Policy):
