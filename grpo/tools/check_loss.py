@@ -66,8 +66,8 @@ def run_on(step, function, shape):
     loss = 0.0
     with naming_line_of(function):
         for rows in step.parts:
-            A, mask = step.A[rows].view(shape), step.mask[rows]
-            part = function(step.logp[rows], step.old_logp[rows], step.ref_logp[rows], A, mask, **keywords)
+            tensors = step.logp, step.old_logp, step.ref_logp, step.A.view(shape), step.mask
+            part = function(*(x[rows] for x in tensors), **keywords)
             if not isinstance(part, torch.Tensor) or part.numel() != 1 or not part.requires_grad:
                 raise ValueError(f"it returned {shown(part)}; return a scalar tensor that depends on logp")
             loss = loss + part.double().sum() / (1 if summed else len(step.parts))
@@ -86,28 +86,27 @@ def weights(step, average):
             SIZE: step.mask / step.mask.numel(), SUMMED: step.mask / len(step.parts)}
 
 
-def alike(name):
-    """The objectives whose loss is the same where the advantages and the clipping range are."""
-    kind = lambda row: (row.average, row.ratio, row.surrogate)
-    return [other for other, row in OBJECTIVES.items() if kind(row) == kind(OBJECTIVES[name])]
-
-
 def policy_losses(step, c):
-    """Triples (objective, faults, loss without KL). Of objectives that are alike, the first."""
-    logp, old, A = step.logp, step.old_logp, step.A
-    for name in dict.fromkeys(alike(name)[0] for name in OBJECTIVES):
-        row = replace(OBJECTIVES[name], clip_low=c.clip_low, clip_high=c.clip_high)
+    """Triples ((average, objectives), faults, loss without KL); these objectives differ in other things alone."""
+    logp, old, A, families = step.logp, step.old_logp, step.A, {}
+    for name, row in OBJECTIVES.items():
+        families.setdefault((row.average, row.ratio, row.surrogate), []).append(name)
+    for (average, _, surrogate), names in families.items():
+        if c.objective not in (None, *names):
+            continue
+        row = replace(OBJECTIVES[names[0]], clip_low=c.clip_low, clip_high=c.clip_high)
         unclipped = replace(row, clip_low=math.inf, clip_high=math.inf)
-        for fault, weight in weights(step, row.average).items():
-            yield name, (fault,), policy_loss(logp, old, A, weight, row)[0]
-            if row.surrogate == "clip":
+        key = average, ", ".join(names)
+        for fault, weight in weights(step, average).items():
+            yield key, (fault, ""), policy_loss(logp, old, A, weight, row)[0]
+            if surrogate == "clip":
                 up, down = (policy_loss(logp, old, A.abs(), weight * sign, row)[0] for sign in (A > 0, A < 0))
-                yield name, (fault, MIRRORED), up - down
-                yield name, (fault, NO_RATIO), policy_loss(logp, logp.detach(), A, weight, row)[0]
-                yield name, (fault, "the ratio is not clipped"), policy_loss(logp, old, A, weight, unclipped)[0]
+                yield key, (fault, MIRRORED), up - down
+                yield key, (fault, NO_RATIO), policy_loss(logp, logp.detach(), A, weight, row)[0]
+                yield key, (fault, "the ratio is not clipped"), policy_loss(logp, old, A, weight, unclipped)[0]
 
 
-def kl_losses(step):
+def kl_losses(step, c):
     """Triples ((average, estimator), faults, weighted KL)."""
     logp, ref, log_ratio = step.logp, step.ref_logp, step.logp - step.old_logp
     r, length = log_ratio.exp(), step.mask.sum(1, keepdim=True).clamp(min=1)
@@ -120,11 +119,13 @@ def kl_losses(step):
              ("k3", "the sequence ratio multiplied into the KL: take each token's own", s * k3(logp, ref)),
              ("k3", "the KL of the other direction: policy and reference are exchanged", k3(ref, logp)),
              ("k3", "log p - log p_ref (k1) as a loss: its expected gradient is 0, it is no KL", logp - ref))
-    yield ("", "none"), (), 0.0 * logp.sum()
+    if c.kl in (None, "none"):
+        yield ("", "none"), ("", ""), 0.0 * logp.sum()
     for average in AVERAGES:
         for denominator, weight in weights(step, average).items():
             for estimator, fault, term in terms:
-                yield (average, estimator), (denominator, fault), (term * weight).sum()
+                if c.kl in (None, estimator):
+                    yield (average, estimator), (denominator, fault), (term * weight).sum()
 
 
 def numbers(steps, losses_of):
@@ -133,57 +134,44 @@ def numbers(steps, losses_of):
     for step in steps:
         *names, losses = zip(*losses_of(step), strict=True)
         values.append(torch.stack(losses).detach())
-        gradients.append(torch.stack([
-            torch.autograd.grad(loss, step.logp, retain_graph=True)[0].flatten() for loss in losses]))
+        rows = [torch.autograd.grad(loss, step.logp, retain_graph=True)[0].flatten() for loss in losses]
+        gradients.append(torch.stack(rows))
     return list(zip(*names, strict=True)), torch.stack(values, 1), torch.cat(gradients, 1)
 
 
-def explanations(gradient, policies, P, kls, K, c):
-    """Every a P + b K that is the gradient: (number of faults, True if one has no name, i, j, the faults)."""
-    pp, kk, pk = P.square().sum(1, keepdim=True), K.square().sum(1), P @ K.T
-    kk[0] = 1.0  # no KL: b is then 0
+def explanations(gradient, policies, P, kls, K, beta):
+    """(number of faults, distance, i, j, faults) of every a P + b K that is the gradient, and of the right P + beta K."""
+    pp, kk, pk = P.square().sum(1, keepdim=True), K.square().sum(1).clamp(min=1e-30), P @ K.T
     pg, kg, gg = (P @ gradient)[:, None], K @ gradient, gradient @ gradient
     a, b = (kk * pg - pk * kg) / (pp * kk - pk**2), (pp * kg - pk * pg) / (pp * kk - pk**2)
-    for i, j in (gg - a * pg - b * kg < TOLERANCE**2 * gg).nonzero().tolist():
-        (name, of_policy), ((average, estimator), of_kl) = policies[i], kls[j]
-        scale, beta = round(a[i, j].item(), 4), round((b / a)[i, j].item() / c.kl_beta, 3)
-        found = {*of_policy, *of_kl}
-        if scale != 1:
-            found.add(SCALES.get(scale, f"the gradient is {scale:g} times the right one"))
-        if estimator != "none" and beta != 1:
-            found.add("the sign of the KL is wrong" if beta == -1 else f"kl_beta is {beta * c.kl_beta:.4g}")
-        if average not in ("", OBJECTIVES[name].average):
-            found.add(f"the KL has the average '{average}', the rest '{OBJECTIVES[name].average}'")
-        if c.objective not in (None, *alike(name)) or c.kl not in (None, estimator):
-            found.add(f"it is {title(name, estimator)}")
-        faults = sorted(found - {""})
-        yield len(faults), scale not in SCALES, i, j, faults
-
-
-def title(name, estimator):
-    return f"{', '.join(alike(name))}, KL {estimator}"
+    for i, j in itertools.product(range(len(P)), range(len(K))):
+        ((own, _), of_policy), ((average, estimator), of_kl) = policies[i], kls[j]
+        found = {*of_policy, *of_kl, "" if average in ("", own) else f"the average of the KL is '{average}'"} - {""}
+        if gg - a[i, j] * pg[i] - b[i, j] * kg[j] < TOLERANCE**2 * gg:
+            scale, kl_scale = round(a[i, j].item(), 4), round((b / a)[i, j].item() / beta, 3)
+            if scale != 1:
+                found.add(SCALES.get(scale, f"the gradient is {scale:g} times the right one"))
+            if estimator != "none" and kl_scale != 1:
+                found.add("the sign of the KL is wrong" if kl_scale == -1 else f"kl_beta is {kl_scale * beta:g} in it")
+            yield len(found), scale not in SCALES, i, j, sorted(found)
+        elif not found:
+            yield 99, (gradient - P[i] - beta * K[j]).norm().item(), i, j, ["no known fault explains it"]
 
 
 def compare(steps, losses, gradient, c):
-    """Prints what the loss is, and returns what is wrong with it."""
+    """Prints which objective the loss is, or is nearest to. Returns what is wrong with it."""
     policies, P_loss, P = numbers(steps, lambda step: policy_losses(step, c))
-    kls, K_loss, K = numbers(steps, kl_losses)
-    apart = lambda x, right: ((x - right).norm() / right.norm()).item()
-    right = {}  # {(objective, KL): (its losses, its gradient)}
-    for i, (name, of_policy) in enumerate(policies):
-        for j, ((average, estimator), of_kl) in enumerate(kls):
-            if average in ("", OBJECTIVES[name].average) and not any(of_policy + of_kl):
-                right[name, estimator] = P_loss[i] + c.kl_beta * K_loss[j], P[i] + c.kl_beta * K[j]
-    asked = [key for key in right if c.objective in (None, *alike(key[0])) and c.kl in (None, key[1])]
-    nearest, faults = min(asked, key=lambda key: apart(gradient, right[key][1])), ["no known fault explains it"]
-    if explained := sorted(explanations(gradient, policies, P, kls, K, c)):
-        *_, i, j, faults = explained[0]
-        if (policies[i][0], kls[j][0][1]) in asked:
-            nearest = policies[i][0], kls[j][0][1]
-    print("nearest:" if faults else "right:", title(*nearest))
-    of_steps = zip(*(x.split([step.logp.numel() for step in steps]) for x in (gradient, right[nearest][1])), strict=True)
-    for name, loss, of_loss, pair in zip(SETS, losses, right[nearest][0], of_steps, strict=True):
-        print(f"  {name:14} relative error of the gradient {apart(*pair):.0e}, of the loss {apart(loss, of_loss):.0e}")
+    kls, K_loss, K = numbers(steps, lambda step: kl_losses(step, c))
+    *_, i, j, faults = min(explanations(gradient, policies, P, kls, K, c.kl_beta))
+    (average, objectives), estimator = policies[i][0], kls[j][0][1]
+    i = policies.index(((average, objectives), ("", "")))
+    j = kls.index((("" if estimator == "none" else average, estimator), ("", "")))
+    print(f"{'nearest' if faults else 'right'}: {objectives}; KL: {estimator}; relative errors:")
+    apart = lambda x, right: f"{((x - right).norm() / right.norm()).item():.0e}"
+    parts = [step.logp.numel() for step in steps]
+    of_steps = gradient.split(parts), (P[i] + c.kl_beta * K[j]).split(parts), losses, P_loss[i] + c.kl_beta * K_loss[j]
+    for name, found, right, loss, right_loss in zip(SETS, *of_steps, strict=True):
+        print(f"  {name:14} gradient {apart(found, right)}, loss {apart(loss, right_loss)}")
     return faults
 
 
