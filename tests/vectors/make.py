@@ -1,4 +1,4 @@
-"""Writes the test vectors of this folder: losses by loops from the papers, token by token. It imports nothing of grpo/ or core/.
+"""Writes the test vectors of this folder: losses by loops from the papers, without anything of grpo/ or core/.
 
 python tests/vectors/make.py
 """
@@ -102,8 +102,8 @@ def inputs(seed, parts, width=5, truncated=()):
     """
     g = random.Random(seed)
     below_0 = lambda x: round(min(x, -0.01), 6)
-    step = {"max_tokens": MAX_TOKENS, "parts": parts, "reward": [], "advantage": "group_std", "logp": [], "old_logp": [],
-            "ref_logp": [], "mask": [], "truncated": []}
+    step = {"max_tokens": MAX_TOKENS, "parts": parts, "reward": [], "advantage": "group_std",
+            "logp": [], "old_logp": [], "ref_logp": [], "mask": [], "truncated": []}
     for i in range(sum(len(rows) for rank in parts for rows in rank)):
         length, moved = width if i in truncated else g.randint(1, 5), g.gauss(0, 0.2)
         old = [below_0(math.log(g.uniform(0.05, 0.95))) for _ in range(length)]
