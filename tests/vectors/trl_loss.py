@@ -47,16 +47,8 @@ def dapo(*tensors, total_tokens):
     return trl_loss("dapo", *tensors, total_tokens)
 
 
-def dapo_without_kl(*tensors, total_tokens):
-    return trl_loss("dapo", *tensors, total_tokens, kl_beta=0.0)
-
-
 def gspo(*tensors):
     return trl_loss("grpo", *tensors, level="sequence")
-
-
-def gspo_without_kl(*tensors):
-    return trl_loss("grpo", *tensors, level="sequence", kl_beta=0.0)
 
 
 def luspo(*tensors):
