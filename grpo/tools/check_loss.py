@@ -158,6 +158,8 @@ def main(argv):
         shape, mine = "(N,)", run((-1,))
     except UserCodeError:
         shape, mine = "(N, 1)", run((-1, 1))
+    if not mine.isfinite().all():
+        raise ValueError(f"{argv[0]}: its gradient is NaN or infinite; mask before exp, log or a division")
     sizes = [step.logp.numel() + 1 for step in steps]
     tokens = torch.cat([torch.arange(size) < size - 1 for size in sizes])
     policies, P = numbers(steps, lambda step: policy_losses(step, c))

@@ -49,7 +49,3 @@ def dapo(*tensors, total_tokens):
 
 def gspo(*tensors):
     return trl_loss("grpo", *tensors, level="sequence")
-
-
-def luspo(*tensors):
-    return trl_loss("luspo", *tensors, level="sequence")
