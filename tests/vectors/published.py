@@ -36,6 +36,5 @@ def minimind(logp, old_logp, ref_logp, advantage, mask):
 def book(logp, old_logp, ref_logp, advantage, mask):
     """reasoning-from-scratch, chapter 7: max where A < 0, mean of log p - log p_ref; there of sums of tokens."""
     pair = surrogate(logp, old_logp, advantage)
-    term = torch.where(advantage[:, None] >= 0, torch.minimum(*pair), torch.maximum(*pair))
-    loss = 0.04 * (logp - ref_logp) - term
-    return ((loss * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+    term = torch.where(advantage[:, None] >= 0, torch.minimum(*pair), torch.maximum(*pair)) - 0.04 * (logp - ref_logp)
+    return -((term * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()

@@ -144,8 +144,7 @@ def test_trl(name, objective, kl, fault, capsys):
 
 
 @pytest.mark.parametrize("changes, names", [
-    ({"return loss.sum()": "return [0.0] #"}, "mine.py, line 4"), ({"loss.sum() /": "loss /"}, "mine.py, line 4"),
-    ({"return loss.sum()": "return loss.sum().detach()"}, "mine.py, line 4"),
+    ({"loss.sum() /": "loss /"}, "mine.py, line 4"), ({"loss.sum()": "loss.sum().detach()"}, "mine.py, line 4"),
     ({"loss.sum() /": "(loss + 0 * (logp - logp.detach()).sqrt()).sum() /"}, "mine.py:mine"),
     ({"return loss": "return los"}, "mine.py, line 14"), ({"old_logp, ref_logp, ": ""}, "mine.py, line 4"),
     ({"u = r": "r.zero_()"}, "mine.py, line"), ({"import torch": "import torc"}, "mine.py, line 2")])
