@@ -66,12 +66,18 @@ def write_folder(folder, files, tokenizer, facts):
     print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
 
 
-def load_meta(folder, tokenizer=None):
-    """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
-    path = os.path.join(folder, "meta.json")
+def file_of(folder, name):
+    """The path of a file of a prepared dataset, which must exist."""
+    path = os.path.join(folder, name)
     if not os.path.exists(path):
         raise FileNotFoundError(f"dataset not prepared: {path} is missing; correct the path, or run its prepare.py "
                                 "(for your own data: data/char_diffusion/prepare.py or data/custom/prepare.py)")
+    return path
+
+
+def load_meta(folder, tokenizer=None):
+    """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
+    path = file_of(folder, "meta.json")
     meta = read_object(path, path, AGAIN)
     if not isinstance(meta.get("tokenizer"), dict):
         raise ValueError(f"{path} has no tokenizer: {AGAIN}")
@@ -81,9 +87,7 @@ def load_meta(folder, tokenizer=None):
 def open_tokens(folder, split, tokenizer, block_size):
     """The token ids of a split, as an array that stays on disk. Raises FileNotFoundError or ValueError, naming the
     file, unless it has more than a window of block_size."""
-    path = os.path.join(folder, f"{split}.bin")
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"dataset not prepared: {path} is missing; run its prepare.py again")
+    path = file_of(folder, f"{split}.bin")
     dtype = dtype_of_ids(tokenizer)
     count = os.path.getsize(path) // dtype.itemsize
     if count <= block_size + 1:

@@ -81,11 +81,10 @@ def read_records(path):
     else:
         if isinstance(whole, dict):
             whole = whole.get("prompts", [whole])
-        if not isinstance(whole, list):
-            raise ValueError(f"{path} must be a record per line, a list of records, or {{\"prompts\": [...]}}")
-        found = {f"{path}, record {n}": record for n, record in enumerate(whole, 1)}
+        records = whole if isinstance(whole, list) else []
+        found = {f"{path}, record {n}": record for n, record in enumerate(records, 1)}
     if not found:
-        raise ValueError(f"{path} has no records")
+        raise ValueError(f"{path} has no records: a record per line, a list of records, or {{\"prompts\": [...]}}")
     return [check_record(record, where) for where, record in found.items()]
 
 

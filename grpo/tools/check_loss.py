@@ -143,12 +143,10 @@ def explanations(mine, policies, P, kls, K, tokens, beta):
 def main(argv):
     """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
     path, _, name = "".join(argv[:1]).rpartition(":")
-    if not path:
-        raise UsageError("python grpo/tools/check_loss.py FILE.py:FUNCTION [--objective=grpo] [--kl=k3]")
-    c = load_config(CheckConfig, argv[1:])[0]
-    function, steps = run_config_file(path).get(name), [load_step(x) for x in SETS]
+    c, steps = load_config(CheckConfig, argv[1:])[0], [load_step(x) for x in SETS]
+    function = run_config_file(path).get(name) if path else None
     if not callable(function):
-        raise ValueError(f"{path} has no function {name}; name one that it defines")
+        raise UsageError(f"{''.join(argv[:1])!r} must be FILE.py:FUNCTION, a function that the file defines")
 
     def run(shape):
         with naming_line_of(function):
