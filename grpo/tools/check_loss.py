@@ -49,6 +49,14 @@ def load_step(name):
     return step
 
 
+def is_loss(x, logp):
+    """True for a finite scalar with a finite gradient."""
+    if not isinstance(x, torch.Tensor) or x.numel() != 1 or not x.requires_grad or not x.isfinite():
+        return False
+    gradient, = torch.autograd.grad(x.sum(), logp, retain_graph=True)
+    return bool(gradient.isfinite().all())
+
+
 def loss_on(step, function, shape):
     """The loss of the user's function on a step; shape: of the advantages."""
     totals = {"total_tokens": step.mask.sum(), "total_completions": step.mask.any(1).sum()}
@@ -57,8 +65,9 @@ def loss_on(step, function, shape):
     for rows in step.parts:
         tensors = step.logp, step.old_logp, step.ref_logp, step.A.view(shape), step.mask
         part = function(*(x[rows] for x in tensors), **{key: known[key] for key in known if key in named})
-        if not isinstance(part, torch.Tensor) or part.numel() != 1 or not part.requires_grad or not part.isfinite():
-            raise ValueError(f"it returned {shown(part)}; return a finite scalar tensor that depends on logp")
+        if not is_loss(part, step.logp):
+            raise ValueError(f"it returned {shown(part)}; return a scalar tensor that depends on logp, finite and with "
+                             "a finite gradient: mask before exp, log or a division")
         loss = loss + part.double().sum() / shares
     return loss
 
@@ -156,8 +165,6 @@ def main(argv):
         shape, mine = "(N,)", run((-1,))
     except UserCodeError:
         shape, mine = "(N, 1)", run((-1, 1))
-    if not mine.isfinite().all():
-        raise ValueError(f"{argv[0]}: its gradient is NaN or infinite; mask before exp, log or a division")
     sizes = [step.logp.numel() + 1 for step in steps]
     tokens = torch.cat([torch.arange(size) < size - 1 for size in sizes])
     policies, P = numbers(steps, lambda step: policy_losses(step, c))

@@ -145,7 +145,7 @@ def test_trl(name, objective, kl, fault, capsys):
 
 @pytest.mark.parametrize("changes, names", [
     ({"loss.sum() /": "loss /"}, "mine.py, line 4"), ({"loss.sum()": "loss.sum().detach()"}, "mine.py, line 4"),
-    ({"loss.sum() /": "(loss + 0 * (logp - logp.detach()).sqrt()).sum() /"}, "mine.py:mine"),
+    ({"loss.sum() /": "(loss + 0 * (logp - logp.detach()).sqrt()).sum() /"}, "mine.py, line 4"),
     ({"return loss": "return los"}, "mine.py, line 14"), ({"old_logp, ref_logp, ": ""}, "mine.py, line 4"),
     ({"u = r": "r.zero_()"}, "mine.py, line"), ({"import torch": "import torc"}, "mine.py, line 2")])
 def test_a_function_that_is_no_loss_is_refused(changes, names, mine):
@@ -154,7 +154,7 @@ def test_a_function_that_is_no_loss_is_refused(changes, names, mine):
 
 
 @pytest.mark.parametrize("argv, error, names", [
-    ([], UsageError, "FUNCTION"), 
+    ([], UsageError, "FUNCTION"),
     (["none.py:loss"], FileNotFoundError, "none.py"), (["{}:torch"], ValueError, "torch"),
     (["{}:mine", "--objective=ppo"], ValueError, "objective"), (["{}:mine", "--beta=1"], UsageError, "beta")])
 def test_a_wrong_command_is_refused(argv, error, names, mine):
