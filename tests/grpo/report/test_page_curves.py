@@ -1,6 +1,6 @@
 """Pictures of runs."""
 
-import math
+import statistics
 
 import pytest
 from matplotlib.figure import Figure
@@ -8,17 +8,25 @@ from matplotlib.figure import Figure
 from grpo.report import page
 
 
-def test_curves_have_a_panel_for_each_metric_and_a_line_for_each_run_and_no_axis_is_cut(tmp_path, monkeypatch):
-    values = {"judge": [0.78, None, 0.85], "small": [0.0, 1e-8], "reward/mine": [-1.5, -0.5], "lost": [None], "a_b": [0.5]}
+def test_a_picture_has_a_panel_for_each_metric_that_changes_with_mean_deviation_and_start(tmp_path, monkeypatch):
+    values = {"judge": [(0.78, 0.8), (0.85, 0.95)], "reward/a_b": [(-1.5, -1.5), (None, 1.0), (-0.5, -0.5)],
+              "lost": [(None, None)], "flat": [(3.0, 3.0 + 1e-9), (3.0, 3.0)]}
     figures, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: (figures.append(figure), save(figure, path, dpi=dpi)))
-    records = [{"step": i, f"eval/{name}": y} for name, numbers in values.items() for i, y in enumerate(numbers)]
-    page.draw_curves({"a": records, "b": records[:1]}, str(tmp_path / "curves.png"))
+    runs = [[{"step": i, f"eval/{name}": pair[run]} for name, pairs in values.items() for i, pair in enumerate(pairs)]
+            for run in (0, 1)]
+    page.draw_curves(runs, str(tmp_path / "curves.png"))
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert [axis.get_title() for axis in figures[0].axes] == ["judge", "small", "reward/mine", "lost", "a b"]
-    for axis, numbers in zip(figures[0].axes, values.values(), strict=True):
-        found = [float(y) for y in axis.get_lines()[0].get_ydata(orig=False)]
-        assert found == pytest.approx([math.nan if x is None else x for x in numbers], nan_ok=True)
-        low, high = axis.get_ylim()
-        assert low <= 0 < high and high >= 1e-6, "rounding does not fill a panel"
-    assert [len(axis.get_lines()[1].get_xdata()) for axis in figures[0].axes] == [1, 0, 0, 0, 0]
+    axes = {axis.get_title(): axis for axis in figures[0].axes}
+    assert list(axes) == ["judge", "reward/a b", "lost"]
+    mean, before = axes["judge"].get_lines()
+    assert list(mean.get_ydata()) == pytest.approx([0.79, 0.9]) and list(before.get_ydata()) == pytest.approx([0.79] * 2)
+    band = axes["judge"].collections[0].get_paths()[0].vertices
+    for step, pair in enumerate(values["judge"]):
+        edges = [y for x, y in band if x == step]
+        sd = statistics.stdev(pair)
+        assert [min(edges), max(edges)] == pytest.approx([statistics.mean(pair) - sd, statistics.mean(pair) + sd])
+    found = axes["reward/a b"].get_lines()[0].get_ydata()
+    assert list(found) == pytest.approx([-1.5, float("nan"), -0.5], nan_ok=True), "what was not finite is a gap"
+    page.draw_curves([runs[0][-1:]], str(tmp_path / "short.png"))
+    assert [axis.get_title() for axis in figures[1].axes] == ["flat"]
