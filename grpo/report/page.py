@@ -113,27 +113,22 @@ def is_flat(values):
     return high - low <= max(LEAST_HEIGHT, LEAST_SHARE * max(-low, high))
 
 
-def headline(first, last):
-    """The metrics that count most in the first and the last evaluation."""
-    boxes = ""
-    for family, sentence in UP_IS_GOOD.items():
-        for name in first:
-            before, after = first[name], last.get(name)
-            if name.startswith(family) and None not in (before, after):
-                verdict = "better" if after > before else "worse" if after < before else "equal"
-                numbers = f"<b>{before:.3g} → {after:.3g}</b>"
-                boxes += (f'<div title="{sentence}">{text(name.removeprefix("eval/"))} {numbers} '
-                          f'<span class="{verdict}">{verdict}</span></div>')
-    return f'<div class="headline">{boxes}</div>\n' if boxes else ""
-
-
 def before_and_after(records):
     """The first and the last evaluation: what counts most, and a table."""
     if not records:
         return ""
-    ends = [{name: x for name, x in records[i].items() if name.startswith("eval/")} for i in (0, -1)]
-    rows = [(text(name), *numbers) for name, *numbers in compared(*ends)]
-    return headline(*ends) + table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers")
+    first, last = ({name: x for name, x in records[i].items() if name.startswith("eval/")} for i in (0, -1))
+    boxes = ""
+    for family, sentence in UP_IS_GOOD.items():
+        for name, x in first.items():
+            y = last.get(name)
+            if name.startswith(family) and None not in (x, y):
+                verdict = "better" if y > x else "worse" if y < x else "equal"
+                boxes += (f'<div title="{sentence}">{text(name.removeprefix("eval/"))} <b>{x:.3g} → {y:.3g}</b> '
+                          f'<span class="{verdict}">{verdict}</span></div>')
+    rows = [(text(name), *numbers) for name, *numbers in compared(first, last)]
+    lines = table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers")
+    return f'<div class="headline">{boxes}</div>\n{lines}'
 
 
 def table(head, rows, kind="texts"):

@@ -1,7 +1,9 @@
 """The file that teaches computes what the project computes, and learns."""
 
-import importlib.util
 import pathlib
+import re
+import runpy
+import types
 
 import pytest
 import torch
@@ -13,12 +15,15 @@ from tests.tiny import ROOT, config, loss_of
 PATH = pathlib.Path(ROOT, "docs", "grpo_in_one_file.py")
 
 
-@pytest.fixture
-def one_file():
-    spec = importlib.util.spec_from_file_location("grpo_in_one_file", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(params=["script", "cells"])
+def one_file(request):
+    """The names that the file defines, as a script or in a notebook: one cell after another."""
+    if request.param == "script":
+        return types.SimpleNamespace(**runpy.run_path(str(PATH)))
+    names = {"__name__": "grpo_in_one_file"}
+    for cell in re.split("^# %%.*$", PATH.read_text(), flags=re.M):
+        exec(cell, names)
+    return types.SimpleNamespace(**names)
 
 
 class ProjectPolicy(Policy):
@@ -73,6 +78,7 @@ def test_its_loss_and_gradient_are_the_project_s_on_the_same_tokens(one_file):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("one_file", ["cells"], indirect=True)
 def test_it_learns_from_rewards(one_file):
     before, after = one_file.main(grpo_steps=20)
     assert 0.05 < before < 0.9 and after > before + 0.05

@@ -19,7 +19,7 @@ def steps(count, slope=0.01):
     """Records of a run of so many steps, with an evaluation at its start and its end."""
     evaluation = lambda step: {"step": step, "eval/judge": 0.5 + slope * step, "eval/kl": slope * step,
                                "eval/reward/a": 1.0}
-    training = [{"step": i, "loss": slope * i, "mean_reward": 0.5 + slope * i, "reward/a": 0.25 * i, "lr": 1e-3, "noise": i % 2 * 1e-9,
+    training = [{"step": i, "loss": slope * i, "mean_reward": 0.5 + slope * i, "reward/a": 0.25 * i, "lr": 1e-3, "noise": i % 2 * 1e-9, "tiny": i * 1e-7,
                  "time/collect": 0.25, "time/train": 0.5 + i / count} for i in range(1, count + 1)]
     return [evaluation(0), *training, evaluation(count)]
 
@@ -82,7 +82,7 @@ def test_a_run_has_all_parts_and_its_numbers_and_settings_are_in_the_tables(page
     assert "<p>eval/reward/a 1, lr 0.001, noise 5e-10</p>" in page.html
     parts = {part.split("</h2>")[0]: re.findall("<figcaption[^>]*>([^ ]+) ", part) for part in page.html.split("<h2>")[1:]}
     assert parts["Held out"] == ["eval/judge", "eval/kl", "eval/reward/b"]
-    assert parts["Rewards"] == ["mean_reward", "reward/a"] and parts["Training"] == ["loss"]
+    assert parts["Rewards"] == ["mean_reward", "reward/a"] and parts["Training"] == ["loss", "tiny"]
     assert page.phases == ["collect 0.25", "train 1.12"]
     assert page.headline == []  # the last evaluation lacks them
 
