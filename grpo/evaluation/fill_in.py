@@ -111,7 +111,6 @@ class FillInEvaluation(Evaluation):
             record = {"truth" if key == "answer" else key: x for key, x in record.items()}
             record["filled"] = {name: filled(self.data.tokenizer, ids.tolist(), masked) for name, ids in texts.items()}
             if window is not None:
-                sampled = {name: credit[numbers[name]][: sum(masked)] for name in record["group"]}
-                record["credit"] = {name: [round(x, 4) for x in row] for name, row in sampled.items()}
+                record["credit"] = {name: credit[numbers[name]][: sum(masked)] for name in record["group"]}
             found.append(record)
         return found

@@ -21,8 +21,6 @@ STEPS = 500     # most steps in a chart, so that the page of a long run stays sm
 SETS = 12       # most evaluations with samples: the first and the latest
 LONGEST = 4000  # most characters of a sample
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
-LEAST_HEIGHT, LEAST_SHARE = 1e-7, 1e-3      # of a chart's axis, and as a share of its numbers; less is rounding
-SMOOTH = 40     # a mean reaches over this part of a curve to each side
 LEGEND = ('<p>Sampled: <span class="right">right</span>, <span class="wrong">wrong</span> by the reward, '
           '<span class="filled">without its verdict</span>; rewards <span class="a2">above</span> and '
           '<span class="a-2">below</span> the mean of their group</p>\n')
@@ -36,7 +34,6 @@ UP_IS_GOOD = {  # {metric, or what its name begins with: what it is}; those that
     "eval/gold_judge": "score by a judge that is never trained against",
     "eval/judge": "score by the judge of the reward",
     "eval/token_accuracy": "share of the masked tokens that are the true ones",
-    "mean_reward": "noisy, because problems differ from step to step",
 }
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/><title>{name}</title>
@@ -110,7 +107,7 @@ def curves(records):
 def is_flat(values):
     """Tells whether finite numbers differ by rounding alone, or by less than a curve can show."""
     low, high = min(values), max(values)
-    return high - low <= max(LEAST_HEIGHT, LEAST_SHARE * max(-low, high))
+    return high - low <= max(1e-7, 1e-3 * max(-low, high))
 
 
 def before_and_after(records):
@@ -161,9 +158,11 @@ def samples(path):
 
 def sample_table(record):
     """The texts of a sample."""
-    group, rows = record.get("group", []), []
-    left_out = ["step", "filled", "group", "credit", *(["best", "worst"] if group else [])]
-    level_of = levels({name: [record[f"{name}_score"]] for name in group}) if group else {}
+    rows, level_of = [], {}
+    left_out = ["step", "filled", "group", "credit"]
+    if group := record.get("group"):
+        level_of = levels({name: [record[f"{name}_score"]] for name in group})
+        left_out += ["best", "worst"]  # they are in the group
     for key, value in record.items():
         if key in left_out or key.endswith(("_score", "_right")) or value in (None, {}):
             continue
@@ -188,15 +187,15 @@ def levels(rewards):
 def marked(key, record):
     """A text of a sample as HTML, up to LONGEST characters, with marks on what was filled in."""
     value, verdict = str(record[key]), {True: "right", False: "wrong", None: "filled"}[record.get(f"{key}_right")]
-    spans = record.get("filled", {}).get(key, ())
-    classes, credit = [verdict] * len(spans), record.get("credit", {})
-    if key in credit:
-        classes = levels(credit)[key]
+    credit = record.get("credit", {})
+    level_of = levels(credit) if key in credit else {}
     html, start = "", 0
-    for i, (first, end) in enumerate(spans):
+    for i, (first, end) in enumerate(record.get("filled", {}).get(key, ())):
         if first < LONGEST:
-            title = f' title="reward {credit[key][i]:.3g}"' if key in credit else ""
-            html += f'{text(value[start:first])}<span class="{classes[i]}"{title}>{text(value[first:end])}</span>'
+            mark = f'class="{verdict}"'
+            if level_of:
+                mark = f'class="{level_of[key][i]}" title="reward {credit[key][i]:.3g}"'
+            html += f"{text(value[start:first])}<span {mark}>{text(value[first:end])}</span>"
             start = end
     html += text(value[start:LONGEST])
     left = len(value) - LONGEST
@@ -230,7 +229,7 @@ def stacked(last, records):
 
 def smoothed(points):
     """Running means of the numbers of a curve, [(step, number or None)]."""
-    reach, means = len(points) // SMOOTH, []
+    reach, means = len(points) // 40, []  # points to each side
     for i, (step, y) in enumerate(points):
         near = [x for _, x in points[max(0, i - reach) : i + reach + 1] if x is not None]
         means.append((step, y if y is None else statistics.fmean(near)))

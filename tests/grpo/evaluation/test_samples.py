@@ -29,8 +29,8 @@ def test_a_sample_is_the_best_and_the_worst_completion_of_a_problem_with_what_is
     rollouts = SimpleNamespace(texts=texts, group_size=2)
     found = best_and_worst(None, rollouts, total, Rewards(), {"a": total}, Log({}, {"x": list("01234567")}))
     assert [numbers for _, numbers in found] == [
-        {"best": best, "worst": worst, "1 of 2": first, "2 of 2": second}
-        for best, worst, first, second in ((1, 0, 1, 0), (2, 3, 2, 3), (4, 4, 4, 5))], "of the first problems"
+        {"best": first, "worst": worst, "1 of 2": first, "2 of 2": second}
+        for first, worst, second in ((1, 0, 0), (2, 3, 3), (4, 4, 5))], "of the first problems"
     assert found[0][0] == {
         "problem": "p", "answer": 7, "best": "b", "best_score": 2.0, "best_right": True, "best_extra": {"x": "1"},
         "worst": "a", "worst_score": 0.0, "worst_right": False, "worst_extra": {"x": "0"},
