@@ -110,6 +110,16 @@ def test_the_guide_names_settings_and_metrics_that_exist():
     for heading, cells in tables("grpo/README.md"):
         named = {part.partition("=")[0] for part in CODE.findall(" ".join(cells))}
         assert named <= FIELDS | documented_keys() | values, named
+    questions = pathlib.Path(ROOT, "grpo/README.md").read_text().split("## Eight questions")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(?:--)?([a-z_/]+)(?:=[^` ]*)?`", questions))
+    assert questions.count("\n\n**") == 8 and len(named) > 15 and named <= FIELDS | documented_keys(), named
+
+
+def test_every_test_that_a_page_names_exists():
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", pathlib.Path(ROOT, "docs/known_wrong.md").read_text())
+    assert len(named) > 15
+    for path, name in named:
+        assert name.startswith("test_") and name in names_in(path), f"{path}::{name}"
 
 
 def test_a_walk_names_what_is_in_its_files():

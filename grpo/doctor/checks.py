@@ -24,6 +24,9 @@ MOST = 16    # problems of the step
 RECORDS = 8  # training records that each verifier is tried on
 # Forms in which a reward may expect an answer; tried where records have no completion
 FORMS = ("%s", "...<end_working_out><SOLUTION>%s</SOLUTION>", "%s</SOLUTION>", "\\boxed{%s}", "```python\n%s\n```")
+# Wrong answers: X is the answer of a record, Y that of another one. A verifier must not accept all of a row
+WRONG = {"Y": ("{Y}",), "both 'X or Y' and 'Y or X'": ("{X} or {Y}", "{Y} or {X}"), "the prompt": ("{prompt}",)}
+ODD = {"'not X'": ("not {X}",), "'X X'": ("{X} {X}",)}  # how a verifier reads; a model gains nothing from them
 
 
 @dataclass
@@ -206,6 +209,46 @@ def empty_completions(x, name):
     return (True, f"{name} gives {most:.3g} at most for an empty completion.", "") if found else None
 
 
+def wrong_answers(x, name):
+    """A verifier gives wrong answers less than the right one, in the form in which that gets most."""
+    records = [record for record in verified_records(x, name) if record.get("answer") not in (None, "")]
+    answers = [str(record["answer"]) for record in records]
+    if len(set(answers)) < 2:
+        return None
+    accepted, asked, high = Counter(), 0, REWARDS[name].high
+    for record, own in zip(records, answers, strict=True):
+        other = next(answer for answer in answers if answer != own)
+        values = {form: value_of_answer(x, name, record, form % own) for form in usual_forms(record)}
+        form = max(values, key=values.get)  # the first of the best
+        empty = value_of_answer(x, name, record, "")
+        is_right = values[form] >= high - 1e-6 if isfinite(high) else values[form] > empty
+        if not is_right:
+            continue
+        asked += 1
+        for what, texts in (WRONG | ODD).items():
+            texts = [form % text.format(X=own, Y=other, prompt=record["text"]) for text in texts]
+            accepted[what] += all(value_of_answer(x, name, record, text) >= values[form] for text in texts)
+    if not asked:
+        return True, f"{name} accepts no usual form of an answer: no wrong ones were tried.", ""
+    found = [what for what in accepted if accepted[what] > asked / 2]  # a few may be right by chance
+    return not WRONG.keys() & set(found), (
+        f"{name} accepts {', '.join(found) or 'no wrong answer'}: X is right, Y another record's answer; {asked} were "
+        "tried."), "compare the answer as a whole: a model would name several, or repeat the prompt"
+
+
+def usual_forms(record):
+    """FORMS and more with a place, %s, for an answer: the record's own completion too, if its answer is in it."""
+    before, found, after = str(record.get("completion", "")).rpartition(str(record["answer"]))
+    own = [before.replace("%", "%%") + "%s" + after.replace("%", "%%")] if found else []
+    return [*FORMS, "#### %s", *own]
+
+
+def value_of_answer(x, name, record, text):
+    """The value that a reward gives this completion, cut as rewards get it; -inf for an error or a skipped one."""
+    value = value_or_error(x, name, record, as_written(x, text))
+    return value if isinstance(value, float) else -inf
+
+
 def verified_records(x, name):
     """The first training records, if the reward is a verifier: its value depends on fields of the record."""
     if not isinstance(x.data, PromptConsumer) or {"texts", "judge_model", "reward_scorer"} & REWARDS[name].settings:
@@ -218,15 +261,19 @@ def verified_records(x, name):
 
 
 def right_completions(x, name, record):
-    """A record's own completion or, for our rewards, its answer in all FORMS, cut before the first stop sequence, as
-    rewards get completions (core/generation.py: Stop.text)."""
+    """A record's own completion or, for our rewards, its answer in all FORMS."""
     texts = []
     if record.get("completion") is not None:
         texts = [str(record["completion"])]
     elif record.get("answer") is not None and REWARDS[name].fn.__module__.startswith("grpo."):
         texts = [form % record["answer"] for form in FORMS]
+    return [as_written(x, text) for text in texts]
+
+
+def as_written(x, text):
+    """A text as rewards get completions: cut before the first stop sequence (core/generation.py: Stop.text)."""
     stops = "|".join(map(re.escape, x.config.stop_sequences)) or "(?!)"
-    return [x.data.format.response_prefix + re.split(stops, text, maxsplit=1)[0] for text in texts]
+    return x.data.format.response_prefix + re.split(stops, text, maxsplit=1)[0]
 
 
 def value_or_error(x, name, record, text):
@@ -254,7 +301,8 @@ def judge_on_true_texts(x):
 
 CHECKS = {"prompt": lost_characters, "end": ends_of_completions, "gradient": gradient, "judge": judge_on_true_texts,
           "equal starts": equal_starts}
-OF_EACH_REWARD = {"range": values_in_range, "right answers": own_answers, "empty completion": empty_completions}
+OF_EACH_REWARD = {"range": values_in_range, "right answers": own_answers, "wrong answers": wrong_answers,
+                  "empty completion": empty_completions}
 
 
 def check_up(config, models, rewards, data, dist):

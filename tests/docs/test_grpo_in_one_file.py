@@ -1,8 +1,8 @@
 """The file that teaches computes what the project computes, and learns."""
 
+import importlib.util
 import pathlib
 import re
-import runpy
 import types
 
 import pytest
@@ -12,18 +12,25 @@ from grpo.losses import OBJECTIVES, compute_advantages, token_weights
 from grpo.rollout import Policy, Rollouts
 from tests.tiny import ROOT, config, loss_of
 
-PATH = pathlib.Path(ROOT, "docs", "grpo_in_one_file.py")
+
+def loaded(name):
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, pathlib.Path(ROOT, "docs", f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(params=["script", "cells"])
 def one_file(request):
     """The names that the file defines, as a script or in a notebook: one cell after another."""
-    if request.param == "script":
-        return types.SimpleNamespace(**runpy.run_path(str(PATH)))
-    names = {"__name__": "grpo_in_one_file"}
-    for cell in re.split("^# %%.*$", PATH.read_text(), flags=re.M):
-        exec(cell, names)
-    return types.SimpleNamespace(**names)
+    module = loaded("grpo_in_one_file")
+    if request.param == "cells":
+        names = {"__name__": "notebook"}
+        for cell in re.split("^# %%.*$", pathlib.Path(module.__file__).read_text(), flags=re.M):
+            exec(cell, names)
+        return types.SimpleNamespace(**names)
+    return module
 
 
 class ProjectPolicy(Policy):

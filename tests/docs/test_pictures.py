@@ -5,10 +5,11 @@ import re
 import runpy
 from xml.etree import ElementTree
 
+from tests.docs.test_grpo_in_one_file import loaded
 from tests.tiny import ROOT
 
 DOCS = pathlib.Path(ROOT, "docs")
-DRAW = runpy.run_path(str(DOCS / "pictures.py"))
+DRAW = loaded("pictures")
 units_right = runpy.run_path(f"{ROOT}/data/sudoku/reward.py")["units_right"]
 
 
@@ -38,18 +39,19 @@ def boards(picture):
 
 def test_the_objectives_are_those_of_the_tables():
     picture = (DOCS / "objectives.svg").read_text()
-    assert picture == DRAW["draw_objectives"]() and elements(picture)
+    assert picture == DRAW.draw_objectives() and elements(picture)
     results = (DOCS / "results.md").read_text().split("## The zoo on two tasks")[1]
-    for panel, (_, before) in enumerate(DRAW["TASKS"]):
+    for panel, (_, before) in enumerate(DRAW.TASKS):
         rows = re.findall(rf"^\| (\S+) \| {before} \| (\S+) ± (\S+) \|", results, re.M)
-        assert {name: found[panel] for name, found in DRAW["OBJECTIVES"].items()} == {
+        assert {name: found[panel] for name, found in DRAW.OBJECTIVES.items()} == {
             name: (float(mean), float(sd)) for name, mean, sd in rows}
 
 
 def test_a_board_has_the_digits_and_passes_of_its_sample():
     cells = [(x, n % 5) for n, x in enumerate("1234\n3412\n4321\n2143\n")]
-    picture = DRAW["svg"](9, 9, DRAW["draw_board"](cells, 0, 0))
-    assert boards(picture) == [[(x, f"drawn pass{n}" * (n > 0)) for x, n in cells if x != "\n"]]
+    kinds = ("", "drawn pass1", "drawn pass2", "drawn pass3", "drawn pass4")
+    picture = DRAW.svg(9, 9, DRAW.draw_board(cells, 0, 0))
+    assert boards(picture) == [[(x, kinds[n]) for x, n in cells if x != "\n"]]
 
 
 def test_the_moving_picture_loops_and_a_board_is_red_exactly_where_the_reward_says_that_it_is_wrong():
@@ -57,7 +59,8 @@ def test_the_moving_picture_loops_and_a_board_is_red_exactly_where_the_reward_sa
     assert len(picture) < 40_000 and "infinite" in picture and "prefers-reduced-motion" in picture
     right = []
     for cells in boards(picture):
-        text = "".join(digit + "\n" * (n % 4 == 3) for n, (digit, _) in enumerate(cells))
+        digits = "".join(digit for digit, _ in cells)
+        text = "\n".join((digits[:4], digits[4:8], digits[8:12], digits[12:], ""))
         right.append(units_right(text, text) == 12)
         assert right[-1] != any("wrong" in kind for _, kind in cells)
     assert len(right) == 8 and sum(right[:4]) < sum(right[4:])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import numpy as np
 import pytest
@@ -76,6 +77,16 @@ def test_each_distinct_input_is_read_once(dataset):
 
 
 # What a step changes
+
+def test_a_step_leaves_the_global_random_states_alone(dataset, prompts):
+    fill, causal, scorer = fill_policy(dropout=0.5), causal_policy(dropout=0.5), judge()
+    passes, completes = config(unmask_steps=3), prompt_config(ppo_epochs=2)
+    states = lambda: [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+    before = states()
+    grpo_step(fill, fill.frozen(), rewards(passes, scorer), consumer(dataset, passes), passes)
+    grpo_step(causal, causal.frozen(), length_reward, prompt_consumer(prompts, completes), completes)
+    assert states() == before
+
 
 def test_the_stop_token_is_trained(prompts):
     """The reward is to be short: a policy whose stop token had no gradient could not learn it."""

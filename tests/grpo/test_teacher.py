@@ -12,8 +12,10 @@ from core.model import LANGUAGE_MODEL
 from core.models import save_model
 from core.settings.script import exit_code
 from grpo import train_grpo
-from grpo.losses import OBJECTIVES, compute_advantages, kl_as_reward, policy_loss
+from grpo.losses import (
+    KL_ESTIMATORS, OBJECTIVES, compute_advantages, kl_as_reward, kl_penalty, kl_per_token, policy_loss)
 from grpo.rewards import Rewards
+from grpo.rollout import Scores
 from tests.grpo.trainers import prompt_trainer, records, run
 from tests.tiny import (
     CAUSAL,
@@ -74,8 +76,8 @@ def test_the_gradient_is_that_of_a_loop_over_completions_and_tokens(prompts):
 class Table:
     """Every completion of two tokens out of three: a policy, which is a table of logits, and a teacher."""
 
-    def __init__(self):
-        torch.manual_seed(0)
+    def __init__(self, seed=0):
+        torch.manual_seed(seed)
         self.logits = torch.randn(4, 3, dtype=torch.float64).requires_grad_()  # of the first token, and after each one
         self.teacher = torch.randn(4, 3, dtype=torch.float64).log_softmax(-1)
         self.target = torch.tensor(list(itertools.product(range(3), repeat=2)))      # (9, 2)
@@ -119,6 +121,31 @@ def test_in_the_reward_the_expected_gradient_is_that_of_the_kl_of_whole_completi
     torch.testing.assert_close(table.gradient(loss), whole)
     of_tokens = table.gradient(0.7 * (table.exact() * p[:, None]).sum())
     assert (whole - of_tokens).norm() > 0.01
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
+def test_in_the_loss_the_expected_gradient_is_that_of_the_kl_of_each_token(name, estimator, on_policy):
+    """Over all that the sampler can write, also where the ratio of the surrogate is that of the sequence."""
+    table = Table()
+    logp, teacher = table.logp()
+    old = logp.detach() if on_policy else Table(seed=1).logp()[0].detach()
+    p = old.sum(1, keepdim=True).exp()                                               # (9, 1)
+    _, ratio, _ = policy_loss(logp, old, 0 * p, p.expand(9, 2), OBJECTIVES[name])
+    kl = kl_per_token(Scores(logp, None), Rolled(old, teacher), estimator, ratio)
+    torch.testing.assert_close(table.gradient(kl_penalty(kl, p, 0.7)), table.gradient((0.7 * table.exact() * p).sum()))
+
+
+@pytest.mark.parametrize("objective", ["grpo", "bnpo"])
+def test_the_gradient_does_not_depend_on_how_a_taught_step_is_cut(prompts, objective):
+    found = []
+    for batch_size, cut in ((4, {}), (1, {"gradient_accumulation_steps": 4}), (4, {"micro_batch_tokens": 60})):
+        c = taught(objective=objective, batch_size=batch_size, max_new_tokens=12, **cut)
+        teacher = causal_policy(seed=2).frozen()
+        found.append(step_gradient(causal_policy(seed=1), teacher, Rewards(c), prompt_consumer(prompts, c), c))
+    for other in found[1:]:
+        assert (other - found[0]).norm() < 2e-5 * found[0].norm()
 
 
 @pytest.mark.parametrize("size", [1, 4])

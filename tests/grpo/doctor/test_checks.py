@@ -19,6 +19,7 @@ from grpo.doctor.checks import (
     own_answers,
     right_completions,
     values_in_range,
+    wrong_answers,
 )
 from grpo.environments import environment
 from grpo.rewards import Scored
@@ -36,7 +37,7 @@ def healthy(tmp_path_factory):
 def test_a_healthy_step_is_called_fine(healthy):
     for check in (gradient, lost_characters, ends_of_completions):
         expect(check(healthy), True, "")
-    for check in (values_in_range, own_answers, empty_completions):
+    for check in (values_in_range, own_answers, wrong_answers, empty_completions):
         expect(check(healthy, "math_number"), True, "math_number")
 
 
@@ -89,7 +90,35 @@ def test_a_verifier_that_rejects_the_records_answers_is_found(tmp_path, changes,
     expect(own_answers(x, *x.rewards.names), False, "records.jsonl, line 2 right: it gives ", "correct the records")
 
 
-MINE = """from grpo.rewards import reward
+HEDGED = ["both 'X or Y' and 'Y or X'"]
+READ = ["'not X'", "'X X'"]
+
+
+@pytest.mark.parametrize(("name", "fine", "accepted"), [
+    ("exact_match", True, []), ("math_answer", True, []), ("math_number", True, READ), ("last_number", True, READ),
+    ("whole", True, []), ("contains", False, HEDGED + READ), ("inside", False, [*HEDGED, "the prompt", *READ]),
+    ("longest", False, ["Y", *HEDGED, "the prompt", *READ])])
+def test_wrong_answers_that_a_verifier_accepts_are_named(tmp_path, name, fine, accepted):
+    (tmp_path / "mine.py").write_text(MINE)
+    records = sums() if name == "whole" else sums(completion=None)
+    if name == "inside":  # its prompts have the answer among others
+        records = [record | {"prompt": f"{record['prompt']} 1, 2, {record['answer']}?"} for record in records]
+    x = completing(tmp_path, records, reward_file=str(tmp_path / "mine.py"), reward_functions=(name,))
+    expect(wrong_answers(x, name), fine, f"{name} accepts {', '.join(accepted) or 'no wrong answer'}: ", "as a whole")
+
+
+def test_without_an_accepted_answer_no_wrong_ones_are_tried(tmp_path):
+    asked = ("math_number", "math_format")
+    records = [record | {"answer": f"so it is {record['answer']}"} for record in sums(completion=None)]
+    x = completing(tmp_path, records, reward_functions=asked)
+    expect(wrong_answers(x, "math_number"), True, "no usual form")
+    assert wrong_answers(x, "math_format") is None, "it reads no record"
+    x = completing(tmp_path, sums(answer=None, pattern="8"), reward_functions=("regex",))
+    assert wrong_answers(x, "regex") is None
+
+
+MINE = """import re
+from grpo.rewards import reward
 
 @reward(0, 1)
 def fails(prompts, completions, answer):
@@ -98,6 +127,20 @@ def fails(prompts, completions, answer):
 @reward(0, 1)
 def never_empty(prompts, completions, answer):
     return [float(not text or a in text) for text, a in zip(completions, answer)]
+
+@reward(0, 1)
+def longest(prompts, completions, answer):
+    return [float(len(text) >= len(a)) for text, a in zip(completions, answer)]
+
+@reward(0, 2)
+def whole(prompts, completions, answer):
+    return [("working" in text) + float(f"N>{a}<" in text) for text, a in zip(completions, answer)]
+
+def inside(completions, answer, **kwargs):
+    return [a in text for text, a in zip(completions, answer)]
+
+def last_number(completions, answer, **kwargs):
+    return [re.findall("[0-9]+", text)[-1:] == [a] for text, a in zip(completions, answer)]
 
 def of_trl(completions, answer, **kwargs):
     return [float(text[len(text) - 1] > "" and a in text) for text, a in zip(completions, answer)]
