@@ -4,6 +4,7 @@ python docs/pictures.py objectives docs/objectives.svg
 python docs/pictures.py sudoku docs/sudoku.svg out-sudoku-1337 out-sudoku-1 out-sudoku-2 out-sudoku-3 out-sudoku-4
 """
 
+import itertools
 import os
 import statistics
 import sys
@@ -36,7 +37,8 @@ OBJECTIVES = {
     "plain": ((0.543, 0.041), (0.463, 0.007)),
 }
 STYLE = """
-svg { --page: #fff; --text: #1c1e21; --soft: #5f6670; --line: #dfe3e8; --given: #eef1f4; --mark: #2563eb; --wrong: #dc2626; }
+svg { --page: #fff; --text: #1c1e21; --soft: #5f6670; --line: #dfe3e8; --given: #eef1f4; --mark: #2563eb;
+  --wrong: #dc2626; }
 @media (prefers-color-scheme: dark) { svg { --page: #15171a; --text: #e6e8eb; --soft: #9aa3ad; --line: #333940;
   --given: #262b31; --mark: #6ea8fe; --wrong: #f87171; } }
 text { font: 12px system-ui, sans-serif; fill: var(--soft); text-anchor: middle; dominant-baseline: central; }
@@ -44,8 +46,9 @@ text { font: 12px system-ui, sans-serif; fill: var(--soft); text-anchor: middle;
 path { fill: none; stroke: var(--line); } .before { stroke: var(--soft); stroke-dasharray: 4 3; }
 .mean { stroke: var(--mark); stroke-width: 1.8; } .band { fill: var(--mark); stroke: none; opacity: .2; }
 circle { fill: var(--mark); } rect { fill: var(--given); stroke: var(--line); }
-.digit { font: 15px ui-monospace, monospace; fill: var(--text); } .drawn .digit { fill: var(--mark); font-weight: bold; }
-.drawn rect { fill: var(--page); } .wrong .digit { fill: var(--wrong); } .wrong rect { stroke: var(--wrong); }
+.digit { font: 15px ui-monospace, monospace; fill: var(--text); }
+.drawn .digit { fill: var(--mark); font-weight: bold; } .drawn rect { fill: var(--page); }
+.wrong .digit { fill: var(--wrong); } .wrong rect { stroke: var(--wrong); }
 """
 PASSES, SECONDS, FIRST, EACH = 4, 8, 14, 14  # of the loop; the first pass after FIRST percent of it, then every EACH
 BOARD, CELL = 4, 26                          # digits in a line of a board; their size
@@ -109,10 +112,13 @@ def sample(checkpoint, puzzle, count=4):
 
 def conflicts(board):
     """The cells of a board (a list of lines) whose digit stands twice in a row, a column or a quarter."""
+    found = set()
     cells = [(i, j) for i in range(BOARD) for j in range(BOARD)]
-    units = (lambda i, j: i, lambda i, j: j, lambda i, j: (i // 2, j // 2))
-    return {a for a in cells for b in cells for unit in units
-            if a != b and unit(*a) == unit(*b) and board[a[0]][a[1]] == board[b[0]][b[1]]}
+    for (i, j), (k, l) in itertools.permutations(cells, 2):
+        together = i == k or j == l or (i // 2, j // 2) == (k // 2, l // 2)
+        if together and board[i][j] == board[k][l]:
+            found.add((i, j))
+    return found
 
 
 def draw_board(cells, left, top):
@@ -145,8 +151,9 @@ def draw_curve(runs, metric, left, top, width, height):
     across, down = scale(0, max(by_step), left, left + width), scale(0, 1, top + height, top)
     mean = {step: statistics.mean(x) for step, x in by_step.items()}
     sd = {step: statistics.stdev(x) if len(x) > 1 else 0.0 for step, x in by_step.items()}
-    drawn = "".join(f'<path d="M{left} {down(y)}h{width}"/>' + label(left - 6, down(y), f"{y:g}", "end") for y in ticks(0, 1))
-    drawn += "".join(label(across(step), top + height + 12, step) for step in ticks(0, max(by_step)))
+    drawn = "".join(label(across(step), top + height + 12, step) for step in ticks(0, max(by_step)))
+    for y in ticks(0, 1):
+        drawn += f'<path d="M{left} {down(y)}h{width}"/>' + label(left - 6, down(y), f"{y:g}", "end")
     upper = [f"{across(step)} {down(mean[step] + sd[step])}" for step in mean]
     lower = [f"{across(step)} {down(mean[step] - sd[step])}" for step in reversed(mean)]
     drawn += f'<path class="band" d="M{"L".join(upper + lower)}Z"/>'
@@ -158,14 +165,18 @@ def draw_curve(runs, metric, left, top, width, height):
 def draw_sudoku(runs):
     """Samples of a held-out puzzle before and after training, pass by pass, and the share of right boards."""
     first = runs[0]
-    puzzle = max((record["problem"] for record in each_record(os.path.join(first, SAMPLES))), key=lambda x: x.count("_"))
+    puzzles = [record["problem"] for record in each_record(os.path.join(first, SAMPLES))]
+    if not puzzles:
+        raise FileNotFoundError(f"{first} holds no samples; name the out_dir of a run of config/grpo_sudoku.py")
+    puzzle = max(puzzles, key=lambda x: x.count("_"))
     style, drawn = STYLE + ".half { stroke: var(--soft); }\n", ""
     for i in range(1, PASSES + 1):
         start = FIRST + EACH * (i - 1)
-        style += (f".pass{i} {{ animation: pass{i} {SECONDS}s infinite; }}\n@keyframes pass{i} {{ 0%, {start}% {{ opacity: 0; }} "
-                  f"{start + 4}%, 96% {{ opacity: 1; }} 100% {{ opacity: 0; }} }}\n")
+        style += (f".pass{i} {{ animation: pass{i} {SECONDS}s infinite; }}\n@keyframes pass{i} {{ 0%, {start}% "
+                  f"{{ opacity: 0; }} {start + 4}%, 96% {{ opacity: 1; }} 100% {{ opacity: 0; }} }}\n")
     style += "@media (prefers-reduced-motion: reduce) { g { animation: none !important; } }\n"
-    models = {"before": "data/sudoku/pretrained/generator.safetensors", "after": os.path.join(first, "model.safetensors")}
+    after = os.path.join(first, "model.safetensors")
+    models = {"before": "data/sudoku/pretrained/generator.safetensors", "after": after}
     for place, (when, checkpoint) in enumerate(models.items()):
         left = 20 + 256 * place
         drawn += label(left + 112, 20, f"{when} training", "title")
