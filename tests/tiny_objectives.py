@@ -1,7 +1,6 @@
-"""What the tests of the objectives share: advantages by hand, and rollouts of a policy that is a table of logits."""
+"""What the tests of the objectives share: rollouts of a policy that is a table of logits."""
 
 import dataclasses
-import math
 
 import torch
 
@@ -13,27 +12,6 @@ from tests.tiny import config, one_process, shaped
 
 G, P, M, V, MAX_TOKENS = 4, 3, 5, 7, 8
 N = P * G
-OWN_CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "luspo": (2e-3, 2.5e-3), "dppo": (0.15, 0.15),
-            "cispo": (1.0, 4.0)}
-
-
-def advantage_by_hand(name, reward):
-    """The advantages of P groups of G rewards, one after another, as a list. reward: (P, G)."""
-    rows, out = reward.tolist(), []
-    P, G = len(rows), len(rows[0])
-    centred = [[r - sum(row) / G for r in row] for row in rows]
-    centred_std = math.sqrt(sum(c * c for row in centred for c in row) / (P * G - 1))
-    mean = sum(map(sum, rows)) / (P * G)
-    step_std = math.sqrt(sum((r - mean) ** 2 for row in rows for r in row) / (P * G - 1))
-    for row, c in zip(rows, centred, strict=True):
-        std = math.sqrt(sum(x * x for x in c) / (G - 1))
-        for i, r in enumerate(row):
-            others = [x for j, x in enumerate(row) if j != i]
-            out.append({"group_std": c[i] / (std + 1e-4), "group_mean": c[i],
-                        "leave_one_out": r - sum(others) / (G - 1), "batch_std": c[i] / (centred_std + 1e-4),
-                        "max_rl": c[i] * G / sum(row) if any(row) else 0.0,
-                        "step": (r - mean) / (step_std + 1e-4)}[name])
-    return out
 
 
 class Table(Policy, torch.nn.Module):

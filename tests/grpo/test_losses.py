@@ -9,61 +9,31 @@ import torch
 from grpo import losses
 from grpo.losses import AVERAGES, OBJECTIVES, Objective, policy_loss, token_weights
 from tests.tiny import config, consumer, fill_policy, grpo_step, judge, loss_of, rewards, same
-from tests.tiny_objectives import (MAX_TOKENS, OWN_CLIP, G, M, N, P, V, advantage_by_hand, objective_config,
-                                   table_rollouts, with_advantage)
+from tests.tiny_objectives import MAX_TOKENS, G, M, N, P, V, objective_config, table_rollouts, with_advantage
+from tests.vectors.make import PAPERS, advantage_by_hand, kl_by_hand, loss_by_hand
 
 ESTIMATORS = ["none", "exact", "k2", "k3", "in reward"]
-OWN_ADVANTAGE = {"grpo": "group_std", "dr_grpo": "group_mean", "drgrpo": "group_mean", "dapo": "group_std",
-                 "bnpo": "group_std", "gspo": "group_std", "luspo": "group_std", "dppo": "group_mean", "cispo": "group_std", "rloo": "leave_one_out",
-                 "reinforce++": "step", "reinforce++_baseline": "batch_std", "plain": "batch_std"}
 
 
-def kl_by_hand(estimator, p, q, logp, old, ref):
-    """One token's KL term. p, q: log-probabilities over the vocabulary; logp, old, ref: of the sampled token."""
-    x = ref - logp
-    value = {"exact": lambda: sum(torch.exp(p[v]) * (p[v] - q[v]) for v in range(V)),
-             "k2": lambda: x * x / 2, "k3": lambda: torch.exp(x) - x - 1}[estimator]()
-    if estimator == "exact":
-        return value
-    ratio = torch.exp(logp - old)
-    return (ratio.detach() if estimator == "k2" else ratio) * value  # k2 has the gradient, k3 only with the weight's
+def exact_kl_by_hand(p, q):
+    """One token's KL. p, q: log-probabilities over the vocabulary."""
+    return sum(torch.exp(p[v]) * (p[v] - q[v]) for v in range(V))
 
 
-def loss_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, clip=None):
+def objective_by_hand(name, logits, rollouts, reference, reward, estimator, kl_beta, clip=None):
     """The paper's formula of objective `name`, token by token. Returns the loss, differentiable in logits."""
-    lengths = [int(n) for n in rollouts.mask.sum(1)]
-    old, tokens = rollouts.old_logp, sum(lengths)
-    p = logits.log_softmax(-1)
-    q = [[reference[i, t, rollouts.target[i, t]] for t in range(M)] for i in range(N)]
+    lengths, row = [int(n) for n in rollouts.mask.sum(1)], PAPERS[name]
+    old, p = rollouts.old_logp, logits.log_softmax(-1)
+    logp, ref = (table.gather(-1, rollouts.target[..., None])[..., 0] for table in (p, reference))
+    if clip:
+        row = row._replace(low=clip[0], high=clip[1])
     if estimator == "in reward":
-        penalty = [sum(float(old[i, t] - q[i][t]) for t in range(lengths[i])) for i in range(N)]
+        penalty = [sum(float(old[i, t] - ref[i, t]) for t in range(lengths[i])) for i in range(N)]
         reward = reward - kl_beta * torch.tensor(penalty, dtype=torch.float64).view(P, G)
-    advantage, loss = advantage_by_hand(OWN_ADVANTAGE[name], reward), 0.0
-    low, high = clip or OWN_CLIP.get(name, (0.2, 0.2))
-    for i in range(N):
-        logp = [p[i, t, rollouts.target[i, t]] for t in range(lengths[i])]
-        A, ratios = advantage[i], [torch.exp(logp[t] - old[i, t]) for t in range(lengths[i])]
-        if OBJECTIVES[name].ratio == "sequence":
-            s = torch.exp(sum(logp[t] - old[i, t] for t in range(lengths[i])) / lengths[i])
-            ratios = [s] * lengths[i]
-        for t in range(lengths[i]):
-            r = ratios[t]
-            clipped = torch.clamp(r, 1 - low, 1 + high)
-            if name == "cispo":
-                term = clipped.detach() * A * logp[t]
-            elif name == "dppo":
-                moved = (torch.exp(logp[t]) - torch.exp(old[i, t])).item()
-                term = r * A * (moved <= high if A > 0 else moved >= -low)
-            else:
-                term = torch.minimum(r * A, clipped * A)
-            share = {"grpo": 1 / lengths[i] / N, "gspo": 1 / lengths[i] / N, "dr_grpo": 1 / MAX_TOKENS / N,
-                     "drgrpo": 1 / MAX_TOKENS / N, "dppo": 1 / MAX_TOKENS / N, "rloo": 1 / N, "plain": 1 / N,
-                     "luspo": 1 / N}.get(name, 1 / tokens)
-            loss = loss - share * term
-            if estimator not in ("none", "in reward"):
-                kl = kl_by_hand(estimator, p[i, t], reference[i, t], logp[t], old[i, t], q[i][t])
-                loss = loss + share * kl_beta * kl
-    return loss
+    advantage = advantage_by_hand(row.advantage, reward.tolist())
+    kl = {"exact": lambda i, t: exact_kl_by_hand(p[i, t], reference[i, t]), "none": None, "in reward": None}.get(
+        estimator, lambda i, t: kl_by_hand(estimator, logp[i, t], old[i, t], ref[i, t]))
+    return loss_by_hand(row, logp, old, advantage, lengths, MAX_TOKENS, kl, kl_beta)
 
 
 @pytest.mark.parametrize("name, estimator", list(itertools.product(OBJECTIVES, ESTIMATORS)))
@@ -77,7 +47,7 @@ def test_loss_and_gradient_equal_the_papers_sum(name, estimator, clip):
     loss.backward()
 
     twin = policy.logits.detach().clone().requires_grad_()
-    by_hand = loss_by_hand(name, twin, rollouts, reference, reward, estimator, 0.3, clip)
+    by_hand = objective_by_hand(name, twin, rollouts, reference, reward, estimator, 0.3, clip)
     by_hand.backward()
     torch.testing.assert_close(loss, by_hand)
     torch.testing.assert_close(policy.logits.grad, twin.grad)
@@ -98,7 +68,7 @@ def test_the_ratio_to_the_sampler_counts_from_the_first_step_on(name):
     loss, _ = loss_of(policy, rollouts, weight, c)
     loss.backward()
     twin = policy.logits.detach().clone().requires_grad_()
-    by_hand = loss_by_hand(name, twin, rollouts, reference, reward, "k3", 0.3)
+    by_hand = objective_by_hand(name, twin, rollouts, reference, reward, "k3", 0.3)
     by_hand.backward()
     torch.testing.assert_close(loss, by_hand)
     torch.testing.assert_close(policy.logits.grad, twin.grad)

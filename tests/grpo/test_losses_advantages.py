@@ -8,14 +8,14 @@ import torch
 from grpo.grpo_config import GRPOConfig
 from grpo.losses import ADVANTAGES, OBJECTIVES, baseline_of, compute_advantages, policy_loss
 from grpo.shaping import normalised
-from tests.tiny_objectives import advantage_by_hand
+from tests.vectors.make import advantage_by_hand
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_an_advantage_equals_its_formula(name):
     reward = torch.rand(3, 4, dtype=torch.float64)
     torch.testing.assert_close(compute_advantages(reward[..., None], name).flatten(),
-                               torch.tensor(advantage_by_hand(name, reward), dtype=torch.float64))
+                               torch.tensor(advantage_by_hand(name, reward.tolist()), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -38,7 +38,7 @@ def test_a_completion_that_was_not_scored_has_no_part_in_the_baseline(name):
     mask = torch.ones_like(reward)
     mask[:, 3] = 0.0
     found = compute_advantages(reward, name, mask)[..., 0]
-    others = torch.tensor(advantage_by_hand(name, reward[:, [0, 1, 2, 4], 0]), dtype=torch.float64).view(2, 4)
+    others = torch.tensor(advantage_by_hand(name, reward[:, [0, 1, 2, 4], 0].tolist()), dtype=torch.float64).view(2, 4)
     assert (found[:, 3] == 0).all()
     torch.testing.assert_close(found[:, [0, 1, 2, 4]], others)
 

@@ -1,8 +1,6 @@
 """The same tensors into TRL's GRPOTrainer give the same loss. Runs where TRL is installed: pip install trl accelerate."""
 
-import collections
 import dataclasses
-import types
 
 import pytest
 import torch
@@ -18,57 +16,65 @@ from grpo.metrics import DECIDING
 from grpo.policies.causal import CausalPolicy
 from tests.families import adapter_folder, model_folder, write_sums
 from tests.tiny import loss_of, one_process, prompt_config
-from tests.tiny_objectives import MAX_TOKENS, M, N, objective_config, table_rollouts, with_advantage
+from tests.tiny_objectives import MAX_TOKENS, objective_config, table_rollouts, with_advantage
+from tests.vectors.make import PAPERS, loss_by_hand
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 
 trl = pytest.importorskip("trl")
 if trl.__version__ != "1.16.0":  # their loss is called by its private name, with what that version reads
     pytest.skip(f"written for trl==1.16.0, not {trl.__version__}", allow_module_level=True)
+from tests.vectors.trl_loss import trl_loss
 
 
-def their_loss(loss_type, logp, rollouts, reference, advantage, kl_beta, low, high, level):
-    """TRL's _compute_loss on given log-probabilities, on one process, one micro-batch."""
-    args = types.SimpleNamespace(delta=None, use_bias_correction_kl=True, steps_per_generation=1)
-    identity = lambda x, **_: x
-    accelerator = types.SimpleNamespace(num_processes=1, gather=identity, reduce=identity, gather_for_metrics=identity,
-                                        sync_gradients=True)
-    trainer = types.SimpleNamespace(
-        args=args, accelerator=accelerator, model=types.SimpleNamespace(training=True), loss_type=loss_type,
-        beta=kl_beta, epsilon_low=low, epsilon_high=high, importance_sampling_level=level, top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None, use_vllm=False, vllm_importance_sampling_correction=False,
-        aux_loss_enabled=False, _entropy_bonus_enabled=False, current_gradient_accumulation_steps=1,
-        max_completion_length=MAX_TOKENS, _metrics=collections.defaultdict(lambda: collections.defaultdict(list)),
-        _get_per_token_logps_and_entropies=lambda *_, **__: (logp, torch.zeros_like(logp), None))
-    ids = torch.zeros(N, M, dtype=torch.long)
-    inputs = {"prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1] + 1, "completion_ids": ids,
-              "completion_mask": rollouts.mask, "advantages": advantage, "old_per_token_logps": rollouts.old_logp,
-              "ref_per_token_logps": reference.gather(-1, rollouts.target[..., None])[..., 0],
-              "num_items_in_batch": rollouts.mask.sum()}
-    return trl.GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+SEQUENCE = [("gspo", "grpo", "sequence"), ("luspo", "luspo", "sequence")]
+TOKEN = [("grpo", "grpo", "token"), ("dr_grpo", "dr_grpo", "token"), ("dapo", "dapo", "token"),
+         ("bnpo", "bnpo", "token"), ("cispo", "cispo", "token")]
+KINDS = [("none", None), ("k3", None), ("none", 0.1)]  # of KL, clip_high
 
 
-@pytest.mark.parametrize("name, loss_type, level", [
-    ("grpo", "grpo", "token"), ("dr_grpo", "dr_grpo", "token"), ("dapo", "dapo", "token"), ("bnpo", "bnpo", "token"),
-    ("gspo", "grpo", "sequence"), ("luspo", "luspo", "sequence"), ("cispo", "cispo", "token")])
-@pytest.mark.parametrize("estimator, high", [("none", None), ("k3", None), ("none", 0.1)])
-def test_loss_and_gradient_equal_trls(name, loss_type, level, estimator, high):
-    if level == "sequence" and estimator == "k3":
-        pytest.skip("not the same loss: TRL weighs gspo's KL by the sequence's ratio")
+def ours_and_theirs(name, loss_type, level, estimator, high, theirs):
+    """Our loss and that of the function `theirs` on the same rollouts, each with its gradient to the logits."""
     policy, rollouts, reference, reward = table_rollouts()
     c, row = objective_config(name, estimator, clip_high=high), OBJECTIVES[name]
     rollouts = with_advantage(estimator, rollouts, reference, reward, c)
-    weight = token_weights(rollouts.train_mask, row.average, MAX_TOKENS)
-    our_loss, _ = loss_of(policy, rollouts, weight, c)
+    our_loss, _ = loss_of(policy, rollouts, token_weights(rollouts.train_mask, row.average, MAX_TOKENS), c)
     our_loss.backward()
     twin = policy.logits.detach().clone().requires_grad_()
-    logp = twin.log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]
+    logp, ref = (x.gather(-1, rollouts.target[..., None])[..., 0] for x in (twin.log_softmax(-1), reference))
     high = row.clip_high if high is None else high
     high = 1 + high if name == "cispo" else high  # TRL's epsilon_high is cispo's bound itself
-    loss = their_loss(loss_type, logp, rollouts, reference, rollouts.advantage.flatten(), c.kl_beta, row.clip_low, high, level)
+    loss = theirs(loss_type, logp, rollouts.old_logp, ref, rollouts.advantage.flatten(), rollouts.mask,
+                  rollouts.mask.sum(), level, c.kl_beta, row.clip_low, high, MAX_TOKENS)
     loss.backward()
+    return our_loss, policy.logits.grad, loss, twin.grad
+
+
+@pytest.mark.parametrize("name, loss_type, level, estimator, high", [
+    (*row, *kind) for row in TOKEN + SEQUENCE for kind in KINDS if (row[2], kind[0]) != ("sequence", "k3")])
+def test_loss_and_gradient_equal_trls(name, loss_type, level, estimator, high):
+    our_loss, our_gradient, loss, gradient = ours_and_theirs(name, loss_type, level, estimator, high, trl_loss)
     torch.testing.assert_close(our_loss, loss)
-    torch.testing.assert_close(policy.logits.grad, twin.grad)
+    torch.testing.assert_close(our_gradient, gradient)
+
+
+@pytest.mark.parametrize("name, loss_type, level", SEQUENCE)
+def test_trl_multiplies_the_sequence_ratio_into_the_kl(name, loss_type, level):
+    """Its issue #6586, open with 1.16.0. Ours has that of each token: tests/grpo/test_losses.py."""
+    def by_hand(_, logp, old, ref, advantage, mask, _tokens, _level, kl_beta, low, high, limit):
+        lengths = [int(n) for n in mask.sum(1)]
+
+        def of_sequence(i, t):
+            s, x = torch.exp((logp[i] - old[i])[:lengths[i]].mean()), ref[i, t] - logp[i, t]
+            return s * (torch.exp(x) - x - 1)
+
+        return loss_by_hand(PAPERS[name], logp, old, advantage, lengths, limit, of_sequence, kl_beta)
+
+    _, our_gradient, loss, gradient = ours_and_theirs(name, loss_type, level, "k3", None, trl_loss)
+    _, _, hand_loss, hand_gradient = ours_and_theirs(name, loss_type, level, "k3", None, by_hand)
+    torch.testing.assert_close(loss, hand_loss)
+    torch.testing.assert_close(gradient, hand_gradient)
+    assert (gradient - our_gradient).norm() > 0.01 * our_gradient.norm()
 
 
 def their_trainer(folder, adapter, objective, c, out_dir):
