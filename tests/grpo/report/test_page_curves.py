@@ -6,13 +6,13 @@ from matplotlib.figure import Figure
 from grpo.report import page
 
 
-def test_a_picture_has_a_panel_for_each_metric_that_changes_with_mean_deviation_and_start(tmp_path, monkeypatch):
+def test_a_picture_has_a_panel_for_each_metric_that_changes_with_mean_deviation_and_start(monkeypatch):
     values = {"a_judge": [(0.75, 0.85), (0.8, 1.0)], "lost": [(-1.5, None), (-0.5, -0.5)], "flat": [(3.0, 3.0 + 1e-9)]}
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: figures.append(figure))
     runs = [[{"step": i, f"eval/{name}": pair[run]} for name, pairs in values.items() for i, pair in enumerate(pairs)]
             for run in (0, 1)]
-    page.draw_curves(runs, str(tmp_path / "curves.png"))
+    page.draw_curves(runs, "curves.png")
     judge, lost = figures[0].axes
     assert (judge.get_title(), lost.get_title()) == ("a judge", "lost")
     mean, before = (line.get_ydata() for line in judge.get_lines())
