@@ -1,13 +1,16 @@
+# %% [markdown]
 """GRPO in one file: a small transformer learns to add two numbers, first from examples, then from rewards alone.
 
     python docs/grpo_in_one_file.py
 
-It needs torch alone and two minutes on two CPU cores. The equations and the order are those of DeepSeekMath (Shao et al. 2024,
-arXiv 2402.03300, section 4.1 and Algorithm 1). Shapes stand at the end of a line:
+It needs torch alone and two minutes on two CPU cores; VS Code and Jupytext open it as a notebook. The equations and the
+order are those of DeepSeekMath (Shao et al. 2024, arXiv 2402.03300, section 4.1 and Algorithm 1). Shapes stand at the end
+of a line:
 
     P problems of a step, G completions of each (a group), N = P * G completions, L tokens of a completion, V tokens
 """
 
+# %%
 import copy
 import itertools
 
@@ -28,8 +31,9 @@ INNER_STEPS = 2   # mu in Algorithm 1: optimizer steps on the same completions
 LEARNING_RATE = 3e-4
 
 
+# %% [markdown]
 # 1. The policy: a causal transformer. Token t sees the tokens up to t, and its logits predict token t + 1.
-
+# %%
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -60,8 +64,9 @@ class Policy(nn.Module):
         return self.head(self.norm(x))
 
 
+# %% [markdown]
 # 2. The task. A reward is a function that checks a completion; here it is 1 for the right sum and 0 for any other text.
-
+# %%
 def encode(text):
     return [VOCABULARY.index(c) for c in text]
 
@@ -82,8 +87,9 @@ def rewards_of(pairs, completions):
     return correct.all(-1).float()
 
 
+# %% [markdown]
 # 3. Sampling: G completions of every prompt, one token at a time.
-
+# %%
 @torch.no_grad()
 def sample(policy, prompts, group=GROUP, greedy=False):
     """(P, PROMPT) -> completions (N, L), filled up with ';', and their mask (N, L): 1 up to the first ';'."""
@@ -108,8 +114,9 @@ def log_probabilities(policy, prompts, completions):
     return logits.log_softmax(-1).gather(-1, completions[..., None])[..., 0]
 
 
+# %% [markdown]
 # 4. The algorithm.
-
+# %%
 def advantages_of(rewards):
     """How much better each completion is than its group (section 4.1.2): (P, G) -> (N, 1).
 
@@ -155,9 +162,10 @@ def grpo_step(policy, reference, optimizer, pairs):
     return rewards.mean().item()
 
 
+# %% [markdown]
 # 5. The run: examples until the model is right now and then (a policy that is never right has no reward to learn from),
 #    then rewards. Training and test problems have no pair of numbers in common.
-
+# %%
 def imitate(policy, pairs, steps, rows=256):
     """Supervised training on sums, which is what a pretrained model brings along."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=2e-3)
@@ -194,5 +202,6 @@ def main(imitation_steps=190, grpo_steps=200, seed=0):
     return before, accuracy(policy, test)
 
 
+# %%
 if __name__ == "__main__":
     main()

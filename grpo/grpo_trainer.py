@@ -237,7 +237,7 @@ class GRPOTrainer:
         if self.dist.is_main and not stopped:
             from grpo.report.page import draw_curves
             if held_out := evaluations(each_record(self.logger.path)):
-                draw_curves({"": held_out}, self.checkpoints.path(CURVES))
+                draw_curves([held_out], self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
             written = "the model, its metrics" if self.step else "the metrics"
             self.logger.say(f"{written} and {REPORT} are in {self.config.out_dir}")

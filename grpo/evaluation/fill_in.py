@@ -2,9 +2,11 @@
 
 import re
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate
 
-from core.tokenizer_kinds import by_character, character_ends
+from core.tokenizer_kinds import character_ends
 from grpo.evaluation.samples import Evaluation, reward_sums
 from grpo.metrics import unique_completions
 
@@ -31,6 +33,12 @@ def touched_words(tokenizer, truth, masked):
             before, after = text[ends[first] : start], text[end : ends[last]]
             found.append((slice(first, last), before, match[0], after))
     return found
+
+
+def filled(tokenizer, ids, masked):
+    """[[first, end]] of the characters of each masked token in the text of ids. ids, masked: lists"""
+    ends = list(accumulate(character_ends(tokenizer, ids), max))
+    return [[first, end] for first, end, hidden in zip([0, *ends[:-1]], ends, masked, strict=True) if hidden]
 
 
 class FillInEvaluation(Evaluation):
@@ -90,13 +98,19 @@ class FillInEvaluation(Evaluation):
         return {"word_validity": (valid, words), "words_recovered": (recovered, words)}
 
     def to_show(self, samples, batch, rollouts):
-        """Records of the true text, with the characters that were masked in each text."""
-        found = []
+        """Records of the true text, with the characters of each masked token and, with a credit_window, its reward."""
+        found, window = [], self.config.credit_window
+        if window is not None:
+            n = len(samples) * rollouts.group_size
+            texts = replace(rollouts.texts, tokens=rollouts.texts.tokens[:n], place=rollouts.texts.place[:n])
+            credit = self.judges["judge"].score_and_credit(texts, window)[1].tolist()
         for i, (record, numbers) in enumerate(samples):
             texts = {"problem": batch["input"][i], "truth": batch["target"][i]}
             texts |= {name: rollouts.texts.tokens[n] for name, n in numbers.items()}
             masked = batch["mask"][i].tolist()
-            masks = {name: by_character(self.data.tokenizer, ids.tolist(), masked) for name, ids in texts.items()}
             record = {"truth" if key == "answer" else key: x for key, x in record.items()}
-            found.append(record | {"mask": masks})
+            record["filled"] = {name: filled(self.data.tokenizer, ids.tolist(), masked) for name, ids in texts.items()}
+            if window is not None:
+                record["credit"] = {name: credit[numbers[name]][: sum(masked)] for name in record["group"]}
+            found.append(record)
         return found

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 from operator import itemgetter
 
 import torch
@@ -91,8 +90,8 @@ def means_of(sums, logged):
 
 
 def best_and_worst(policy, rollouts, total, rewards, values, log):
-    """The first SHOWN problems with their best and worst completions, and what is known about these (reward, whether it
-    is correct, what rewards logged): [(record, {"best": n, "worst": n})], n numbers of completions.
+    """The first SHOWN problems with their completions, and what is known about these (reward, whether it is correct,
+    what rewards logged): [(record, {"best": n, "worst": n, "1 of G": n, ...})], n numbers of completions.
 
     total: (N,) the reward that orders completions; None: the weighted sum of values
     values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log, or None
@@ -107,7 +106,9 @@ def best_and_worst(policy, rollouts, total, rewards, values, log):
     found = []
     for first in range(0, len(total), G)[:SHOWN]:
         of_group = total[first : first + G]
-        numbers = {"best": first + int(of_group.argmax()), "worst": first + int(of_group.argmin())}
+        order = (first + of_group.argsort(descending=True, stable=True)).tolist()
+        group = {f"{i} of {len(order)}": n for i, n in enumerate(order, 1)}
+        numbers = {"best": first + int(of_group.argmax()), "worst": first + int(of_group.argmin())} | group
         prompt = texts.columns.get("prompt", texts.prompts)[first]  # as the record has it, without the template
         record = {"problem": prompt if isinstance(prompt, str) else prompt[-1]["content"]}
         if "answer" in texts.columns:
@@ -119,9 +120,9 @@ def best_and_worst(policy, rollouts, total, rewards, values, log):
             record[f"{name}_score"] = round(float(total[n]), 4)
             if not right[n].isnan():
                 record[f"{name}_right"] = bool(right[n])
-            if log is not None and log.columns:
+            if log is not None and log.columns and name not in group:
                 record[f"{name}_extra"] = {column: x[n] for column, x in log.columns.items()}
-        found.append((record, numbers))
+        found.append((record | {"group": list(group)}, numbers))
     return found
 
 
@@ -139,7 +140,7 @@ def turn_by_turn(tokenizer, rollouts, n):
 def format_samples(records, color, completions):
     """The lines of samples for the console.
 
-    records: those of best_and_worst, in fill-in with "mask": for each text, which of its characters were filled in
+    records: those of best_and_worst, in fill-in with "filled": for each text, [[first, end]] of its sampled characters
     color: whether these are coloured, except in the problem itself; completions: of each problem
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
@@ -156,7 +157,9 @@ def format_samples(records, color, completions):
 def shortened(record, name, color):
     """A text of a sample on one line; of one that is longer than ROOM its beginning and end."""
     text = record[name]
-    mask = record.get("mask", {}).get(name, [0] * len(text))
+    mask = [0] * len(text)
+    for first, end in record.get("filled", {}).get(name, ()):
+        mask[first:end] = [1] * len(text[first:end])
     if len(text) <= ROOM:
         return highlight(text, mask, color)
     half = (ROOM - 5) // 2
@@ -164,21 +167,11 @@ def shortened(record, name, color):
 
 
 def append_samples(out_dir, step, records):
-    """Adds samples to <out_dir>/samples.jsonl. A mask becomes "filled": {text: [[first, end], ...]}, the stretches of
-    characters that were masked."""
+    """Adds samples to <out_dir>/samples.jsonl."""
     path = os.path.join(out_dir, SAMPLES)
     with writing(path), open(path, "a") as f:
         for record in records:
-            kept = {key: value for key, value in record.items() if key != "mask"}
-            if "mask" in record:
-                kept["filled"] = {name: spans(mask) for name, mask in record["mask"].items()}
-            f.write(json.dumps({"step": step, **kept}, default=str) + "\n")
-
-
-def spans(mask):
-    """[[first, end]] of the stretches of a list in which it is true."""
-    text = "".join("1" if inside else "0" for inside in mask)
-    return [list(match.span()) for match in re.finditer("1+", text)]
+            f.write(json.dumps({"step": step, **record}, default=str) + "\n")
 
 
 def comparison_table(before, after):

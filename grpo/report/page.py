@@ -3,24 +3,38 @@
 The page loads nothing from the network. It has no script and allows none; texts are escaped.
 """
 
+import itertools
 import math
 import os
+import statistics
 from html import escape
 from pathlib import Path
+
+import numpy as np
 
 from core.files import CONFIG, METRICS, REPORT, SAMPLES, each_record, read_object, replacing, writing
 from core.logger import visible
 from core.start import now, without_home
 from grpo.evaluation.samples import compared, evaluations
 
-STEPS = 1000    # most steps in a chart, so that the page of a long run stays small
-SETS = 50       # most evaluations with samples: the first and the latest
+STEPS = 500     # most steps in a chart, so that the page of a long run stays small
+SETS = 12       # most evaluations with samples: the first and the latest
 LONGEST = 4000  # most characters of a sample
-LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 144
-LEAST_HEIGHT, LEAST_SHARE = 1e-6, 1e-3      # of a chart's axis, and as a share of its numbers; less is rounding
-COLUMNS = 4                                 # of curves.png
-LEGEND = ('<p>Filled in: <span class="right">right</span>, <span class="wrong">wrong</span> by the reward, '
-          '<span class="filled">without its verdict</span></p>\n')
+LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
+LEGEND = ('<p>Sampled: <span class="right">right</span>, <span class="wrong">wrong</span> by the reward, '
+          '<span class="filled">without its verdict</span>; rewards <span class="a2">above</span> and '
+          '<span class="a-2">below</span> the mean of their group</p>\n')
+UP_IS_GOOD = {  # {metric, or what its name begins with: what it is}; those that count most come first
+    "eval/sampled_accuracy": "share of correct completions, sampled as in training",
+    "eval/greedy_accuracy": "share of prompts whose greedy completion is correct",
+    "eval/pass_at_k": "share of prompts with a correct completion among those sampled",
+    "eval/word_validity": "share of the filled-in words that are words of the training text",
+    "eval/words_recovered": "share of the filled-in words that are the true ones",
+    "eval/reward/": "mean of a reward on held-out problems",
+    "eval/gold_judge": "score by a judge that is never trained against",
+    "eval/judge": "score by the judge of the reward",
+    "eval/token_accuracy": "share of the masked tokens that are the true ones",
+}
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/><title>{name}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
@@ -71,34 +85,47 @@ def read_metrics(path):
 
 def curves(records):
     """{part of the page: a chart for each of its metrics}"""
-    parts = dict.fromkeys(("Held out", "Rewards", "Training", "Seconds of a step by phase"), "")
-    constant = []
-    for metric in dict.fromkeys(name for record in records for name in record if name != "step"):
+    parts = dict.fromkeys(("Held out", "Rewards", "Training"), "")
+    timed = [record for record in records if "time/train" in record]
+    constant, last = [], records[-1]["step"]
+    for metric in dict.fromkeys(name for record in records for name in record):
         points = [(record["step"], record[metric]) for record in records if metric in record]
-        values = {y for _, y in points}
-        if len(values) == 1 and None not in values:
-            constant.append(f"{text(metric)} {values.pop():.5g}")
+        values = [y for _, y in points]
+        part = "Rewards" if "reward" in metric else "Training"
+        if metric.startswith("eval/"):
+            part = "Held out"
+        if metric == "step" or metric.startswith("time/"):
+            continue
+        if None not in values and is_flat(values):
+            constant.append(f"{text(metric)} {statistics.fmean(values):.3g}")
         else:
-            parts[part_of(metric)] += chart(metric, records[-1]["step"], points)
-    return parts | {"Never changed": f"<p>{', '.join(constant)}</p>" if constant else ""}
+            parts[part] += chart(metric, last, points)
+    return parts | {"Seconds of a step by phase": stacked(last, timed),
+                    "Never changed": f"<p>{', '.join(constant)}</p>" if constant else ""}
 
 
-def part_of(metric):
-    """The part of the page that has the chart of a metric."""
-    if metric.startswith("eval/"):
-        return "Held out"
-    if metric.startswith("time/"):
-        return "Seconds of a step by phase"
-    return "Rewards" if metric.startswith("reward/") or metric in ("mean_reward", "std_reward") else "Training"
+def is_flat(values):
+    """Tells whether finite numbers differ by rounding alone, or by less than a curve can show."""
+    low, high = min(values), max(values)
+    return high - low <= max(1e-7, 1e-3 * max(-low, high))
 
 
 def before_and_after(records):
-    """A table of the first and the last evaluation."""
+    """The first and the last evaluation: what counts most, and a table."""
     if not records:
         return ""
-    ends = [{name: x for name, x in records[i].items() if name.startswith("eval/")} for i in (0, -1)]
-    rows = [(text(name), *numbers) for name, *numbers in compared(*ends)]
-    return table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers")
+    first, last = ({name: x for name, x in records[i].items() if name.startswith("eval/")} for i in (0, -1))
+    boxes = ""
+    for family, sentence in UP_IS_GOOD.items():
+        for name, x in first.items():
+            y = last.get(name)
+            if name.startswith(family) and None not in (x, y):
+                verdict = "better" if y > x else "worse" if y < x else "equal"
+                boxes += (f'<div title="{sentence}">{text(name.removeprefix("eval/"))} <b>{x:.3g} → {y:.3g}</b> '
+                          f'<span class="{verdict}">{verdict}</span></div>')
+    rows = [(text(name), *numbers) for name, *numbers in compared(first, last)]
+    lines = table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers")
+    return f'<div class="headline">{boxes}</div>\n{lines}'
 
 
 def table(head, rows, kind="texts"):
@@ -131,26 +158,44 @@ def samples(path):
 
 def sample_table(record):
     """The texts of a sample."""
-    rows = []
+    rows, level_of = [], {}
+    left_out = ["step", "filled", "group", "credit"]
+    if group := record.get("group"):
+        level_of = levels({name: [record[f"{name}_score"]] for name in group})
+        left_out += ["best", "worst"]  # they are in the group
     for key, value in record.items():
-        if key in ("step", "filled") or key.endswith(("_score", "_right")) or value in (None, {}):
+        if key in left_out or key.endswith(("_score", "_right")) or value in (None, {}):
             continue
-        words, score, right = [key], record.get(f"{key}_score"), record.get(f"{key}_right")
+        words, score, right = [text(key)], record.get(f"{key}_score"), record.get(f"{key}_right")
         if score is not None:
-            words.append(f"{score:.5g}")
+            words.append(f'<span class="{level_of.get(key, [""])[0]}">{score:.3g}</span>')
         if right is not None:
             words.append("right" if right else "wrong")
-        rows.append((text(" ".join(words)), marked(key, record)))
+        rows.append((" ".join(words), marked(key, record)))
     return table((), rows, "samples")
+
+
+def levels(rewards):
+    """{completion: class of the colour of each of its rewards}, by how many standard deviations it is above the mean of
+    the group there. rewards: {completion: [number]} of a group"""
+    means = [statistics.fmean(column) for column in zip(*rewards.values(), strict=True)]
+    over = {name: [x - mean for x, mean in zip(row, means, strict=True)] for name, row in rewards.items()}
+    sd = statistics.pstdev(itertools.chain(*over.values())) or 1.0
+    return {name: [f"a{max(-2, min(2, round(x / sd)))}" for x in row] for name, row in over.items()}
 
 
 def marked(key, record):
     """A text of a sample as HTML, up to LONGEST characters, with marks on what was filled in."""
     value, verdict = str(record[key]), {True: "right", False: "wrong", None: "filled"}[record.get(f"{key}_right")]
+    credit = record.get("credit", {})
+    level_of = levels(credit) if key in credit else {}
     html, start = "", 0
-    for first, end in record.get("filled", {}).get(key, ()):
+    for i, (first, end) in enumerate(record.get("filled", {}).get(key, ())):
         if first < LONGEST:
-            html += f'{text(value[start:first])}<span class="{verdict}">{text(value[first:end])}</span>'
+            mark = f'class="{verdict}"'
+            if level_of:
+                mark = f'class="{level_of[key][i]}" title="reward {credit[key][i]:.3g}"'
+            html += f"{text(value[start:first])}<span {mark}>{text(value[first:end])}</span>"
             start = end
     html += text(value[start:LONGEST])
     left = len(value) - LONGEST
@@ -158,16 +203,48 @@ def marked(key, record):
 
 
 def chart(title, last, points):
-    """A curve over the steps 0 to last, as inline SVG. What was not finite is a gap and a mark on the axis.
+    """A metric over the steps 0 to last: its running mean over its numbers, which are faint.
 
     points: [(step, number, or None if it was not finite)]
     """
+    smooth = smoothed(points)
+    latest = "not finite" if smooth[-1][1] is None else f"{smooth[-1][1]:.3g}"
+    sentence = next((sentence for name, sentence in UP_IS_GOOD.items() if title.startswith(name)), "")
+    return figure(f"{text(title)} <b>{latest}</b>", text(title), sentence, last, {"raw": points, "line": smooth})
+
+
+def stacked(last, records):
+    """The seconds of each phase, drawn above those of the phases before it; records: those with phases."""
+    total = {record["step"]: 0.0 for record in records}
+    layers, caption = {"line": list(total.items())}, ""
+    for name in dict.fromkeys(name for record in records for name in record if name.startswith("time/")):
+        kind = f"phase{len(layers)}"
+        seconds = smoothed([(record["step"], record.get(name) or 0.0) for record in records])
+        total = {step: total[step] + y for step, y in seconds}
+        layers[kind] = list(total.items())
+        mean = statistics.fmean(y for _, y in seconds)
+        caption += f'<span class="{kind}">{text(name.removeprefix("time/"))} {mean:.3g}</span> '
+    return figure(caption, "seconds", "means over the run", last, dict(reversed(layers.items()))) if records else ""
+
+
+def smoothed(points):
+    """Running means of the numbers of a curve, [(step, number or None)]."""
+    reach, means = len(points) // 40, []  # points to each side
+    for i, (step, y) in enumerate(points):
+        near = [x for _, x in points[max(0, i - reach) : i + reach + 1] if x is not None]
+        means.append((step, y if y is None else statistics.fmean(near)))
+    return means
+
+
+def figure(caption, label, sentence, last, layers):
+    """Curves over the steps 0 to last, as inline SVG. What was not finite is a gap and a mark on the axis.
+
+    layers: {class of a curve: [(step, number or None)]}; below one of a phase the area is filled
+    """
     last = max(last, 1)
-    finite = [y for _, y in points if y is not None] or [0.0]
-    low, high = min(finite), max(finite)
-    least = max(LEAST_HEIGHT, LEAST_SHARE * max(-low, high))
-    missing = max(0.0, least - (high - low))
-    low, high = low - missing / 2, high + missing / 2
+    numbers = [y for points in layers.values() for _, y in points if y is not None] or [0.0]
+    room = 0.5 if is_flat(numbers) else 0.0
+    low, high = min(numbers) - room, max(numbers) + room
 
     def across(step):
         return f"{LEFT + (RIGHT - LEFT) * step / last:.1f}"
@@ -175,23 +252,26 @@ def chart(title, last, points):
     def down(y):
         return f"{BOTTOM - (BOTTOM - TOP) * (y - low) / (high - low):.1f}"
 
-    marks, line, inside = "", "", False
+    curves, marks = "", f'<text class="axis" x="{(LEFT + RIGHT) / 2}" y="{BOTTOM + 21}">step</text>'
     for y in ticks(low, high):
         marks += f'<path class="grid" d="M{LEFT} {down(y)}H{RIGHT}"/>'
         marks += f'<text class="y" x="{LEFT - 5}" y="{down(y)}">{y:.9g}</text>'
     for step in ticks(0, last):
         marks += f'<text x="{across(step)}" y="{BOTTOM + 9}">{step:g}</text>'
-    for step, y in points:
-        if y is None:
-            marks += f'<circle cx="{across(step)}" cy="{BOTTOM}" r="2.2"/>'
-        elif inside:
-            line += f"L{across(step)} {down(y)}"
-        else:
-            line += f"M{across(step)} {down(y)}h0"  # h0 shows a point alone
-        inside = y is not None
-    latest = "not finite" if points[-1][1] is None else f"{points[-1][1]:.5g}"
-    return (f'<figure><figcaption>{text(title)} <b>{latest}</b></figcaption><svg viewBox="0 0 320 144" role="img" '
-            f'aria-label="{text(title)}">{marks}<path class="line" d="{line}"/></svg></figure>\n')
+    for kind, points in layers.items():
+        line, inside = "", False
+        for step, y in points:
+            if y is None and kind == "raw":
+                marks += f'<circle cx="{across(step)}" cy="{BOTTOM}" r="2.2"/>'
+            elif y is not None:
+                place = f"{across(step)} {down(y)}"
+                line += f"L{place}" if inside else f"M{place}h0"  # h0 shows a point alone
+            inside = y is not None
+        if kind.startswith("phase"):
+            line += f"V{BOTTOM}H{across(points[0][0])}Z"
+        curves += f'<path class="{kind}" d="{line}"/>'
+    return (f'<figure><figcaption title="{sentence}">{caption}</figcaption><svg viewBox="0 0 320 156" role="img" '
+            f'aria-label="{label}">{marks}{curves}</svg></figure>\n')
 
 
 def ticks(low, high):
@@ -207,27 +287,31 @@ def text(value):
 
 
 def draw_curves(runs, path):
-    """Draws curves.png: a panel for each held-out metric, with a line for each run. All axes begin at 0 or below.
+    """Draws curves.png: a panel for each held-out metric that changes, with the mean over runs, a band of one standard
+    deviation, and a dashed line at the mean before training.
 
-    runs: {label: records of metrics.jsonl with held-out metrics}; path: of the picture
+    runs: [records of metrics.jsonl with held-out metrics]; path: of the picture
     """
     from matplotlib.figure import Figure  # here, because it takes a second
-    records = [record for found in runs.values() for record in found]
-    names = dict.fromkeys(name for record in records for name in record if name.startswith("eval/"))
-    rows = math.ceil(len(names) / COLUMNS)
-    figure = Figure(figsize=(4 * min(COLUMNS, len(names)), 3 * rows))
-    for place, name in enumerate(names, 1):
-        axis = figure.add_subplot(rows, min(COLUMNS, len(names)), place)
-        for label, found in runs.items():
-            measured = [(record["step"], record[name]) for record in found if name in record]
-            axis.plot([step for step, _ in measured], [y for _, y in measured], marker=".", label=label)
-        low, high = axis.get_ylim()
-        axis.set_ylim(min(low, 0), max(high, LEAST_HEIGHT))
-        axis.set_title(name.removeprefix("eval/").replace("_", " "))
-        axis.set_xlabel("optimizer step")
+    found = {}  # {metric: {step: [number of each run]}}
+    for record in itertools.chain(*runs):
+        for name in (name for name in record if name.startswith("eval/")):
+            number = math.nan if record[name] is None else record[name]
+            found.setdefault(name, {}).setdefault(record["step"], []).append(number)
+    shown = [name for name, by_step in found.items() if not is_flat(sum(by_step.values(), []))] or list(found)
+    columns = min(4, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    figure = Figure(figsize=(4 * columns, 3 * rows))
+    for place, name in enumerate(shown, 1):
+        axis = figure.add_subplot(rows, columns, place)
+        steps, numbers = zip(*found[name].items(), strict=True)
+        mean = np.array([np.mean(x) for x in numbers])
+        sd = np.array([np.std(x, ddof=min(1, len(x) - 1)) for x in numbers])
+        axis.plot(steps, mean, marker=".")
+        axis.fill_between(steps, mean - sd, mean + sd, alpha=0.3)
+        axis.axhline(mean[0], color="gray", linestyle="--", linewidth=1)
+        axis.set(title=name.removeprefix("eval/").replace("_", " "), xlabel="step")
         axis.grid(alpha=0.3)
-    if len(runs) > 1:
-        figure.axes[0].legend(fontsize=8)
     figure.tight_layout()
     with writing(path):
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=100)

@@ -13,24 +13,23 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 from core.config import UsageError
 from core.files import METRICS, each_record
 from core.settings.script import run_script
-from core.start import without_home
 from grpo.evaluation.samples import evaluations
 from grpo.report.page import draw_curves, write_report
 
 
 def report_seeds(folders, picture):
     """Prints a table over the runs with a row for each held-out metric, and draws their curves."""
-    runs = {}
+    runs = []
     for folder in folders:
         found = evaluations(each_record(os.path.join(folder, METRICS)))
         if len(found) < 2:
             raise ValueError(f"{folder}/{METRICS} does not hold a finished run of grpo/train_grpo.py")
-        runs[without_home(folder)] = found
+        runs.append(found)
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
-    for metric in next(iter(runs.values()))[0]:
+    for metric in runs[0][0]:
         if metric.startswith("eval/"):
-            print(f"| {metric.removeprefix('eval/')} | {seeds_row(metric, runs.values())} |")
+            print(f"| {metric.removeprefix('eval/')} | {seeds_row(metric, runs)} |")
     if picture:
         draw_curves(runs, picture)
 

@@ -2,6 +2,8 @@
 
 import importlib.util
 import pathlib
+import re
+import types
 
 import pytest
 import torch
@@ -19,9 +21,16 @@ def loaded(name):
     return module
 
 
-@pytest.fixture
-def one_file():
-    return loaded("grpo_in_one_file")
+@pytest.fixture(params=["script", "cells"])
+def one_file(request):
+    """The names that the file defines, as a script or in a notebook: one cell after another."""
+    module = loaded("grpo_in_one_file")
+    if request.param == "cells":
+        names = {"__name__": "notebook"}
+        for cell in re.split("^# %%.*$", pathlib.Path(module.__file__).read_text(), flags=re.M):
+            exec(cell, names)
+        return types.SimpleNamespace(**names)
+    return module
 
 
 class ProjectPolicy(Policy):
@@ -76,6 +85,7 @@ def test_its_loss_and_gradient_are_the_project_s_on_the_same_tokens(one_file):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("one_file", ["cells"], indirect=True)
 def test_it_learns_from_rewards(one_file):
     before, after = one_file.main(grpo_steps=20)
     assert 0.05 < before < 0.9 and after > before + 0.05

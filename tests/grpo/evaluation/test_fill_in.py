@@ -72,7 +72,8 @@ def test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it(
 @pytest.mark.parametrize("unmask_steps", [1, 2])
 def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps):
     policy, reference = fill_policy(scale=3.0), fill_policy(seed=2, scale=3.0).frozen()
-    evaluation = evaluation_of(dataset, reference, reader(), reader(6), unmask_steps=unmask_steps)
+    evaluation = evaluation_of(dataset, reference, reader(), reader(6), unmask_steps=unmask_steps,
+                               credit_window=unmask_steps - 1)
     assert "words" not in vars(evaluation), "only the rank that evaluates reads the training text"
     metrics, shown = evaluation(policy, 0.7)
     batch = evaluation.data.batch("val", 0)
@@ -109,7 +110,11 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
     for i, (record, (best, worst)) in enumerate(zip(shown, chosen, strict=False)):
         texts = {"problem": batch["input"][i], "truth": batch["target"][i], "best": text[i][best], "worst": text[i][worst]}
         assert {name: TOKENIZER.decode(x.tolist()) for name, x in texts.items()} == {name: record[name] for name in texts}
-        assert record["mask"] == dict.fromkeys(texts, batch["mask"][i].tolist())
+        places = np.flatnonzero(batch["mask"][i]).tolist()
+        assert record["filled"] == dict.fromkeys(record["filled"], [[place, place + 1] for place in places])
+        odds = judge(5)(text[i])[worst].clamp(-6.9, 6.9)                             # (T,)
+        near = [float(odds[max(0, place - unmask_steps + 1) : place + unmask_steps].mean()) for place in places]
+        assert record["3 of 3"] == record["worst"] and record["credit"]["3 of 3"] == pytest.approx(near, rel=1e-2, abs=1e-2)
     assert len(shown) == 3
 
 

@@ -19,7 +19,7 @@ def steps(count, slope=0.01):
     """Records of a run of so many steps, with an evaluation at its start and its end."""
     evaluation = lambda step: {"step": step, "eval/judge": 0.5 + slope * step, "eval/kl": slope * step,
                                "eval/reward/a": 1.0}
-    training = [{"step": i, "loss": slope * i, "mean_reward": 0.5 + slope * i, "reward/a": 0.25 * i, "lr": 1e-3,
+    training = [{"step": i, "loss": slope * i, "mean_reward": 0.5 + slope * i, "reward/a": 0.25 * i, "lr": 1e-3, "noise": i % 2 * 1e-9, "tiny": i * 1e-7,
                  "time/collect": 0.25, "time/train": 0.5 + i / count} for i in range(1, count + 1)]
     return [evaluation(0), *training, evaluation(count)]
 
@@ -33,7 +33,7 @@ def sample(step, **more):
 class Page:
     """The page of a run with these records, read as strictly as XML: it has no script, allows none and loads nothing.
 
-    tables: rows of texts; marks: (class, text) of what was filled in or is a turn; headings: texts
+    tables: rows of texts; marks: (class, text) of what was filled in; headings, phases: texts; headline
     """
 
     def __init__(self, folder, records, samples=(), **start):
@@ -50,8 +50,10 @@ class Page:
         assert not {"script", "style", "link", "img", "iframe", "form"} & {element.tag for element in root.iter()}
         attributes = {name for element in root.iter() for name in element.attrib}
         assert not any(name.startswith("on") or name in ("src", "href", "style", "action") for name in attributes)
+        self.phases = [span.text for span in root.iterfind(".//figcaption/span")]
+        self.headline = ["".join(box.itertext()) for box in root.iterfind(".//div/div[@title]")]
         self.headings = [element.text for element in root.iter("h2")]
-        self.marks = [(mark.get("class"), mark.text) for mark in root.iterfind(".//td//span")]
+        self.marks = [(mark.get("class"), mark.text) for mark in root.iterfind(".//td[2]//span")]
         self.tables = [[["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
                        for table in root.iter("table")]
 
@@ -77,11 +79,11 @@ def test_a_run_has_all_parts_and_its_numbers_and_settings_are_in_the_tables(page
                                ["stop", "['a']", "None", "config/a.py"]]
     assert page.tables[-1] == [["command", "python grpo/train_grpo.py"]]
     assert "running, or not ended properly: at step 9 when this page was written" in page.html
-    assert "<p>eval/reward/a 1, lr 0.001, time/collect 0.25</p>" in page.html
-    parts = {part.split("</h2>")[0]: re.findall("<figcaption>([^ ]+) ", part) for part in page.html.split("<h2>")[1:]}
+    assert "<p>eval/reward/a 1, lr 0.001, noise 5e-10</p>" in page.html
+    parts = {part.split("</h2>")[0]: re.findall("<figcaption[^>]*>([^ ]+) ", part) for part in page.html.split("<h2>")[1:]}
     assert parts["Held out"] == ["eval/judge", "eval/kl", "eval/reward/b"]
-    assert parts["Rewards"] == ["mean_reward", "reward/a"] and parts["Training"] == ["loss"]
-    assert parts["Seconds of a step by phase"] == ["time/train"]
+    assert parts["Rewards"] == ["mean_reward", "reward/a"] and parts["Training"] == ["loss", "tiny"]
+    assert page.phases == ["collect 0.25", "train 1.12"]
 
 
 def test_what_was_filled_in_is_marked_by_the_verdict_of_the_reward_and_not_by_the_stored_solution(page_of):
@@ -95,6 +97,19 @@ def test_what_was_filled_in_is_marked_by_the_verdict_of_the_reward_and_not_by_th
     assert page.marks[-4:] == [("filled", "b"), ("filled", "xd"), ("filled", "x"), ("filled", "\nd")]
     assert page.tables[2] == [["problem", "a_c__"], ["truth", "abc\nd"], ["best 0.75", "abcxd"], ["worst -1.5", "axc\nd"],
                               ["extra", "{'n': 1}"]]
+
+
+def test_the_headline_says_what_is_better_and_a_group_has_the_colours_of_its_rewards(page_of):
+    names = ["1 of 3", "2 of 3", "3 of 3"]
+    group = {"group": names, "credit": {names[0]: [3.0, 1.0], names[1]: [0.0, 1.0], names[2]: [-3.0, 1.0]}}
+    group |= dict.fromkeys(names, "ab") | {f"{name}_score": 7.0 for name in names}
+    ends = [{"step": step, "eval/kl": step, "eval/judge": 0.25, "eval/reward/b": -step, "eval/sampled_accuracy": x}
+            for step, x in ((0, 0.33789), (3, 0.92999))]
+    page = page_of(ends, [sample(3, **group, filled=dict.fromkeys(names, [[0, 1], [1, 2]]))])
+    assert page.headline == ["sampled_accuracy 0.338 → 0.93 better", "reward/b 0 → -3 worse", "judge 0.25 → 0.25 equal"]
+    assert [row[0] for row in page.tables[1]] == ["problem", "truth", *(f"{name} 7" for name in names)]
+    assert [kind for kind, _ in page.marks] == ["a2", "a0", "a0", "a0", "a-2", "a0"]
+    assert 'title="reward -3"' in page.html
 
 
 def test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded(page_of):

@@ -1,24 +1,22 @@
 """Pictures of runs."""
 
-import math
-
 import pytest
 from matplotlib.figure import Figure
 
 from grpo.report import page
 
 
-def test_curves_have_a_panel_for_each_metric_and_a_line_for_each_run_and_no_axis_is_cut(tmp_path, monkeypatch):
-    values = {"judge": [0.78, None, 0.85], "small": [0.0, 1e-8], "reward/mine": [-1.5, -0.5], "lost": [None], "a_b": [0.5]}
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: (figures.append(figure), save(figure, path, dpi=dpi)))
-    records = [{"step": i, f"eval/{name}": y} for name, numbers in values.items() for i, y in enumerate(numbers)]
-    page.draw_curves({"a": records, "b": records[:1]}, str(tmp_path / "curves.png"))
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert [axis.get_title() for axis in figures[0].axes] == ["judge", "small", "reward/mine", "lost", "a b"]
-    for axis, numbers in zip(figures[0].axes, values.values(), strict=True):
-        found = [float(y) for y in axis.get_lines()[0].get_ydata(orig=False)]
-        assert found == pytest.approx([math.nan if x is None else x for x in numbers], nan_ok=True)
-        low, high = axis.get_ylim()
-        assert low <= 0 < high and high >= 1e-6, "rounding does not fill a panel"
-    assert [len(axis.get_lines()[1].get_xdata()) for axis in figures[0].axes] == [1, 0, 0, 0, 0]
+def test_a_picture_has_a_panel_for_each_metric_that_changes_with_mean_deviation_and_start(monkeypatch):
+    values = {"a_judge": [(0.75, 0.85), (0.8, 1.0)], "lost": [(-1.5, None), (-0.5, -0.5)], "flat": [(3.0, 3.0 + 1e-9)]}
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: figures.append(figure))
+    runs = [[{"step": i, f"eval/{name}": pair[run]} for name, pairs in values.items() for i, pair in enumerate(pairs)]
+            for run in (0, 1)]
+    page.draw_curves(runs, "curves.png")
+    judge, lost = figures[0].axes
+    assert (judge.get_title(), lost.get_title()) == ("a judge", "lost")
+    mean, before = (line.get_ydata() for line in judge.get_lines())
+    assert [*mean, *before] == pytest.approx([0.8, 0.9, 0.8, 0.8])
+    band = judge.collections[0].get_datalim(judge.transData)
+    assert (band.y0, band.y1) == pytest.approx((0.8 - 0.005**0.5, 0.9 + 0.02**0.5)), "a standard deviation to each side"
+    assert list(lost.get_lines()[0].get_ydata()) == pytest.approx([float("nan"), -0.5], nan_ok=True)

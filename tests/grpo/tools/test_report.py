@@ -20,12 +20,11 @@ def write_run(folder, before, after):
     ([(0.1, 0.4), (0.2, None)], "| x | - | - | - | - | - |")])
 def test_the_table_over_seeds_holds_means_deviations_and_the_least_change(tmp_path, capsys, monkeypatch, figures, row):
     drawn = []
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(report, "draw_curves", lambda runs, path: drawn.extend([*runs, path]))
+    monkeypatch.setattr(report, "draw_curves", lambda runs, path: drawn.extend([len(runs), path]))
     report.main(["seeds", *(write_run(tmp_path / f"r{i}", *pair) for i, pair in enumerate(figures)), "--picture=p.png"])
     rows = capsys.readouterr().out.split("\n")[2:-1]
     assert rows[0] == row and rows[1].startswith("| kl | 0.0000 | 0.5000 | +0.5000 ± 0.0000")
-    assert drawn == [*(f"~/r{i}" for i in range(len(figures))), "p.png"]
+    assert drawn == [len(figures), "p.png"]
 
 
 def test_the_page_is_in_the_folder_of_its_run(tmp_path, capsys):
