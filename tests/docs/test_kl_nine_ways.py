@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.docs.test_grpo_in_one_file import loaded
-from tests.tiny import ROOT, run_script
+from tests.tiny import ROOT, read_records, run_script
 
 ENDS = slice(5, 9)  # entropy and KL on-policy, the same with a colder sampler
 
@@ -83,3 +83,14 @@ def test_k1_ends_at_the_uniform_distribution_and_the_others_at_the_reference(pri
     for name, (entropy, kl, colder_entropy, colder_kl) in found.items():
         assert kl < 1e-3 and abs(entropy - reference[0]) < 0.01, name
         assert colder_kl < 0.1 * start[1] and abs(colder_entropy - reference[0]) < 0.05, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", ["k1", "k1,colder"])
+def test_a_run_with_another_term_trains(changes, tmp_path):
+    """The ratio to the sampler is 1 only where the loss knows of it."""
+    argv = ["docs/kl_on_a_model.py", changes, "config/grpo_arithmetic.py", "--kl_beta=0.1", "--kl_estimator=k2",
+            "--max_iters=2", "--warmup_iters=0", "--batch_size=4", "--eval_problems=2", f"--out_dir={tmp_path}"]
+    assert run_script(*argv).returncode == 0
+    second = read_records(tmp_path / "metrics.jsonl")[-1]
+    assert second["mean_kl"] != 0 and (second["ratio_minus_one"] < 1e-4) == (changes == "k1")

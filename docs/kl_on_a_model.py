@@ -1,0 +1,33 @@
+"""GRPO with other terms in the place of its KL; docs/kl.md has the runs.
+
+python docs/kl_on_a_model.py plain config/grpo_arithmetic.py --kl_beta=0.1 --kl_estimator=exact   # or k2, k3
+python docs/kl_on_a_model.py k1 config/grpo_arithmetic.py --kl_beta=0.1 --kl_estimator=k2
+python docs/kl_on_a_model.py k1,colder config/grpo_arithmetic.py --kl_beta=0.1 --kl_estimator=k2
+"""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from core.settings.script import run_script
+from grpo import losses
+from grpo.grpo_trainer import GRPOTrainer
+from grpo.train_grpo import main
+
+
+def sample_colder(trainer, again, count=None):
+    """Draws at temperature .8 and top_p .9 what the loss scores at 1, over all tokens."""
+    config = trainer.config.varied(temperature=0.8, top_p=0.9)
+    rollouts = trainer.policy.sample(trainer.problems_of(trainer.iteration, again), trainer.iteration, config)
+    del rollouts.inputs["kept"]
+    return rollouts, {}
+
+
+if __name__ == "__main__":
+    changes = sys.argv.pop(1).split(",")
+    if "k1" in changes:
+        losses.KL_ESTIMATORS["k2"] = lambda logp, ref_logp: logp - ref_logp  # its ratio has no gradient
+    if "colder" in changes:
+        GRPOTrainer.sample = sample_colder
+    run_script(main)
