@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -58,15 +57,3 @@ def test_a_step_of_the_main_job_runs_through_few_files(called):
     files = {file for file, _ in called}
     lines = sum(len(pathlib.Path(ROOT, file).read_text().splitlines()) for file in files)
     assert len(files) <= PATH_FILES and lines <= PATH_LINES, (len(files), lines, sorted(files))
-
-
-@pytest.mark.slow
-def test_the_walk_of_a_batch_names_functions_in_the_order_in_which_a_step_calls_them(called):
-    text = pathlib.Path(ROOT, "docs", "architecture.md").read_text()
-    walk = text[text.index("## Walk 3") :].split("\n## ")[0]
-    stops = re.findall(r"^\d+\. `([^`]+\.py)`: `([^`]+)`", walk, re.M)
-    assert len(stops) > 15 and len(stops) == len(re.findall(r"^\d+\. ", walk, re.M))
-    missing = [stop for stop in stops if stop not in called]
-    assert not missing, called
-    places = [called.index(stop) for stop in stops]
-    assert places == sorted(places), [stop for stop, place in sorted(zip(stops, places, strict=True), key=lambda x: x[1])]

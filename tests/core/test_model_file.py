@@ -8,11 +8,10 @@ import safetensors
 import torch
 from safetensors.torch import save_file
 
-from core import models
 from core.model import MASKED_FILL, SEQUENCE_SCORER
 from core.models import load_tokenizer, read_header, read_model_file, save_model
 from core.tokenizer import CharTokenizer
-from tests.tiny import TOKENIZER, judge, model, same, save
+from tests.tiny import TOKENIZER, judge, model, save
 
 
 def test_a_model_file_is_all_that_is_needed_to_use_the_model(tmp_path):
@@ -32,19 +31,6 @@ def test_a_half_file_takes_half_the_space_and_is_read_in_float32(tmp_path):
     assert os.path.getsize(path) < 2.2 * net.num_parameters()
     for x, half in zip(net.parameters(), loaded.parameters(), strict=True):
         assert half.dtype == torch.float32 and torch.equal(half, x.half().float())
-
-
-def test_a_write_that_was_interrupted_leaves_the_file_before_it(tmp_path, monkeypatch):
-    path, net = save(tmp_path / "m.safetensors", model()), model(seed=1)
-
-    def cut(weights, path, metadata):
-        (tmp_path / "m.safetensors.tmp").write_bytes(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(models, "save_file", cut)
-    with pytest.raises(KeyboardInterrupt):
-        save_model(path, net, TOKENIZER)
-    assert same(read_model_file(path)[0], model()) and os.listdir(tmp_path) == ["m.safetensors"]
 
 
 def test_a_wrong_file_is_named_with_what_was_found(tmp_path):

@@ -90,19 +90,6 @@ def test_a_parquet_file_holds_the_same_records_as_its_lines(tmp_path):
     assert records[2]["where"] == f"{path}, row 3"
 
 
-@pytest.mark.parametrize("rows", [[{"prompt": "a"}, {"prompt": None}], None])
-def test_what_is_wrong_with_a_parquet_file_is_one_line(tmp_path, rows):
-    path = jsonl(tmp_path / "a.parquet", {}) if rows is None else write_parquet(tmp_path / "a.parquet", rows)
-    with pytest.raises(ValueError, match=f"^{path}[^\n]*$"):
-        load_records(path)
-
-
-def test_a_column_with_a_reserved_name_is_left_out_of_a_table(tmp_path):
-    rows = [{"prompt": "a", "text": "x", "tokens": 3, "level": 1}, {"prompt": "b", "text": None, "tokens": 4, "level": 2}]
-    path = write_parquet(tmp_path / "a.parquet", rows)
-    assert without_place(load_records(path)) == [{"prompt": "a", "level": 1}, {"prompt": "b", "level": 2}]
-
-
 def hub_folder(folder, monkeypatch, **splits):
     """Writes a folder that the package datasets loads, {split: rows}, and keeps its cache there. Returns hf:FOLDER."""
     datasets = pytest.importorskip("datasets")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from core.settings.user_code import ROOT
-from core.start import RECIPES, Recorded, build, build_checkpoint, build_dataset, without_home
+from core.start import RECIPES, Recorded, build, build_checkpoint, build_dataset
 from tests.tiny import config, one_process
 
 
@@ -59,15 +59,6 @@ def test_the_record_names_neither_the_user_nor_the_machine(tmp_path, monkeypatch
     assert "alice" not in str(start) and socket.gethostname() not in str(start)
 
 
-def test_only_the_home_folder_itself_is_shortened(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/al")
-    assert without_home("--out_dir=/home/al/out --a=/home/al '/home/al'") == "--out_dir=~/out --a=~ '~'"
-    for other in ("/home/alice/out", "/home/al-2", "/home/al.old/x", "/home/al_1"):
-        assert without_home(other) == other
-    monkeypatch.setenv("HOME", "/")
-    assert without_home("/tmp/out") == "/tmp/out"
-
-
 def test_an_earlier_run_is_not_moved_before_every_rank_has_read_its_checkpoints(tmp_path):
     """The generator of a run may be the model of an earlier run in out_dir."""
     class Waiting(type(one_process())):
@@ -93,14 +84,6 @@ def test_nothing_is_built_without_a_recipe_or_a_path_or_again(tmp_path, capsys):
         assert not build_checkpoint(path, "key", "dataset")
     assert not build_dataset(str(tmp_path / "none"))
     assert os.listdir(tmp_path) == ["there"] and not capsys.readouterr().out
-
-
-def test_a_missing_file_is_built_with_a_line_about_it(tmp_path, capsys):
-    target = tmp_path / "made"
-    script = recipe(tmp_path, f"open({str(target)!r}, 'w').write('done')")
-    build(str(target), script, "some_key", [script])
-    assert target.read_text() == "done"
-    assert capsys.readouterr().out.startswith(f"some_key: {target} is missing; building it with {script}")
 
 
 @pytest.mark.parametrize("code", [3, 0])

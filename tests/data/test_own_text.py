@@ -5,9 +5,7 @@ import re
 
 import pytest
 
-from core.data import DatasetConsumer
 from core.data_folder import load_meta
-from core.model import MASKED_FILL
 from tests.data.test_prepare import error, ids_in, run
 from tests.tiny import run_here
 
@@ -37,16 +35,6 @@ def plain(tmp_path_factory):
 def test_the_same_text_in_another_form_gives_the_same_dataset(tmp_path, plain, name, content, more):
     text, out = prepared(tmp_path, content, *more, name=name)
     assert "paragraphs kept 200" in out and text == plain[1]
-
-
-def test_of_a_short_text_the_block_size_that_fits_is_told(tmp_path):
-    text, out = prepared(tmp_path, "\n\n".join(PARAGRAPHS[:25] * 3))
-    count = len(text["val"])
-    assert "50 of 75 paragraphs repeat others" in out and "paragraphs kept 25" in out and "fewer than 20000" in out
-    assert f"my.txt is short: {count} validation tokens; train with a block_size below {count - 1}" in out
-    DatasetConsumer(str(tmp_path / "mine"), MASKED_FILL, count - 2, 4).batch("val", 0)
-    with pytest.raises(ValueError, match="val.bin has .* fewer than one window"):
-        DatasetConsumer(str(tmp_path / "mine"), MASKED_FILL, count - 1, 4)
 
 
 RUSSIAN = "\u041e\u043d \u0448\u0451\u043b, \u043d\u0435 \u0433\u043b\u044f\u0434\u044f.\n" * 100

@@ -1,10 +1,8 @@
 """What a run says that it is about to do."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from core.models import save_model
 from core.prompts import SHORT
@@ -39,16 +37,6 @@ def planned(c, dist=None):
     """(the lines that a run prints at its start, its Models, its data)."""
     data, models, scoring = assembled(c)
     return list(plan(c, {}, models, scoring, data, dist or one_process())), models, data
-
-
-def test_a_plan_says_what_suits_a_gpu_and_a_large_model(native, sums, monkeypatch):
-    gpu = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, world=1)
-    c = prompt_config(dataset=sums, generator_checkpoint=native, reward_functions=("exact_match",), top_p=0.9)
-    suits = replace(c, grad_checkpoint=True, top_p=1.0)
-    for largest, asked, dist, expected in ((3e8, c, gpu, 0), (1, c, gpu, 2), (1, suits, gpu, 0), (1, c, None, 0)):
-        monkeypatch.setattr("grpo.plan.LARGE", largest)
-        lines, _, _ = planned(asked, dist)
-        assert sum(line.startswith(("grad_checkpoint=True", "top_p=1.0")) for line in lines) == expected
 
 
 @pytest.mark.parametrize("system", ["Add.", "Add. " * SHORT])

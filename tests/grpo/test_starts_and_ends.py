@@ -77,15 +77,6 @@ def head(folder):
     return re.search('<p class="status">(.*)</p>', (folder / "report.html").read_text())[1]
 
 
-def test_a_finished_run_says_so_and_its_console_is_kept(launch, tmp_path):
-    done, out = launch(), tmp_path / "out"
-    start, = starts(out)
-    end = start["end"]
-    assert start["step"] == 0 and (end["ended"], end["step"]) == ("finished", 3) and end["why"] is None
-    assert head(out) == f"finished at step 3, {end['time']}"
-    assert (out / "console.log").read_text() == done.stdout
-
-
 @pytest.mark.parametrize("logged, step", [("", 0), ('"loss"', 1)])
 def test_a_run_that_fails_says_when_and_why(launch, tmp_path, logged, step):
     done, out = launch(1, **trouble(tmp_path, "raise KeyError('no such thing')", logged)), tmp_path / "out"

@@ -92,14 +92,6 @@ def test_a_function_gets_what_its_signature_names(function, columns, found):
     assert given(plain(function), texts(**columns), ["level"], known) == found
 
 
-def test_completions_of_messages_are_messages_for_functions_without_the_decorator():
-    found = given(plain(everything), texts([CHAT, "q"]))
-    assert found["prompts"] == [CHAT, "q"]
-    assert found["completions"] == [[{"role": "assistant", "content": "a"}], "b"]
-    reward(0, 1)(everything)
-    assert given("everything", texts([CHAT, "q"]))["completions"] == ["a", "b"]
-
-
 def test_a_function_may_change_what_it_gets_from_the_records():
     """Each completion has its own copies of the values of a record."""
     def careless(prompts, completions, numbers):
@@ -205,21 +197,6 @@ def test_an_async_reward_keeps_its_event_loop_and_works_where_another_is_running
 
 
 # errors of a reward's own code
-
-def divides(completions):
-    return [1 / len(text) for text in completions]
-
-
-async def looks_up(completions):
-    return [{"a": 1.0}[text] for text in completions]
-
-
-@pytest.mark.parametrize(("function", "line", "what"), [
-    (divides, r"return \[1 / len", "ZeroDivisionError: division by zero"),
-    (looks_up, "return .*a.: 1.0", "KeyError: ''")])
-def test_an_error_names_the_line(function, line, what):
-    with pytest.raises(ValueError, match=f"^.*test_registry.py, line [0-9]+: {line}.*: {what}$"):
-        run(plain(function), completions=["a", ""])
 
 
 # reward_file
