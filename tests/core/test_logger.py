@@ -7,7 +7,7 @@ import pytest
 from core.logger import Logger, highlight
 
 
-def test_metrics_survive_a_crash_and_a_resume(tmp_path, capsys):
+def test_metrics_survive_a_crash_and_a_resume(tmp_path):
     logger = Logger(str(tmp_path), 10, ("loss",))
     logger.start()
     for step in (1, 2, 3):
@@ -18,9 +18,6 @@ def test_metrics_survive_a_crash_and_a_resume(tmp_path, capsys):
     logger.log(3, {"loss": 0.5})
     assert [json.loads(x) for x in open(logger.path)] == [
         {"step": 1, "loss": 0.125, "other": 5}, {"step": 2, "loss": 0.25, "other": 5}, {"step": 3, "loss": 0.5}]
-    lines = capsys.readouterr().out.rstrip().split("\n")
-    assert lines[0].split() == ["step", "loss", "eta"] and lines[1].split()[:2] == ["1", "0.1250"]
-    assert len(lines) == 5 and len(set(map(len, lines))) == 1, "one line of names, then aligned numbers"
 
 
 def test_numbers_that_are_not_finite_are_logged_as_valid_json_and_what_was_not_measured_is_a_dash(tmp_path, capsys):

@@ -43,10 +43,8 @@ RUSSIAN = "\u041e\u043d \u0448\u0451\u043b, \u043d\u0435 \u0433\u043b\u044f\u043
 @pytest.mark.parametrize(("name", "content", "arguments", "message"), [
     ("latin.txt", "na\xefve ".encode("latin-1") * 50, "--input=latin.txt", "is not utf-8 text; if it is text, name its enc"),
     ("cut.gz", gzip.compress(TEXT.encode())[:-9], "--input=cut.gz", "cut.gz is a damaged gzip file .*; get it again"),
-    ("my.txt", TEXT, "--input=my.txt --input=gone.txt", "--input=gone.txt does not exist; name a file or a folder"),
     ("ru.txt", RUSSIAN, "--input=ru.txt", "ru.txt: 1200 of 1800 characters .*--tokenizer=MODEL"),
-    ("tiny.txt", "One line.\nAnd another one.\n", "--input=tiny.txt", "tiny.txt is too short: no paragraph"),
-    ("my.txt", TEXT, "--source=wikipedia", "python, shakespeare")])
+    ("tiny.txt", "One line.\nAnd another one.\n", "--input=tiny.txt", "tiny.txt is too short: no paragraph")])
 def test_what_is_no_text_is_refused_with_a_remedy(tmp_path, monkeypatch, name, content, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())

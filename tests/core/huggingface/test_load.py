@@ -37,7 +37,6 @@ def test_the_class_that_wrote_a_model_decides_before_its_family(kind, written_by
 @pytest.mark.parametrize("kind, written_by, words", [
     ("Llama", "LlamaForSequenceClassification", "LlamaForSequenceClassification.*name it in reward_model_checkpoint"),
     ("ViT", "ViTForImageClassification", "model_type vit .ViTForImageClassification.*neither a causal nor a masked"),
-    ("ViT", None, "model_type vit .no architecture"),
     ("T5", "T5ForConditionalGeneration", "model_type t5"), ("Bart", None, "model_type bart")])
 def test_a_model_for_something_else_is_refused(kind, written_by, words):
     config = getattr(transformers, f"{kind}Config")(architectures=written_by and [written_by])
@@ -75,20 +74,11 @@ def narrow(path):
     transformers.LlamaForCausalLM(config).save_pretrained(path)
 
 
-def config_text(text):
-    def write(path):
-        with open(os.path.join(path, "config.json"), "w") as f:
-            f.write(text)
-    return write
-
-
 @pytest.mark.parametrize("spoil, words", [
     (pickled, ("safetensors",)),
     (cut_short, ()),
     (without_tokenizer, ("has no tokenizer",)),
-    (narrow, ("200", "290", "copy the tokenizer files")),
-    (config_text("{"), ()),
-    (config_text('{"model_type": "no_such_model"}'), ())])
+    (narrow, ("200", "290", "copy the tokenizer files"))])
 def test_a_damaged_folder_is_one_line(spoil, words, folder, tmp_path):
     path = spoiled(tmp_path / "spoiled", folder("llama"))
     spoil(path)
@@ -149,11 +139,3 @@ def test_a_model_of_another_kind_or_vocabulary_is_refused(folder):
     refused(folder("bert"), SEQUENCE_SCORER, tokenizer=tokenizer, mode=SEQUENCE_SCORER)
     refused(folder("bert_reward"), "reward_model")
     refused(folder("llama"), "vocabulary", tokenizer=tokenizer)
-
-
-def test_what_is_missing_on_this_machine_is_one_line(folder, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        refused("hf:nobody/no-such-model", "network")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    refused(folder("llama"), "pip install -r requirements-hf.txt")

@@ -99,8 +99,6 @@ def test_every_parameter_is_of_one_kind_and_an_input_that_is_too_long_is_refused
     found = {kind: [names[id(p)] for p in group] for kind, group in kinds.items()}
     assert sorted(sum(found.values(), [])) == sorted(names.values())
     assert all(p.dim() == 2 for p in kinds["matrices"]) and all(p.dim() == 1 for p in kinds["vectors"])
-    assert all("layer" in name or ".h." in name for name in found["matrices"])
-    assert any("embed" in name or "wte" in name for name in found["embeddings"])
     if family == "mamba2":  # whose config names no longest input
         assert model.longest_input == UNLIMITED
         return

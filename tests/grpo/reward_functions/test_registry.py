@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo.reward_functions import registry
-from grpo.reward_functions.registry import Call, Log, Reward, arguments, reward, run_reward
+from grpo.reward_functions.registry import Call, Log, Reward, arguments, run_reward
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
 STATE = SimpleNamespace(global_step=3, max_steps=9)
@@ -40,21 +40,6 @@ def given(name, texts, empty=(), known=None):
 
 def run(name, N=2, **fields):
     return run_reward(Call(name, fields, {}, N))[0]
-
-
-def test_a_reward_is_registered_as_it_is_and_one_of_another_file_with_its_name_is_refused():
-    def shout(completions):
-        return [float(text.isupper()) for text in completions]
-
-    assert reward(shout) is shout and reward(0, 1, slow=True, check=print)(shout) is shout, "it may be loaded again"
-    assert registry.REWARDS["shout"] == Reward(shout, 0, 1, True, print, False)
-
-    def other(completions):
-        pass
-
-    other.__name__, other.__module__ = "shout", "another_file"
-    with pytest.raises(ValueError, match="reward shout is already defined elsewhere"):
-        reward(other)
 
 
 # what a function gets
