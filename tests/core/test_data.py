@@ -83,6 +83,19 @@ def test_language_model_batches_are_shifted_by_one(dataset):
     assert np.array_equal(batch["input"][:, 1:], batch["target"][:, :-1]) and batch["mask"].all()
 
 
+def test_an_id_outside_the_vocabulary_and_a_stride_that_cannot_be_are_refused(tmp_path):
+    write_text_dataset(tmp_path, TEXT)
+    meta = tmp_path / "meta.json"
+    whole = meta.read_text()
+    meta.write_text(whole.replace("{", '{"stride": 1.5, ', 1))
+    with pytest.raises(ValueError, match="meta.json: .*stride="):
+        opened(tmp_path)
+    meta.write_text(whole)
+    (tmp_path / "train.bin").write_bytes(bytes([99, 0] * 100))
+    with pytest.raises(ValueError, match="train.bin has the token id 99"):
+        opened(tmp_path).batch("train", 0)
+
+
 # masks
 
 @pytest.mark.parametrize("masks", [{}, {"random": 0.0}, {"random": "a"}, {"random": 1.0, "lines": 1.0}], ids=str)
