@@ -126,7 +126,7 @@ def test_a_resumed_causal_run_with_evaluations_equals_the_uninterrupted_one(prom
 
 
 @pytest.mark.parametrize("place, step, evaluated", [("reward", 1, True), ("reward", 3, False), ("evaluation", 3, True),
-                                                    ("reward", 6, True)])
+                                                    ("evaluation", 6, True)])
 def test_after_a_signal_the_run_is_saved_at_once_and_the_resumed_one_has_the_same_bits(dataset, tmp_path, capsys, place,
                                                                                      step, evaluated):
     """An evaluation that the signal came before is the resumed run's; who was at the last step has finished."""

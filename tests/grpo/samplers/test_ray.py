@@ -215,12 +215,11 @@ def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_i
 
 
 @pytest.mark.parametrize("address, error", [
-    ("", RuntimeError("Failed to start GCS\nno port")), ("local", RuntimeError("no port")),
-    ("auto", ConnectionError("no Ray instance")), ("127.0.0.1:1", None), ("ray://127.0.0.1:1", None)])  # at once: Ray itself would try for minutes
+    ("", RuntimeError("Failed to start GCS\nno port")), ("auto", ConnectionError("no Ray instance")), ("127.0.0.1:1", None)])  # at once: Ray itself would try for minutes
 def test_a_ray_that_is_not_there_or_cannot_start_is_one_line(fake, monkeypatch, address, error):
     fake.error = error
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(SamplerError, match=f"^sampler='ray': no Ray at RAY_ADDRESS={address.replace('local', '')} [^\n]*$"):
+    with pytest.raises(SamplerError, match=f"^sampler='ray': no Ray at RAY_ADDRESS={address} [^\n]*$"):
         join(fake)
     assert bool(fake.calls) == (error is not None)
 

@@ -159,19 +159,6 @@ def test_completions_depend_on_seed_iteration_and_problem_alone(world):
     assert len(set(map(tuple, ids[:G]))) > 1, "the completions of a group differ"
 
 
-def test_starts_are_finished_in_their_order_with_the_weights_that_they_were_started_with(world):
-    w = world(max_staleness=1)
-    w.sync(0)
-    later = w.data.problems("train", 1)
-    w.sampler.start(w.problems, 0)
-    w.sampler.start(later, 1)
-    assert w.apart(w.sampler.finish()[0]) < 1e-4
-    w.move()
-    w.sync(1)  # all weights wait for what is being sampled
-    second, _ = w.sampler.finish()
-    assert w.apart(w.write(later, 1)) < 1e-4 < 1e-3 < w.apart(second), "the second was sampled before the sync"
-
-
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_adapters_have_names_of_their_own_and_go_when_they_are_old_or_the_run_ends(world, staleness):
     w = world("adapter", max_staleness=staleness)
