@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 import time
 
 import pytest
@@ -51,15 +50,6 @@ def test_the_ratios_to_trl_are_those_of_steps_with_the_lengths_of_the_work(capsy
     trl, ours, trl_long, ours_long = [float(line.split()[1]) for line in out if line.startswith(("TRL", "ours"))]
     assert json.loads(out[-1]) == {"ratio_even": pytest.approx(trl / ours, rel=0.1),
                                    "ratio_long": pytest.approx(trl_long / ours_long, rel=0.1)}
-
-
-@pytest.mark.parametrize("argv, message", [
-    (["speed"], "bench.py fill"), (["fill", "--layers=3"], "layers"), (["peer", "--cases=T,X"], "'X'"),
-    (["peer"], "pip install trl")])
-def test_a_benchmark_that_cannot_be_is_refused(argv, message, monkeypatch):
-    monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(ValueError, match=message):
-        bench.main(argv)
 
 
 def clocked_steps(name, turn):

@@ -1,6 +1,5 @@
 """Code and files of others that do the worst: each ends in one line that a terminal shows as it is."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -9,11 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from core.models import load_model, load_tokenizer
-from core.prompts import PromptConsumer, PromptFormat
+from core.models import load_model
 from grpo.reward_functions.registry import Call, register_functions, run_reward
 from tests.families import model_folder
-from tests.tiny import CAUSAL, jsonl
 
 
 def one_line(function, *arguments):
@@ -44,14 +41,6 @@ def test_a_reward_ends_in_one_line(kind, tmp_path):
     for prefix in ("def", "async def"):
         text = error_of(tmp_path, f"{prefix} hostile(completions):\n    {REWARD_BODIES[kind]}\n")
         assert "mine.py" in text
-
-
-def test_a_library_s_reward_without_its_package_names_the_function(tmp_path):
-    pytest.importorskip("trl")
-    if importlib.util.find_spec("math_verify"):
-        pytest.skip("its package is here")
-    fields = {"completions": [[{"role": "assistant", "content": "4"}]] * 2, "solution": ["4"] * 2}
-    assert "math_verify" in error_of(tmp_path, "from trl.rewards import accuracy_reward\n", "accuracy_reward", **fields)
 
 
 # files in Hugging Face format
@@ -125,36 +114,3 @@ def test_a_model_s_folder_ends_in_one_line(kind, llama, tmp_path):
     spoil(folder)
     text = one_line(lambda: load_model(folder, key="generator_checkpoint"))
     assert text.startswith(f"generator_checkpoint={folder}") and words in text, text
-
-
-def test_a_chat_template_ends_in_one_line(llama):
-    tokenizer = load_tokenizer(llama)
-    tokenizer.backend.chat_template = "{{ raise_exception('no' + '\\n' * 3 + 'second line' + '\\x1b[2J') }}"
-    text = one_line(tokenizer.render_chat, [{"role": "user", "content": "a"}])
-    assert text.startswith(f"template='model': the tokenizer of {llama} does not render a prompt")
-
-
-def test_two_system_messages_are_refused(tmp_path):
-    chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    path = jsonl(tmp_path / "p.jsonl", *({"prompt": chat[:i % 2] + chat[1:] * (1 + i)} for i in range(40)))
-    assert PromptConsumer(path, 2, tokenizer=CAUSAL, format=PromptFormat(max_prompt_length=9999))
-    text = one_line(lambda: PromptConsumer(path, 2, tokenizer=CAUSAL, format=PromptFormat(system_prompt="c")))
-    assert text.startswith(f"{path}, line 2: the prompt has a system message")
-
-
-@pytest.mark.parametrize("name, words", [
-    ("x.jsonl.gz", "prepare.py"), ("x.csv", "prepare.py"), ("x.txt", "prepare.py")])
-def test_what_is_no_data_set_has_the_remedy(name, words, tmp_path):
-    from core.data_folder import has_prompts
-    (tmp_path / name).write_bytes(b"")
-    assert words in one_line(has_prompts, str(tmp_path / name))
-
-
-@pytest.mark.parametrize("device", ["mps", "cuda:7", "nonsense"])
-def test_a_device_that_is_not_here_is_one_line(device, monkeypatch):
-    from core.device import detect_device
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    text = one_line(detect_device, device)
-    assert f"device={device!r}" in text and "auto" in text
-    assert detect_device("auto") == torch.device("cpu")

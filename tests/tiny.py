@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import io
-import itertools
 import json
 import multiprocessing
 import os
@@ -391,26 +390,6 @@ def cut_after(monkeypatch, count):
 
     for name in ("replace", "remove"):
         monkeypatch.setattr(os, name, limited(getattr(os, name)))
-
-
-def expect_barriers(monkeypatch, trainer, *works):
-    """Runs a trainer, and checks that a barrier is the first exchange after each work: (object, name of its method)."""
-    events = []
-
-    def noting(place, name):
-        real = getattr(place, name)
-
-        def noted(*arguments, **settings):
-            result = real(*arguments, **settings)
-            events.append(name)
-            return result
-        monkeypatch.setattr(place, name, noted)
-
-    for place, name in (*works, *((trainer.dist, name) for name in ("barrier", "agree", "total", "gather"))):
-        noting(place, name)
-    trainer.run()
-    names = {name for _, name in works}
-    assert names <= set(events) and all(b == "barrier" for a, b in itertools.pairwise(events) if a in names), events
 
 
 def run_script(*arguments, ranks=1, **environment):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from core.config import RunConfig, UsageError, describe, load_config
+from core.config import UsageError, load_config
 from core.settings.user_code import UserCodeError
 from core.supervised.config import PretrainConfig
 
@@ -38,11 +38,6 @@ def test_one_word_for_a_list_stands_for_itself_and_several_are_refused(tmp_path)
     assert load(JUDGE, "--fill_checkpoints=a").fill_checkpoints == load(str(tmp_path / "c.py")).fill_checkpoints == ("a",)
     with pytest.raises(UsageError, match="fill_checkpoints='a,b' must be tuple"):
         load("--fill_checkpoints=a,b")
-
-
-def test_the_name_of_a_boolean_alone_sets_it():
-    assert load("--compile").compile is True and load("--resume").resume is True
-    assert load("--compile", "--compile=False").compile is False
 
 
 def test_a_folder_alone_resumes_with_the_settings_of_its_run(tmp_path):
@@ -80,24 +75,3 @@ def test_a_mistake_in_a_file_is_its_own_line_and_the_error(tmp_path, monkeypatch
     with pytest.raises(error, match=message) as found:
         load(str(tmp_path / "c.py"))
     assert "\n" not in str(found.value)
-
-
-def test_a_config_file_that_is_not_there_is_named():
-    with pytest.raises(FileNotFoundError, match="gone.py does not exist; correct the path"):
-        load("gone.py")
-
-
-@pytest.mark.parametrize("setting, message", [
-    ({"optimizer": "sgd"}, "optimizer='sgd'"), ({"dtype": "float16"}, "dtype='float16'"),
-    ({"learning_rate": 1e-5, "min_lr": 1e-4}, "min_lr=0.0001")])
-def test_values_that_cannot_work_are_refused(setting, message):
-    with pytest.raises(ValueError, match=message):
-        RunConfig(**setting)
-
-
-def test_the_difference_from_the_defaults_is_shown_with_its_origin(tmp_path):
-    (tmp_path / "c.py").write_text("dropout = 0.5\nseed = 1337\n")
-    config, origin = load_config(PretrainConfig, [str(tmp_path / "c.py"), "--n_layer=3"])
-    lines = describe(config, origin)
-    assert len(lines) == 2 and any("dropout = 0.5" in x and "default 0.0" in x and "c.py" in x for x in lines)
-    assert [line.split()[0] for line in lines] == ["dropout", "n_layer"], "in the order in which they were set"

@@ -1,13 +1,11 @@
 """Running text: what was written is read, windows are pure and the same for every layout, faults are named."""
 
-import json
 import os
 
 import numpy as np
 import pytest
 import torch
 
-from core.config import MaskConfig
 from core.data import MASKS, DatasetConsumer, check_masks, draw_mask, masked_positions, unpack_batch
 from core.data_folder import write_dataset
 from core.model import LANGUAGE_MODEL, MASKED_FILL
@@ -29,29 +27,6 @@ def test_every_id_of_a_large_vocabulary_is_read_as_it_was_written(tmp_path, voca
     data = opened(tmp_path, mode=LANGUAGE_MODEL, tokenizer=t)
     assert data.tokens["train"].tolist() == ids and data.tokens["val"].tolist() == ids[::-1]
     assert set(data.batch("train", 0)["input"].flatten()) <= set(ids)
-
-
-def changed(folder, **facts):
-    """Writes other facts into meta.json."""
-    path = folder / "meta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
-
-
-BROKEN = {
-    "nothing": (lambda d: (d / "meta.json").unlink(), "dataset not prepared: .*meta.json is missing; .*prepare.py"),
-    "no val": (lambda d: (d / "val.bin").unlink(), "dataset not prepared: .*val.bin is missing; .*prepare.py"),
-    "empty val": (lambda d: (d / "val.bin").write_bytes(b""), "val.bin has 0 tokens, fewer than one window"),
-    "stride": (lambda d: changed(d, stride=1.5), "meta.json: .*stride=.* cannot be")}
-
-
-@pytest.mark.parametrize("fault", BROKEN)
-def test_damaged_files_are_named_with_a_remedy(tmp_path, fault):
-    write_text_dataset(tmp_path, TEXT)
-    damage, message = BROKEN[fault]
-    damage(tmp_path)
-    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        opened(tmp_path)
-    assert "\n" not in str(error.value)
 
 
 class Limited(CharTokenizer):
@@ -108,16 +83,26 @@ def test_language_model_batches_are_shifted_by_one(dataset):
     assert np.array_equal(batch["input"][:, 1:], batch["target"][:, :-1]) and batch["mask"].all()
 
 
-def test_an_id_outside_the_vocabulary_is_refused(tmp_path):
+def test_an_id_outside_the_vocabulary_and_a_stride_that_cannot_be_are_refused(tmp_path):
     write_text_dataset(tmp_path, TEXT)
-    (tmp_path / "train.bin").write_bytes(np.full(100, TOKENIZER.vocab_size, dtype=np.uint16).tobytes())
-    data = DatasetConsumer(str(tmp_path), MASKED_FILL, 16, 2)
+    meta = tmp_path / "meta.json"
+    whole = meta.read_text()
+    meta.write_text(whole.replace("{", '{"stride": 1.5, ', 1))
+    with pytest.raises(ValueError, match="meta.json: .*stride="):
+        opened(tmp_path)
+    meta.write_text(whole)
+    (tmp_path / "train.bin").write_bytes(bytes([99, 0] * 100))
     with pytest.raises(ValueError, match="train.bin has the token id 99"):
-        data.batch("train", 0)
-    data.batch("val", 0)
+        opened(tmp_path).batch("train", 0)
 
 
 # masks
+
+@pytest.mark.parametrize("masks", [{}, {"random": 0.0}, {"random": "a"}, {"random": 1.0, "lines": 1.0}], ids=str)
+def test_masks_that_hide_nothing_are_refused(masks):
+    with pytest.raises(ValueError, match="masks="):
+        check_masks(masks)
+
 
 @pytest.mark.parametrize("name", MASKS)
 def test_a_mask_hides_the_share_that_was_asked_for(name):
@@ -139,14 +124,6 @@ def test_span_masks_are_runs_and_line_masks_spare_newlines():
         assert not MASKS["line"](rng, tokens, 40, 0)[tokens == 0].any()
     only_newlines = np.zeros(16, dtype=np.int64)
     assert draw_mask(rng, only_newlines, {"line": 1.0}, 0.3, 0.3, newline=0).any(), "never a problem without a mask"
-
-
-@pytest.mark.parametrize("setting, message", [
-    ({"mask_low": 0.9}, "mask_low=0.9"), ({"masks": {}}, "masks="), ({"masks": {"random": 0.0}}, "masks="), ({"masks": {"random": "a"}}, "masks="),
-    ({"masks": {"random": 1.0, "lines": 1.0}}, "masks=")])
-def test_settings_that_mask_nothing_are_refused(setting, message):
-    with pytest.raises(ValueError, match=message):
-        check_masks(MaskConfig(**setting).masks)
 
 
 def test_masked_positions_are_those_of_a_loop():

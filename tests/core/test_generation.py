@@ -120,13 +120,6 @@ def test_logits_in_parts_shared_prompts_and_packed_weights_write_what_the_plain_
         expect_same(found[way], found["plain"])
 
 
-def test_stop_sequences_end_a_row_and_are_cut_from_its_text():
-    stop = Stop(CAUSAL, ["END", ";"], prefix="so ")
-    rows = [CAUSAL.encode(text) for text in ("abcEND", "abcdEN", "abcde;")]
-    assert stop(torch.tensor(rows), 5)[:, 0].tolist() == [True, False, True]
-    assert [stop.text(row) for row in rows] == ["so abc", "so abcdEN", "so abcde"]
-
-
 @pytest.mark.parametrize("sequences", [["e"], ["o", "  "], ["the", "a", "X"]])
 def test_stop_sequences_end_a_completion_where_its_text_first_contains_one(sequences):
     stop = Stop(CAUSAL, sequences)

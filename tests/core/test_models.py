@@ -1,30 +1,20 @@
 """Models of every kind, loaded and saved by their path."""
 
 import os
-import re
 
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
 
-from core.model import GPT
-from core.models import is_huggingface, load_model, load_tokenizer, save_model
+from core.models import load_model, load_tokenizer, save_model
 from tests.families import folder_maker, random_ids
-from tests.tiny import CAUSAL, causal_model, same
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """family -> the folder of a small random model."""
     return folder_maker(tmp_path_factory.mktemp("families"))
-
-
-@pytest.fixture
-def ours(tmp_path):
-    """The path of a model file of ours."""
-    save_model(str(tmp_path / "g.safetensors"), causal_model(), CAUSAL, step=7)
-    return str(tmp_path / "g.safetensors")
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])
@@ -47,26 +37,6 @@ def test_a_saved_model_is_a_folder_that_transformers_opens_with_equal_logits(fam
     assert back("7+8= the fox").input_ids == tokenizer.backend("7+8= the fox").input_ids
     assert load_tokenizer(path).stop_token_ids == tokenizer.stop_token_ids
     assert sorted(os.listdir(tmp_path)) == ["model"] and not any(name.endswith(".bin") for name in os.listdir(path))
-
-
-def test_a_path_says_whose_model_it_is(ours, folder, tmp_path):
-    assert is_huggingface(folder("llama")) and is_huggingface("hf:owner/name") and not is_huggingface(ours)
-    assert not is_huggingface(str(tmp_path / "missing.safetensors"))
-    loaded, facts = load_model(ours, tokenizer=CAUSAL)
-    assert isinstance(loaded, GPT) and same(loaded, causal_model()) and facts == {"step": 7}
-    assert load_tokenizer(ours).description() == CAUSAL.description()
-
-
-def test_both_kinds_of_model_offer_the_model_interface(folder):
-    """The list of GPT's docstring; attributes of an instance count too."""
-    text = GPT.__doc__.partition("The model interface")[2].partition("the rest of the code:")[2]
-    listed = set(re.findall(r"[a-z_]+", text.partition("and the")[0]))
-    assert {"mode", "states", "project", "suffix"} <= listed and len(listed) > 10
-    for net, suffix in ((causal_model(), ".safetensors"), (load_model(folder("llama"))[0], "")):
-        own = {name for part in type(net).__mro__ if part.__module__.startswith("core.") for name in vars(part)}
-        missing = listed - own - vars(net).keys()
-        assert not missing, f"{type(net).__name__} lacks {missing}"
-        assert net.suffix == suffix
 
 
 def test_the_folder_of_a_run_is_refused_with_the_name_of_its_model(tmp_path):

@@ -37,18 +37,6 @@ def test_the_other_modes_train(dataset, tmp_path, head):
     assert records[-1].keys() >= keys and net.config.mode == mode
 
 
-def test_a_dry_run_prints_the_plan_and_writes_nothing(dataset, tmp_path, monkeypatch):
-    done = launch(dataset, tmp_path / "out", "--dry_run")
-    assert done.returncode == 0 and "masked_fill: " in done.stdout and not (tmp_path / "out").exists(), done.stderr
-    assert done.stdout.endswith("\ndry run: everything is in place, nothing was trained\n")
-    (tmp_path / "config").symlink_to(os.path.join(ROOT, "config"))
-    monkeypatch.chdir(tmp_path)
-    done = launch(dataset, tmp_path / "out", "--dry_run", "--init_from=out-trunk/model.safetensors")
-    missing, end = done.stdout.splitlines()
-    assert missing == "init_from: out-trunk/model.safetensors is missing; it would be built by config/pretrain_trunk.py"
-    assert end.startswith("dry run: nothing was built or trained")
-
-
 def test_a_missing_dataset_that_has_a_prepare_py_is_built_and_a_dry_run_says_so(tmp_path):
     (tmp_path / "sums").mkdir()
     (tmp_path / "sums" / "prepare.py").write_text("import os, runpy, sys\n"

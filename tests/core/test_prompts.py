@@ -126,7 +126,7 @@ def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answ
 
 
 @pytest.mark.parametrize("key, dataset, settings", [
-    ("gone.jsonl", lambda d: "gone.jsonl", {"tokenizer": CAUSAL}), ("gone/meta.json", lambda d: str(d / "gone"), {}),
+    ("gone/meta.json", lambda d: str(d / "gone"), {}),
     ("line 61: ", lambda d: prepared(d, [*RECORDS, {"prompt": "\u4e2d"}]), {}),
     ("split val", lambda d: of_lengths(d, train=range(1, 6)), {}),
     ("line 22: .*max_prompt_length=30; set it to 34", lambda d: of_lengths(d, train=range(1, 21), val=[9, 34, 8, 31]),

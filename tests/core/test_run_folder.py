@@ -81,8 +81,7 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_has_ended_however_i
             assert os.listdir(out) == ["lock"]
 
 
-@pytest.mark.parametrize("resume, state, goes_on", [(False, True, False), (True, True, True), (True, False, True),
-                                                    ("auto", True, True), ("auto", False, False)])
+@pytest.mark.parametrize("resume, state, goes_on", [(False, True, False), ("auto", True, True), ("auto", False, False)])
 def test_auto_goes_on_if_there_is_a_state(tmp_path, monkeypatch, resume, state, goes_on):
     monkeypatch.setattr(run, "fcntl", None)  # a system without locks
     write(tmp_path, {"metrics.jsonl": "A"} | ({"state-before.pt": "A"} if state else {}))

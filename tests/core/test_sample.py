@@ -8,7 +8,7 @@ from core.logger import highlight
 from core.models import save_model
 from tests.families import model_folder
 from tests.tiny import (
-    CAUSAL, causal_model, judge, model, prompt_config, prompt_consumer, prompt_fill_policy, run_here, save)
+    CAUSAL, causal_model, judge, model, prompt_config, prompt_consumer, prompt_fill_policy, save)
 
 
 @pytest.fixture(scope="module")
@@ -26,20 +26,12 @@ def printed(capsys, path, text, *arguments):
     return capsys.readouterr().out.split("\n")[:-1]
 
 
-def test_the_script_fills_your_text(paths):
-    done = run_here("core/sample.py", f"--checkpoint={paths['generator']}", "--text=the qu__k = fox", "--num_samples=3")
-    lines = done.stdout.split("\n")[:-1]
-    assert done.returncode == 0 and [x[:6] + x[8:] for x in lines] == ["the quk = fox"] * 3, done.stderr
-
-
-@pytest.mark.parametrize("name, text, more, words", [
-    ("generator", "no gaps", (), "characters to go by"), ("generator", "____", (), "characters to go by"),
-    ("generator", "a" * 40 + "_", (), "does not fit"), ("judge", "a_b", (), "scores texts and samples none"),
-    ("causal", "a" * 64, (), "must have 1 to 63 tokens"),
-    ("causal", "7+8=", ("--top_p=1.5",), "top_p=1.5 must be in ")])
-def test_a_text_or_a_model_that_does_not_fit_is_refused(paths, capsys, name, text, more, words):
+@pytest.mark.parametrize("name, text, words", [
+    ("generator", "____", "characters to go by"), ("generator", "a" * 40 + "_", "does not fit"),
+    ("judge", "a_b", "scores texts"), ("causal", "a" * 64, "must have 1 to 63 tokens")])
+def test_a_text_or_a_model_that_does_not_fit_is_refused(paths, capsys, name, text, words):
     with pytest.raises(ValueError, match=words) as error:
-        printed(capsys, paths[name], text, *more)
+        printed(capsys, paths[name], text)
     assert "\n" not in str(error.value)
 
 
@@ -53,12 +45,6 @@ def test_the_hidden_characters_alone_change(paths, capsys, unmask_steps):
         assert len(line) == 15 and line[:6] + line[8:13] + line[14:] == "the quk = fx"
     assert lines == printed(capsys, *arguments), "the same noise for the same seed"
     assert lines != printed(capsys, *arguments, "--seed=2")
-
-
-def test_a_text_is_completed(paths, capsys):
-    lines = printed(capsys, paths["causal"], "7+8=", "--num_samples=3", "--max_new_tokens=20")
-    lines = "\n".join(lines).strip("\n").split("\n")
-    assert len(lines) == 3 and all(x.startswith("7+8=") and 4 < len(x) <= 24 for x in lines)
 
 
 @pytest.mark.parametrize("more", [{"block_length": 1, "unmask_steps": 1}, {"unmask_order": "left_to_right"},

@@ -14,7 +14,7 @@ import pytest
 
 from core.config import RunConfig
 from core.logger import create_logger
-from core.trackers import TRACKERS, Trackers, check_trackers, tracker_names
+from core.trackers import TRACKERS, Trackers, check_trackers
 from tests.tiny import ROOT, read_records
 
 RUN = """
@@ -218,12 +218,6 @@ def test_a_tracker_that_there_is_not_is_named_and_a_missing_package_has_its_pip_
     for name, settings in (("trackio", {"report_to": ("trackio",)}), ("wandb", {"wandb_log": True})):
         with pytest.raises(ValueError, match=f"asks for {name}, which is not installed: pip install {name}$"):
             check_trackers(RunConfig(**settings))
-
-
-@pytest.mark.parametrize("log, names, found", [
-    (False, (), []), (True, (), ["wandb"]), (True, ("trackio", "wandb", "wandb"), ["wandb", "trackio"])])
-def test_wandb_log_means_wandb_in_report_to(log, names, found):
-    assert tracker_names(RunConfig(wandb_log=log, report_to=names)) == found
 
 
 def test_rank_0_alone_has_trackers(recorders, tmp_path):

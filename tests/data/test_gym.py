@@ -4,7 +4,6 @@ import inspect
 import json
 import os
 import re
-from collections import Counter
 
 import pytest
 
@@ -54,23 +53,6 @@ def test_the_records_are_the_entries_of_the_package_behind_solved_ones(tmp_path)
     sides = {r["entry"]["question"]: r["split"] for r in records}
     alone = prepared(tmp_path, tasks="chain_sum", size=40, settings="{'chain_sum': {'max_terms': 2}}", seed=3, shots=0)
     assert all(sides.get(r["prompt"], r["split"]) == r["split"] for r in alone), "the same side with other shots"
-
-
-def test_tasks_are_mixed_and_the_default_has_twenty(tmp_path):
-    records = prepared(tmp_path, tasks="('gcd', 'chain_sum', 'gcd')", size=30, shots=0)
-    assert Counter(r["task"] for r in records) == {"gcd": 20, "chain_sum": 10}
-    assert {r["task"] for r in records[:20]} == {"gcd", "chain_sum"}
-    assert max(max(r["entry"]["metadata"]["numbers"]) for r in records if r["task"] == "gcd") <= 60, "a small size"
-    assert len({r["task"] for r in prepared(tmp_path, size=200)}) == 20
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    (["--tasks=leg_countin"], "'leg_countin' is no task .*did you mean leg_counting[?]"),
-    (["--tasks=gcd", "--settings={'gcd': {'max_valu': 4}}"], "gcd with .*max_valu"),
-    (["--tasks=boxnet", "--size=3"], "shots=2 is not for boxnet")])
-def test_a_mistake_is_one_line(tmp_path, arguments, message):
-    done = prepare(*arguments, f"--out={tmp_path}")
-    assert done.returncode == 1 and re.fullmatch(f"error: .*{message}.*\n", done.stderr), done.stderr
 
 
 # the reward

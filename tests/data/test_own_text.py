@@ -5,9 +5,7 @@ import re
 
 import pytest
 
-from core.data import DatasetConsumer
 from core.data_folder import load_meta
-from core.model import MASKED_FILL
 from tests.data.test_prepare import error, ids_in, run
 from tests.tiny import run_here
 
@@ -39,26 +37,14 @@ def test_the_same_text_in_another_form_gives_the_same_dataset(tmp_path, plain, n
     assert "paragraphs kept 200" in out and text == plain[1]
 
 
-def test_of_a_short_text_the_block_size_that_fits_is_told(tmp_path):
-    text, out = prepared(tmp_path, "\n\n".join(PARAGRAPHS[:25] * 3))
-    count = len(text["val"])
-    assert "50 of 75 paragraphs repeat others" in out and "paragraphs kept 25" in out and "fewer than 20000" in out
-    assert f"my.txt is short: {count} validation tokens; train with a block_size below {count - 1}" in out
-    DatasetConsumer(str(tmp_path / "mine"), MASKED_FILL, count - 2, 4).batch("val", 0)
-    with pytest.raises(ValueError, match="val.bin has .* fewer than one window"):
-        DatasetConsumer(str(tmp_path / "mine"), MASKED_FILL, count - 1, 4)
-
-
 RUSSIAN = "\u041e\u043d \u0448\u0451\u043b, \u043d\u0435 \u0433\u043b\u044f\u0434\u044f.\n" * 100
 
 
 @pytest.mark.parametrize(("name", "content", "arguments", "message"), [
     ("latin.txt", "na\xefve ".encode("latin-1") * 50, "--input=latin.txt", "is not utf-8 text; if it is text, name its enc"),
     ("cut.gz", gzip.compress(TEXT.encode())[:-9], "--input=cut.gz", "cut.gz is a damaged gzip file .*; get it again"),
-    ("my.txt", TEXT, "--input=my.txt --input=gone.txt", "--input=gone.txt does not exist; name a file or a folder"),
     ("ru.txt", RUSSIAN, "--input=ru.txt", "ru.txt: 1200 of 1800 characters .*--tokenizer=MODEL"),
-    ("tiny.txt", "One line.\nAnd another one.\n", "--input=tiny.txt", "tiny.txt is too short: no paragraph"),
-    ("my.txt", TEXT, "--source=wikipedia", "python, shakespeare")])
+    ("tiny.txt", "One line.\nAnd another one.\n", "--input=tiny.txt", "tiny.txt is too short: no paragraph")])
 def test_what_is_no_text_is_refused_with_a_remedy(tmp_path, monkeypatch, name, content, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())

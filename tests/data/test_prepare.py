@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import os
-import re
 import sys
 
 import numpy as np
@@ -55,7 +54,7 @@ def ids_in(folder):
 @pytest.mark.parametrize(("name", "count", "reward"), [("arithmetic", 200, verify_math.math_answer),
                                                        ("countdown", 100, verify_math.countdown),
                                                        ("code", 116, verify_code.code_correctness)])
-def test_an_offline_generator_writes_what_its_reward_asks_for(tmp_path, monkeypatch, name, count, reward):
+def test_an_offline_generator_writes_what_its_reward_asks_for(tmp_path, name, count, reward):
     assert "val records" in run(name, f"--problems={count}", f"--out={tmp_path}/d")
     data = PromptConsumer(str(tmp_path / "d"), 4)
     records = data.records["train"] + data.records["val"]
@@ -64,9 +63,6 @@ def test_an_offline_generator_writes_what_its_reward_asks_for(tmp_path, monkeypa
     assert set(reward(prompts, completions, **columns)) == {REWARDS[reward.__name__].high}
     run(name, f"--problems={count}", f"--out={tmp_path}/again")
     assert records_in(tmp_path / "again") == records_in(tmp_path / "d"), "the same seed, the same problems"
-    assert "problems=3" in error(name, "--problems=3", f"--out={tmp_path}/x")
-    monkeypatch.chdir(tmp_path)  # nothing is written there
-    assert "--out" in error(name, f"--problems={count}", "--out=") and sorted(os.listdir()) == ["again", "d"]
 
 
 def passes(code, tests):
@@ -128,9 +124,6 @@ def test_gsm8k_becomes_prompts_with_working_out(tmp_path):
                           "<start_working_out>3+4=$7.\nSo 1,400.<end_working_out><SOLUTION>1400</SOLUTION>"}
     assert [r["split"] for r in records] == ["train"] * 31 + ["val"] and records[-1]["answer"] == "-5"
     assert verify_math.math_format(None, [r["completion"] for r in records]) == [3.0] * 32
-    jsonl(tmp_path / "test.jsonl", {"question": "a", "answer": "b #### 1"}, {"question": "b", "answer": "#### two"})
-    assert re.search("test.jsonl, line 2: .*'#### ' and a number", error("gsm8k", *files))
-    assert "--test" in error("gsm8k", "--train=a.jsonl")
 
 
 @pytest.mark.parametrize("text, truth, score", [
@@ -153,8 +146,6 @@ def test_your_own_prompts_become_a_dataset(tmp_path):
     assert [r.get("completion") for r in records] == ["4", "b\u2026", "2", None]
     assert records[0] == {"prompt": "2+2?", "answer": 4, "level": 1, "completion": "4", "split": "val"}
     assert records[2]["prompt"] == [{"role": "user", "content": "1+1?"}]
-    for arguments, message in (([], "--input=FILE"), (["--input=gone.jsonl"], "gone.jsonl does not exist")):
-        assert message in error("custom", *arguments, f"--out={tmp_path}/x")
 
 
 def test_prepare_splits_your_text_without_leaking(tmp_path):
@@ -169,8 +160,7 @@ def test_prepare_splits_your_text_without_leaking(tmp_path):
 
 def test_prose_in_the_word_pieces_of_a_model(tmp_path):
     pytest.importorskip("transformers")
-    for kind in ("words", "bytes"):
-        tokenizer_of(kind).save_pretrained(str(tmp_path / kind))
+    tokenizer_of("words").save_pretrained(str(tmp_path / "words"))
     paragraphs = [f"the quick brown fox number {i} jumps over the caf\u00e9" for i in range(60)]
     (tmp_path / "text").write_text("\n\n".join([*paragraphs, paragraphs[3]]))
     arguments = [f"--input={tmp_path}/text", f"--out={tmp_path}/d"]
@@ -179,8 +169,6 @@ def test_prose_in_the_word_pieces_of_a_model(tmp_path):
     expected = [i for text in paragraphs for i in t.backend(text, add_special_tokens=False)["input_ids"]]
     assert meta["paragraphs_kept"] == 60 and sorted(ids["train"] + ids["val"]) == sorted(expected)
     assert meta["unknown_pieces"] == expected.count(t.backend.unk_token_id)
-    message = error("char_diffusion", *arguments, f"--tokenizer={tmp_path}/bytes")
-    assert "bytes has no mask token, which filling in needs" in message
 
 
 @pytest.fixture(scope="module")

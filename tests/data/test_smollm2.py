@@ -118,14 +118,6 @@ def test_with_a_mask_token_it_becomes_a_start_for_a_model_that_fills_in_masks(tm
     assert load_model(f"{tmp_path}/out/model")[0].mode == MASKED_FILL
 
 
-def test_a_file_that_is_no_model_is_one_line(tmp_path):
-    pytest.importorskip("gguf")
-    (tmp_path / "my.gguf").write_bytes(b"GGUF" + bytes(60))
-    assert "my.gguf could not be read" in error("smollm2", f"--gguf={tmp_path}/my.gguf", f"--out={tmp_path}/d")
-    assert "--out" in error("smollm2", f"--gguf={tmp_path}/my.gguf", "--out=")
-    assert not (tmp_path / "d").exists()
-
-
 @pytest.mark.slow
 def test_the_package_becomes_the_published_model(tmp_path):
     pytest.importorskip("gguf")

@@ -166,15 +166,3 @@ def test_puzzles_of_a_file_are_the_validation_prompts_and_the_output_says_which_
     assert [r["seen"] for r in records["val"]] == [True, False, True]
     assert ("val with several solutions 1, val answer is a training board 2, val solved by a training board 2"
             in capsys.readouterr().out)
-
-
-@pytest.mark.parametrize(("rows", "fault"), [
-    ("Puzzle,Solution\n", "x.csv has no puzzles"),
-    ("Puzzle,Solution\n0234341221434321,1234341221434321\n0234341221434321,1234341221434322\n",
-     "line 3: Puzzle=0234341221434321 .* Solution=1234341221434322 must be a board that solves it"),
-    ("Puzzle,Solution\n1234341221434321,1234341221434321\n", "line 2: .* 0 for a hidden one")])
-def test_a_file_of_puzzles_with_a_fault_is_refused_at_its_line(tmp_path, rows, fault):
-    (tmp_path / "x.csv").write_text(rows)
-    with pytest.raises(ValueError, match=fault):
-        prepare("sudoku").main(["--prompts=50", f"--evaluate={tmp_path}/x.csv", f"--out={tmp_path}/d"])
-    assert not (tmp_path / "d").exists()

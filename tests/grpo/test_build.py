@@ -3,17 +3,13 @@
 import pytest
 import torch
 
-from core.data import DatasetConsumer
 from core.model import MASKED_FILL, SEQUENCE_SCORER
 from core.models import load_tokenizer, save_model
-from core.prompts import PromptConsumer
 from grpo import build
 from grpo.build import (
-    build_data,
     build_evaluation,
     build_models,
     build_reference,
-    build_what_is_missing,
     check_kind,
     make_policy,
 )
@@ -64,18 +60,6 @@ def built(checkpoints, data, **names):
 
 def text_data(dataset):
     return consumer(dataset, config())
-
-
-def test_the_data_is_what_the_dataset_holds(dataset, prompts):
-    known = {"generator_checkpoint": "model.safetensors"}  # the data are prepared: no tokenizer is read from it
-    assert isinstance(build_data(config(dataset=dataset, **known), one_process()), DatasetConsumer)
-    data = build_data(config(dataset=prompts, max_prompt_length=6, **known), one_process())
-    assert isinstance(data, PromptConsumer) and data.format.max_prompt_length == data.longest == 6
-
-
-def test_a_run_without_a_generator_is_refused(dataset):
-    with pytest.raises(ValueError, match="generator_checkpoint is not set"):
-        build_what_is_missing(config(dataset=dataset), one_process())
 
 
 def test_the_policy_is_of_the_kind_that_its_checkpoint_says(checkpoints, dataset, prompts):

@@ -54,20 +54,6 @@ def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
     assert not buffer.rollouts and not buffer.queue
 
 
-def test_the_order_of_minibatches_depends_on_seed_rank_and_rollout(dataset):
-    rollouts = fill_rollouts(dataset, batch_size=8)
-
-    def order(seed, rank, earlier=0):
-        buffer = DataBuffer(seed, rank)
-        buffer.stored = earlier
-        buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), 1, 4)
-        return [part.target.tolist() for part, _ in buffer]
-
-    orders = [order(3, 0), order(4, 0), order(3, 1), order(3, 0, earlier=1)]
-    assert order(3, 0) == orders[0]
-    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
-
-
 @pytest.mark.parametrize("kind", ["fill", "causal"])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
 def test_a_buffer_read_back_hands_out_the_same_minibatches(dataset, prompts, tmp_path, kind, top_p):

@@ -38,13 +38,6 @@ def test_settings_that_do_not_go_together_are_refused(settings, words):
         prompt_config(**GAME | settings)
 
 
-def test_a_name_that_the_file_does_not_have_is_refused_with_those_it_has():
-    with pytest.raises(ValueError, match="^environment='Chess' is no @environment class of reward_file=.*; known: .*Guess"):
-        find_environment("Chess", GAME["reward_file"])
-    with pytest.raises(FileNotFoundError, match="nowhere.py"):
-        find_environment("Guess", "nowhere.py")
-
-
 def test_an_environment_that_cannot_begin_ends_the_start_with_the_line_of_its_file(tmp_path):
     (tmp_path / "broken.py").write_text("from grpo.environments import environment\n@environment\nclass Broken:\n"
         "    def reset(self, record): record['gone']\n    def step(self, text): return None, 1.0\n")

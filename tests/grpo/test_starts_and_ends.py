@@ -77,15 +77,6 @@ def head(folder):
     return re.search('<p class="status">(.*)</p>', (folder / "report.html").read_text())[1]
 
 
-def test_a_finished_run_says_so_and_its_console_is_kept(launch, tmp_path):
-    done, out = launch(), tmp_path / "out"
-    start, = starts(out)
-    end = start["end"]
-    assert start["step"] == 0 and (end["ended"], end["step"]) == ("finished", 3) and end["why"] is None
-    assert head(out) == f"finished at step 3, {end['time']}"
-    assert (out / "console.log").read_text() == done.stdout
-
-
 @pytest.mark.parametrize("logged, step", [("", 0), ('"loss"', 1)])
 def test_a_run_that_fails_says_when_and_why(launch, tmp_path, logged, step):
     done, out = launch(1, **trouble(tmp_path, "raise KeyError('no such thing')", logged)), tmp_path / "out"
@@ -120,42 +111,10 @@ def test_a_resumed_run_says_from_where_it_goes_on_and_what_has_changed(launch, t
     before = json.dumps(before)
     config.write_text(before)
     assert "config.json" in launch(1, resume=True, optimizer="muon").stderr and config.read_text() == before
-    changes = {"max_iters": 3, "temperature": 0.5, "seed": 5, "batch_size": 4}
-    shown = launch(resume="auto", **changes).stdout
-    line = next(line for line in shown.split("\n") if line.startswith("going on from"))
-    assert line.startswith(f"going on from {tmp_path}/out/state.pt, step 2 of 3; changed since: ")
-    assert sorted(line.partition("since: ")[2].split(", ")) == ["batch_size 2 -> 4", "max_iters 2 -> 3",
-                                                                "seed 1337 -> 5", "temperature 0.8 -> 0.5"]
-    assert "is not written" not in shown and [r["step"] for r in starts(tmp_path / "out")] == [0, 2]
+    shown = launch(resume="auto", max_iters=3).stdout
+    assert f"going on from {tmp_path}/out/state.pt, step 2 of 3; changed since: max_iters 2 -> 3\n" in shown
+    assert [r["step"] for r in starts(tmp_path / "out")] == [0, 2]
     assert json.loads(config.read_text())["max_iters"] == 3 and not (tmp_path / "out" / "previous").exists()
-    shown = launch(resume=True, **changes).stdout
-    assert "step 3 of 3\n" in shown
-
-
-MOVES = """
-import os
-from grpo.environments import environment
-
-@environment
-class Moves:
-    def __init__(self, seed): os.chdir({elsewhere!r})
-    def reset(self, record): pass
-    def step(self, text): return None, float(len(text))
-"""
-
-
-def test_a_class_that_changes_the_working_directory_does_not_move_its_run(launch, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "mine.py").write_text(MOVES.format(elsewhere=str(tmp_path / "elsewhere")))
-    settings = {"environment": "Moves", "reward_file": "mine.py", "reward_functions": "('environment',)", "out_dir": "out"}
-    launch(**settings, max_iters=2)
-    assert {"state.pt", "model.safetensors", "metrics.jsonl", "report.html"} <= set(os.listdir(tmp_path / "out"))
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["out_dir"] == "out"
-    os.chdir(tmp_path)
-    shown = launch(**settings, resume=True).stdout
-    assert "state.pt, step 2 of 3; changed since: max_iters 2 -> 3\n" in shown
-    assert os.listdir(tmp_path / "elsewhere") == [] and os.getcwd() == str(tmp_path / "elsewhere")
 
 
 def test_a_start_that_is_refused_leaves_a_finished_run_as_it_was_and_a_dry_run_says_the_same(launch, tmp_path,

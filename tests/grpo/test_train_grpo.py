@@ -104,21 +104,14 @@ def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(w
     out = done.stdout
     assert done.returncode == 0 and done.stderr == "" and "nothing was trained" in out
     assert all(len(line) <= WIDTH for line in out.split("\n") if str(folder) not in line), out
-    out = out.replace("\n    ", " ")  # lines that were too long
-    settings, plan = out[: out.index("effective batch")], out[out.index("effective batch") :]
+    settings, _, plan = out.replace("\n    ", " ").partition("effective batch: 4 problems x 3 completions ")
     keys = [line.split(" = ")[0] for line in settings.strip().split("\n")]
     assert sorted(keys) == sorted(key for key, value in changed.items() if str(getattr(GRPOConfig(), key)) != str(value))
-    for expected in ("effective batch: 4 problems x 3 completions x 1 accumulation x 1 ranks = 12 completions",
-                     "generator  masked_fill, 1 layers", "reference  masked_fill", "judge      sequence_scorer",
-                     "gold judge sequence_scorer", "training and", "windows of 32", "rewards: 1 x judge [0, 1]",
-                     "on cpu in torch.float32"):
-        assert expected in plan, expected
     assert plan.count("frozen") == 3 and not (folder / "dry").exists()
 
 
 REFUSED = {  # {mistake: (changed settings, exit code, words of the line)}; every other one is refused by its own file
     "unknown key": ({"grup_size": 4}, 2, "unknown key grup_size; did you mean group_size"),
-    "missing checkpoint": ({"generator_checkpoint": "gone"}, 1, "generator_checkpoint=gone"),
     "not prepared": ({"dataset": "nowhere"}, 1, "dataset not prepared"),
     "nothing to resume": ({"resume": True}, 1, "resume=True"),
     "no answer": ({"dataset": "lacking", "reward_functions": "('exact_match',)"}, 1,

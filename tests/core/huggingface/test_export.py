@@ -100,13 +100,6 @@ def test_an_exported_model_is_read_back_with_its_end_token(tmp_path):
     assert load_huggingface_tokenizer(str(tmp_path / "none")).stop_token_ids == ()
 
 
-def test_weights_are_written_in_the_type_asked_for(tmp_path):
-    net, again = exported(tmp_path / "hf", CAUSAL, dtype=torch.bfloat16)
-    assert again.dtype == torch.bfloat16
-    assert torch.equal(again.model.layers[1].mlp.down_proj.weight, net.blocks[1].down.weight.bfloat16())
-    assert largest_difference(net, again) < 0.1
-
-
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_the_tokenizer_gives_equal_ids_and_texts(tmp_path, kind):
     ours = TOKENIZERS[kind]

@@ -33,18 +33,6 @@ def test_packed_weights_give_the_same_logits(dtype, monkeypatch):
     assert not any("forward" in vars(layer) for layer in net.modules())
 
 
-@needs_onednn
-@torch.no_grad()
-def test_layers_with_a_bias_and_of_other_kinds_compute_what_they_did(monkeypatch):
-    monkeypatch.setattr(module, "PACK_FROM", 0)
-    net, x = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8).double()), torch.randn(5, 3, 8)
-    plain = net[0](x)
-    with prepacked(net):
-        torch.testing.assert_close(net[0](x), plain)
-        assert "forward" in vars(net[0]) and "forward" not in vars(net[1])
-    assert torch.equal(net[0](x), plain)
-
-
 @pytest.mark.slow  # it imports transformers
 @needs_onednn
 @torch.no_grad()

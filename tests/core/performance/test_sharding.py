@@ -1,7 +1,6 @@
 """Models that are sharded over two and over four ranks train as a model on one rank does."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,12 +8,9 @@ import torch
 from core.huggingface.settings import LoraConfig
 from core.model import MASKED_FILL
 from core.models import load_model
-from core.distributed import is_sharded
-from core.performance.sharding import Shards, has_parts, weights_of
-from grpo.build import shard_models
-from grpo.grpo_config import GRPOConfig
+from core.performance.sharding import weights_of
 from tests.families import model_folder, write_sums
-from tests.tiny import causal_model, model, one_process, run_script
+from tests.tiny import causal_model, model, run_script
 
 SHARDED = [(2, "fill"), (2, "causal"), (2, "qwen3"), (2, "qwen3_5"), (2, "lora"), (4, "fill"), (4, "llama")]  # (ranks, model)
 
@@ -89,35 +85,6 @@ def test_checkpoints_of_a_sharded_run_are_those_of_a_whole_one(layouts, name, su
     assert opened.keys() == states[1]["model"].keys()
     for key, x in opened.items():
         assert torch.equal(x, states[1]["model"][key])
-
-
-def test_what_does_not_go_with_shards_is_refused():
-    for key, value in (("optimizer", "muon"), ("ref_offload", True), ("compile", True)):
-        with pytest.raises(ValueError, match=f"^{key}={value!r} .*parallel=fsdp"):
-            GRPOConfig(**{"parallel": "fsdp", key: value})
-
-
-def test_one_rank_shards_nothing():
-    net, dist = model(), one_process()
-    shard_models([net], SimpleNamespace(parallel="fsdp"), dist)
-    with dist.gathered():
-        assert not has_parts(net) and dist.shards is None and not any(map(is_sharded, net.parameters()))
-    assert list(dist.micro_batches(["a", "b"], None, None)) == ["a", "b"]
-
-
-def test_ranks_call_a_sharded_model_equally_often():
-    def on_rank(parts, calls, rounds, most):
-        """(parts, idle calls of each round) of a rank of several; rounds: the most parts; most: the most calls in each"""
-        idle, largest = [], lambda x: x.maximum(torch.tensor(most))
-        dist = SimpleNamespace(device="cpu", agree=lambda number: max(number, rounds), largest=largest)
-        loss = lambda times: idle.append(times) or SimpleNamespace(backward=int)
-        policy, rollouts = SimpleNamespace(calls=calls.get, idle_loss=loss), SimpleNamespace(select=lambda part: [part])
-        return list(Shards(dist).micro_batches(parts, policy, rollouts)), idle
-
-    assert on_rank(["a", "b"], {"a": 3, "b": 1}, 3, [3, 2, 2]) == (["a", "b"], [0, 1, 2])
-    assert on_rank(["c", "d", "e"], {"c": 1, "d": 2, "e": 2}, 3, [3, 2, 2]) == (["c", "d", "e"], [2, 0, 0])
-    assert on_rank([], {}, 2, [1, 4]) == ([], [1, 4])
-    assert on_rank([], {}, 0, []) == ([], [])
 
 
 @pytest.mark.parametrize("net", [model(MASKED_FILL, tied=True), causal_model()], ids=["tied", "with a head"])

@@ -36,11 +36,3 @@ def test_any_other_error_keeps_its_traceback(ends):
         ends(OSError(5, "Input/output error"))
     with pytest.raises(json.JSONDecodeError):  # a ValueError, but of a library
         exit_code(lambda argv: json.loads("[1"))
-
-
-def test_a_script_that_knows_no_help_prints_its_docstring(monkeypatch, capsys):
-    def main(argv):
-        raise UsageError("--help: expected a file")
-
-    monkeypatch.setattr(sys, "argv", ["script.py", "--help"])
-    assert exit_code(main) == 0 and capsys.readouterr().out.strip() == __doc__

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import math
 import os
 import re
 
 import pytest
 
-from core.settings.user_code import ROOT, UserCodeError, definition, guarded, naming_line_of
+from core.settings.user_code import ROOT, UserCodeError, guarded, naming_line_of
 
 HERE = os.path.join("tests", "core", "settings", "test_user_code.py")
 
@@ -44,12 +43,6 @@ def test_an_exception_has_the_innermost_line_of_the_user_and_what_it_was(monkeyp
     with pytest.raises(UserCodeError, match=f"^{HERE}, line [0-9]+: {message}$") as found, naming_line_of(function):
         function(*arguments)
     assert found.value.__cause__ is not None and re.fullmatch(f"{HERE}, line [0-9]+", found.value.line)
-
-
-def test_where_no_line_of_the_user_has_a_part_the_definition_is_named(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert definition(divides) == f"{HERE}, line {divides.__code__.co_firstlineno}"
-    assert definition(math.fsum) == "fsum"
 
 
 def test_the_error_of_a_library_is_one_line_and_one_of_this_project_stays_as_it_is():

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, freeze
+from core.model import SEQUENCE_SCORER, freeze
 from core.models import load_model, load_tokenizer, save_model
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
 from core.trainer import supervised_sums
 from tests.families import folder_maker, write_prose, write_sums
-from tests.tiny import CAUSAL, TOKENIZER, causal_model, jsonl, model, one_process, same, save
+from tests.tiny import CAUSAL, causal_model, jsonl, model, one_process, same, save
 
 DIST = one_process()
 REPORT = {"pearson", "spearman", "auc", "token_auc", "mean_score"}
@@ -50,22 +50,6 @@ def folder(tmp_path_factory):
 def sums(tmp_path_factory):
     """A file of records."""
     return write_sums(tmp_path_factory.mktemp("sums") / "sums.jsonl")
-
-
-@pytest.mark.parametrize("mode", [MASKED_FILL, LANGUAGE_MODEL, SEQUENCE_SCORER])
-def test_windows_are_those_of_the_mode(dataset, generator, mode):
-    _, data, net, batches, evaluate = built(dataset, mode=mode, fill_checkpoints=(generator, generator))
-    batch = data.batch("train", 0)
-    if mode == LANGUAGE_MODEL:
-        assert batch["mask"].all() and (batch["input"][:, 1:] == batch["target"][:, :-1]).all()
-    else:
-        assert (batch["input"][batch["mask"]] == TOKENIZER.mask_token_id).all()
-        assert (batch["input"] == batch["target"])[~batch["mask"]].all()
-    assert net.config.mode == mode and net.config.block_size == 32 + (mode == SEQUENCE_SCORER), "a judge may read CLS"
-    if mode == SEQUENCE_SCORER:
-        filled, target, mask = batches("train", 0)
-        assert torch.equal(filled[~mask], target[~mask]) and not torch.equal(filled, target)
-        assert set(evaluate(freeze(net))) == {f"{name}/{i}" for name in REPORT for i in (0, 1)}
 
 
 def test_init_from_gives_its_weights_and_another_mode_a_new_output_layer(dataset, generator):
@@ -111,7 +95,6 @@ SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(5, 13) for 
 
 @pytest.mark.parametrize("records, settings, words", [
     (SUMS, {"mode": SEQUENCE_SCORER}, "has prompts to complete"),
-    (SUMS, {}, "has prompts, but"),
     (SUMS, {"init_from": "bert"}, "has prompts, but"),
     ([*SUMS[:3], {"prompt": "1+1="}, *SUMS[3:]], {"init_from": "llama"},
      "sums.jsonl, line 4: no completion, which supervised training needs")])

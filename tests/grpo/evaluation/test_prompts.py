@@ -152,22 +152,6 @@ def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts):
     assert all(record["problem"].endswith("=") and record["best"].startswith("so ") for record in shown)
 
 
-def test_what_plain_functions_log_is_evaluated_and_shown(prompts, tmp_path):
-    """Their token ids are those that were sampled, one problem after another."""
-    (tmp_path / "plain.py").write_text('''
-def of_ids(prompts, completions, completion_ids, answer, log_metric, log_extra, **kwargs):
-    log_metric("mean_ids", sum(map(len, completion_ids)) / len(completion_ids))
-    log_extra("all_of_it", [f"{p}{c}|{a}" for p, c, a in zip(prompts, completions, answer, strict=True)])
-    return [float(len(ids)) for ids in completion_ids]
-''')
-    c = settings(reward_functions=("of_ids",), reward_file=str(tmp_path / "plain.py"), batch_size=1, group_size=2)
-    metrics, shown = evaluation_of(prompts, c)(causal_policy(seed=4, scale=4.0), 1.0)
-    assert metrics["mean_ids"] == pytest.approx(metrics["completion_length"]) == pytest.approx(metrics["reward/of_ids"])
-    assert len(shown) == 3 and "greedy_accuracy" not in metrics
-    for record in shown:
-        assert record["worst_extra"] == {"all_of_it": f"{record['problem']}{record['worst']}|{record['answer']}"}
-
-
 def test_a_mean_is_over_the_completions_of_all_batches_that_were_scored():
     sums = []
     for values in ([1.0, math.nan, 0.5], [math.nan, 3.0, math.nan]):

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from core.logger import WIDTH
-from grpo.evaluation.samples import append_samples, best_and_worst, comparison_table, format_samples, turn_by_turn
+from grpo.evaluation.samples import append_samples, best_and_worst
 from grpo.reward_functions.registry import Log
 
 FILLED = {"problem": "a_c", "truth": "abc", "best": "abc", "worst": "axc", "best_score": 0.9, "worst_score": 0.125,
@@ -46,46 +45,6 @@ def test_a_sample_is_the_best_and_the_worst_completion_of_a_problem_with_what_is
         assert not any(key.endswith(("right", "extra")) for key in record)
 
 
-def test_a_sample_is_three_aligned_lines_with_scores_and_on_a_terminal_coloured_characters():
-    for record, score in ((FILLED, "0.9000"), (COMPLETED, "-1.0000")):
-        head, *lines = format_samples([record, record], False, 4).split("\n")
-        assert head == "  best and worst of 4 completions, by reward"
-        assert len(lines) == 6 and len({line.index("|") for line in lines}) == 1
-        assert [line.split()[0] for line in lines] == ["problem", "best", "worst"] * 2
-        assert any(score in line for line in lines) and not any("\033[" in line for line in lines)
-    assert lines[-1].endswith("11\u21b5"), "a text is one line"
-    _, problem, best, worst = format_samples([FILLED], True, 4).split("\n")
-    assert problem.endswith("| a_c")
-    assert best.endswith("a\033[1;32mb\033[0mc") and worst.endswith("a\033[1;32mx\033[0mc")
-
-
-def test_equal_rewards_are_shown_once_and_of_a_long_text_the_ends():
-    equal = COMPLETED | {"best_score": -1.0}
-    assert [line.split()[0] for line in format_samples([equal], False, 4).split("\n")[1:]] == ["problem", "equal"]
-    long = "".join(chr(ord("a") + i % 26) for i in range(999)) + "!"
-    record = {"problem": long, "best": long, "worst": long, "best_score": 1.0, "worst_score": 0.0,
-              "filled": dict.fromkeys(("best", "worst"), [[0, 1], [999, 1000]])}
-    for line in format_samples([record], False, 4).split("\n"):
-        assert len(line) <= WIDTH and ("abc" in line) == ("!" in line)
-    best = format_samples([record], True, 4).split("\n")[2]
-    assert "\033[1;32ma\033[0m" in best and "\033[1;32m!\033[0m" in best, "what was filled in stays coloured"
-
-
-class Letters:
-    """Token 1 is "a", 2 is "b", ..., 0 the end of a line."""
-
-    def decode(self, ids):
-        return "".join("\nabcdefgh"[token] for token in ids)
-
-
-def test_of_a_completion_of_several_turns_what_another_wrote_stands_on_lines_of_its_own():
-    ids = [[5, 6, 7, 8, 0, 1], [5, 6], [5, 6, 7]]
-    mask = torch.tensor([[1.0, 1, 0, 0, 0, 1], [1, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]])
-    rollouts = SimpleNamespace(mask=mask, texts=SimpleNamespace(completion_ids=ids))
-    found = [turn_by_turn(Letters(), rollouts, n) for n in range(3)]
-    assert found == ["ef\n> gh\na", "ef", "> e\nf\n> g"], "what follows is padding"
-
-
 def test_samples_are_added_to_a_file(tmp_path):
     extra = {"best_extra": {"x": torch.tensor(2)}, "worst_extra": {"x": (1, 2)}}  # a column of anything can be kept
     append_samples(str(tmp_path), 3, [FILLED])
@@ -93,15 +52,3 @@ def test_samples_are_added_to_a_file(tmp_path):
     found = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert found == [{"step": 3} | FILLED, {"step": 6} | COMPLETED,
                      {"step": 6} | COMPLETED | {"best_extra": {"x": "tensor(2)"}, "worst_extra": {"x": [1, 2]}}]
-
-
-def test_the_comparison_has_a_line_for_each_metric_and_a_dash_for_what_was_not_measured():
-    long = "reward/correctness_of_the_answer"
-    before = {"eval/kl": 0.0, "eval/judge": 0.5, f"eval/{long}": 1.0, "eval/large": 0.0}
-    after = {"eval/judge": 0.75, "eval/kl": 0.1, "eval/new": None, "eval/large": 3.4028234663852886e38}
-    table = comparison_table(before, after).split("\n")
-    assert len({len(line) for line in table[:2]}) == 1, "columns stay under their titles"
-    head, *lines = [line.split() for line in table]
-    assert head == ["held-out", "before", "after", "change"]
-    assert lines == [["kl", "0.0000", "0.1000", "+0.1000"], ["judge", "0.5000", "0.7500", "+0.2500"],
-                     [long, "1.0000", "-"], ["large", "0.0000", "3.4e+38", "+3.4e+38"], ["new", "-", "-"]]

@@ -66,14 +66,6 @@ def test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_onc
     assert not torch.equal(again.target, found[0].target), "each step has noise of its own"
 
 
-@pytest.mark.parametrize("device, rows", [("cpu", 12), ("cuda", 60)])
-def test_a_gpu_samples_an_iteration_at_once_and_evaluates_as_many_rows(monkeypatch, device, rows):
-    monkeypatch.setattr(CausalPolicy, "device", torch.device(device))
-    policy, c = causal_policy(), config(batch_size=3, gradient_accumulation_steps=5, group_size=4)
-    assert policy.rows(c) == policy.rows(c.varied(sample_rows=policy.rows(c)).for_evaluation(0)) == rows
-    assert policy.rows(c.varied(sample_rows=7)) == policy.rows(c.varied(sample_rows=7).for_evaluation(0)) == 7
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_frozen_policy_is_a_copy_that_does_not_move(sample, kind):
     policy = build(kind)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from grpo.reward_functions import registry
-from grpo.reward_functions.registry import Call, Log, Reward, arguments, reward, run_reward
+from grpo.reward_functions.registry import Call, Log, Reward, arguments, run_reward
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
 STATE = SimpleNamespace(global_step=3, max_steps=9)
@@ -40,21 +40,6 @@ def given(name, texts, empty=(), known=None):
 
 def run(name, N=2, **fields):
     return run_reward(Call(name, fields, {}, N))[0]
-
-
-def test_a_reward_is_registered_as_it_is_and_one_of_another_file_with_its_name_is_refused():
-    def shout(completions):
-        return [float(text.isupper()) for text in completions]
-
-    assert reward(shout) is shout and reward(0, 1, slow=True, check=print)(shout) is shout, "it may be loaded again"
-    assert registry.REWARDS["shout"] == Reward(shout, 0, 1, True, print, False)
-
-    def other(completions):
-        pass
-
-    other.__name__, other.__module__ = "shout", "another_file"
-    with pytest.raises(ValueError, match="reward shout is already defined elsewhere"):
-        reward(other)
 
 
 # what a function gets
@@ -90,14 +75,6 @@ def test_a_function_gets_what_its_signature_names(function, columns, found):
     """A setting wins over a field; a field that these records lack, but others of the data have, is None."""
     known = {"texts": "the texts", "judge_model": "a judge", "group_size": 2, "length_min": 7}
     assert given(plain(function), texts(**columns), ["level"], known) == found
-
-
-def test_completions_of_messages_are_messages_for_functions_without_the_decorator():
-    found = given(plain(everything), texts([CHAT, "q"]))
-    assert found["prompts"] == [CHAT, "q"]
-    assert found["completions"] == [[{"role": "assistant", "content": "a"}], "b"]
-    reward(0, 1)(everything)
-    assert given("everything", texts([CHAT, "q"]))["completions"] == ["a", "b"]
 
 
 def test_a_function_may_change_what_it_gets_from_the_records():
@@ -205,21 +182,6 @@ def test_an_async_reward_keeps_its_event_loop_and_works_where_another_is_running
 
 
 # errors of a reward's own code
-
-def divides(completions):
-    return [1 / len(text) for text in completions]
-
-
-async def looks_up(completions):
-    return [{"a": 1.0}[text] for text in completions]
-
-
-@pytest.mark.parametrize(("function", "line", "what"), [
-    (divides, r"return \[1 / len", "ZeroDivisionError: division by zero"),
-    (looks_up, "return .*a.: 1.0", "KeyError: ''")])
-def test_an_error_names_the_line(function, line, what):
-    with pytest.raises(ValueError, match=f"^.*test_registry.py, line [0-9]+: {line}.*: {what}$"):
-        run(plain(function), completions=["a", ""])
 
 
 # reward_file

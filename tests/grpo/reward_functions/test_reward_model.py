@@ -84,22 +84,6 @@ def test_equal_texts_are_read_once_and_those_of_like_length_together_where_there
     assert not scorer.model.training and not any(p.requires_grad for p in scorer.model.parameters())
 
 
-def test_a_text_that_is_too_long_is_a_clear_error(tmp_path):
-    scorer = load_reward_model(folder_of(tmp_path / "m", "bert", longest=20))
-    with pytest.raises(ValueError, match="reward_model_checkpoint reads 20 tokens, but a prompt with its completion has"):
-        scorer.scores(texts_of(["1"], [" 1" * 30]))
-
-
-def test_a_prompt_that_the_chat_template_refuses_is_one_line(tmp_path):
-    no_system = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-                 + CHAT_TEMPLATE)
-    scorer = load_reward_model(folder_of(tmp_path / "m", "llama", no_system))
-    scorer.scores(written(2))
-    with pytest.raises(ValueError, match="^the chat template of reward_model_checkpoint refuses a prompt "
-                                         r"\(System role not supported\); change the prompt"):
-        scorer.scores(written(2, QUESTION))
-
-
 def test_what_is_no_reward_model_is_refused_in_one_line(tmp_path):
     def refused(path, words):
         with pytest.raises((ValueError, FileNotFoundError), match=f"^reward_model_checkpoint={path}[^\n]*{words}[^\n]*$"):

@@ -81,12 +81,6 @@ def test_an_error_of_the_reward_is_the_runs(workers):
     assert called(workers, "a", "bb")[0] == [1, 2]
 
 
-def test_processes_that_cannot_start_are_one_line(workers):
-    made = Workers(1, 60.0, "gone.py")
-    with pytest.raises(ValueError, match="a worker process of reward_workers could not start"):
-        called(made, "a")
-
-
 BUSY = """import os
 from grpo.reward_functions.registry import Call, reward
 from grpo.reward_functions.workers import Workers

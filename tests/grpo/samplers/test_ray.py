@@ -214,22 +214,12 @@ def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_i
     assert not fake.up
 
 
-def test_a_cluster_is_joined_at_its_address(fake, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
-    join(fake)
-    (address, settings, seen), = fake.calls
-    assert "RAY_AUTH_TOKEN" not in seen, "the cluster's is in its own environment, or in the home folder"
-    assert address == "auto" and "num_cpus" not in settings and "object_store_memory" not in settings
-    assert settings["runtime_env"]["env_vars"]["PYTHONPATH"].split(os.pathsep)[0] == ROOT
-
-
 @pytest.mark.parametrize("address, error", [
-    ("", RuntimeError("Failed to start GCS\nno port")), ("local", RuntimeError("no port")),
-    ("auto", ConnectionError("no Ray instance")), ("127.0.0.1:1", None), ("ray://127.0.0.1:1", None)])  # at once: Ray itself would try for minutes
+    ("", RuntimeError("Failed to start GCS\nno port")), ("auto", ConnectionError("no Ray instance")), ("127.0.0.1:1", None)])  # at once: Ray itself would try for minutes
 def test_a_ray_that_is_not_there_or_cannot_start_is_one_line(fake, monkeypatch, address, error):
     fake.error = error
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(SamplerError, match=f"^sampler='ray': no Ray at RAY_ADDRESS={address.replace('local', '')} [^\n]*$"):
+    with pytest.raises(SamplerError, match=f"^sampler='ray': no Ray at RAY_ADDRESS={address} [^\n]*$"):
         join(fake)
     assert bool(fake.calls) == (error is not None)
 

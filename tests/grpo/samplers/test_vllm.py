@@ -26,7 +26,7 @@ from grpo.policies.causal import CausalPolicy
 from grpo.reference import logp_in_batches
 from grpo.samplers import vllm
 from grpo.samplers.sampler import SamplerError
-from grpo.samplers.vllm import VllmSampler, prompts_of
+from grpo.samplers.vllm import VllmSampler
 from tests.families import model_folder, write_sums
 from tests.tiny import (
     CAUSAL, ROOT, causal_model, clear_gradient, fixed_rewards, one_process, prompt_config, read_records, run_here,
@@ -157,21 +157,6 @@ def test_completions_depend_on_seed_iteration_and_problem_alone(world):
     G, ids = w.config.group_size, whole.texts.completion_ids
     assert part.texts.completion_ids == ids[G : 2 * G] != ids[:G] and ids != other
     assert len(set(map(tuple, ids[:G]))) > 1, "the completions of a group differ"
-
-
-@pytest.mark.parametrize("kind", ["adapter", "ours"])
-def test_starts_are_finished_in_their_order_with_the_weights_that_they_were_started_with(world, kind):
-    w = world(kind, max_staleness=1)
-    w.sync(0)
-    later = w.data.problems("train", 1)
-    w.sampler.start(w.problems, 0)
-    w.sampler.start(later, 1)
-    assert w.apart(w.sampler.finish()[0]) < 1e-4
-    w.move()
-    w.sync(1)  # all weights wait for what is being sampled
-    second, _ = w.sampler.finish()
-    assert prompts_of(later) != prompts_of(w.problems)
-    assert w.apart(w.write(later, 1)) < 1e-4 < 1e-3 < w.apart(second), "the second was sampled before the sync"
 
 
 @pytest.mark.parametrize("staleness", [0, 2])

@@ -80,9 +80,3 @@ def test_a_failure_is_one_line_and_what_may_be_chance_is_asked_again(serve, sent
 def test_a_server_that_comes_back_is_asked_again(serve):
     sent = [answer(b"", "503 x"), b"", answer(b"yes")]
     assert serve(lambda body: sent.pop(0)).ask("POST", "/x", {}) == "yes"
-
-
-def test_a_server_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(vllm, "WAITS", (0.0,))
-    with pytest.raises(SamplerError, match="cannot be reached .*start the server, or correct vllm_url"):
-        Server("http://127.0.0.1:1", 5).ask("GET", "/v1/models")
