@@ -163,7 +163,8 @@ def digits(number):
 def meanings():
     """{metric: what it is}, from docs/metrics.md; some end in <name>."""
     found = {}
-    for line in MEANINGS.read_text("utf-8").split("\n") if MEANINGS.exists() else ():
+    document = MEANINGS.read_text("utf-8") if MEANINGS.exists() else ""
+    for line in document.split("\n"):
         if line.startswith("| `"):
             keys, sentence, *_ = line.split(" | ")
             for key in re.findall("`(.+?)`", keys):
