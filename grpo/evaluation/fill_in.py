@@ -103,7 +103,7 @@ class FillInEvaluation(Evaluation):
         if window is not None:
             n = len(samples) * rollouts.group_size
             texts = replace(rollouts.texts, tokens=rollouts.texts.tokens[:n], place=rollouts.texts.place[:n])
-            credit = self.judges["judge"].score_and_credit(texts, window)[1].tolist()
+            credit = self.judges["judge"].score_and_credit(texts, window)[1].nan_to_num().tolist()
         for i, (record, numbers) in enumerate(samples):
             texts = {"problem": batch["input"][i], "truth": batch["target"][i]}
             texts |= {name: rollouts.texts.tokens[n] for name, n in numbers.items()}

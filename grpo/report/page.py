@@ -3,9 +3,11 @@
 The page loads nothing from the network. It has no script and allows none; texts are escaped.
 """
 
+import functools
 import itertools
 import math
 import os
+import re
 import statistics
 from html import escape
 from pathlib import Path
@@ -20,21 +22,14 @@ from grpo.evaluation.samples import compared, evaluations
 STEPS = 500     # most steps in a chart, so that the page of a long run stays small
 SETS = 12       # most evaluations with samples: the first and the latest
 LONGEST = 4000  # most characters of a sample
-LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
+NARROW = 11     # most characters in a line of texts that stand beside each other
 LEGEND = ('<p>Sampled: <span class="right">right</span>, <span class="wrong">wrong</span> by the reward, '
           '<span class="filled">without its verdict</span>; rewards <span class="a2">above</span> and '
           '<span class="a-2">below</span> the mean of their group</p>\n')
-UP_IS_GOOD = {  # {metric, or what its name begins with: what it is}; those that count most come first
-    "eval/sampled_accuracy": "share of correct completions, sampled as in training",
-    "eval/greedy_accuracy": "share of prompts whose greedy completion is correct",
-    "eval/pass_at_k": "share of prompts with a correct completion among those sampled",
-    "eval/word_validity": "share of the filled-in words that are words of the training text",
-    "eval/words_recovered": "share of the filled-in words that are the true ones",
-    "eval/reward/": "mean of a reward on held-out problems",
-    "eval/gold_judge": "score by a judge that is never trained against",
-    "eval/judge": "score by the judge of the reward",
-    "eval/token_accuracy": "share of the masked tokens that are the true ones",
-}
+LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
+MEANINGS = Path(__file__).parents[2] / "docs" / "metrics.md"
+UP_IS_GOOD = ("eval/sampled_accuracy", "eval/greedy_accuracy", "eval/pass_at_k", "eval/word_validity",
+              "eval/words_recovered", "eval/reward/<name>", "eval/gold_judge", "eval/judge", "eval/token_accuracy")
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"/><title>{name}</title>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
@@ -58,9 +53,9 @@ def write_report(folder):
     elif start:
         last = records[-1]["step"]
         status = f"running, or not ended properly: at step {last} when this page was written, {now()}"
-    parts = {"Held out, before and after": before_and_after(evaluations(records)), "Held out": "",
-             "Samples": samples(Path(folder, SAMPLES)), **curves(records)}
     settings = start.pop("settings", {})
+    parts = {"Held out, before and after": before_and_after(evaluations(records), penalties(settings)), "Held out": "",
+             "Samples": samples(Path(folder, SAMPLES)), **curves(records)}
     rows = [(text(key), *map(private, about.values())) for key, about in settings.items()]
     parts["Settings"] = table(("setting", "value", "default", "set in"), rows)
     parts["Machine, versions, command"] = table((), [(text(key), private(value)) for key, value in start.items()])
@@ -83,21 +78,27 @@ def read_metrics(path):
     return [r for i, r in enumerate(each_record(path), 1) if (count - i) % every == 0 or evaluations([r])]
 
 
+def penalties(settings):
+    """The held-out metrics of rewards with a negative weight. settings: those of config.json"""
+    names, weights = (settings.get(key, {}).get("value", []) for key in ("reward_functions", "reward_weights"))
+    return [f"eval/reward/{name}" for name, weight in zip(names, weights, strict=False) if weight < 0]
+
+
 def curves(records):
     """{part of the page: a chart for each of its metrics}"""
     parts = dict.fromkeys(("Held out", "Rewards", "Training"), "")
     timed = [record for record in records if "time/train" in record]
     constant, last = [], records[-1]["step"]
     for metric in dict.fromkeys(name for record in records for name in record):
+        if metric == "step" or metric.startswith("time/"):
+            continue
         points = [(record["step"], record[metric]) for record in records if metric in record]
         values = [y for _, y in points]
         part = "Rewards" if "reward" in metric else "Training"
         if metric.startswith("eval/"):
             part = "Held out"
-        if metric == "step" or metric.startswith("time/"):
-            continue
         if None not in values and is_flat(values):
-            constant.append(f"{text(metric)} {statistics.fmean(values):.3g}")
+            constant.append(f"<span {tooltip(metric)}>{text(metric)} {digits(statistics.fmean(values))}</span>")
         else:
             parts[part] += chart(metric, last, points)
     return parts | {"Seconds of a step by phase": stacked(last, timed),
@@ -110,18 +111,24 @@ def is_flat(values):
     return high - low <= max(1e-7, 1e-3 * max(-low, high))
 
 
-def before_and_after(records):
-    """The first and the last evaluation: what counts most, and a table."""
-    if not records:
+def before_and_after(records, lowered):
+    """The metrics that count in the first and the last evaluation, and a table of all; "" if they are one.
+
+    lowered: the metrics that the run makes smaller
+    """
+    if len(records) < 2:
         return ""
     first, last = ({name: x for name, x in records[i].items() if name.startswith("eval/")} for i in (0, -1))
     boxes = ""
-    for family, sentence in UP_IS_GOOD.items():
+    for counts in UP_IS_GOOD:
         for name, x in first.items():
             y = last.get(name)
-            if name.startswith(family) and None not in (x, y):
-                verdict = "better" if y > x else "worse" if y < x else "equal"
-                boxes += (f'<div title="{sentence}">{text(name.removeprefix("eval/"))} <b>{x:.3g} → {y:.3g}</b> '
+            if documented(name) == counts and None not in (x, y):
+                before, after = digits(x), digits(y)
+                verdict = "better" if (y > x) != (name in lowered) else "worse"
+                if before == after:
+                    verdict = "equal"
+                boxes += (f'<div {tooltip(name)}>{text(name.removeprefix("eval/"))} <b>{before} → {after}</b> '
                           f'<span class="{verdict}">{verdict}</span></div>')
     rows = [(text(name), *numbers) for name, *numbers in compared(first, last)]
     lines = table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers")
@@ -141,6 +148,40 @@ def private(value):
     return text(without_home(str(value)))
 
 
+def text(value):
+    """A value as HTML: escaped, without invisible characters."""
+    return escape(visible(str(value), kept="\t\n"))
+
+
+def digits(number):
+    """A number with three digits, or all those before its point."""
+    whole = number % 1 == 0 or abs(number) >= 1000
+    return f"{number:.0f}" if whole and abs(number) < 1e9 else f"{number:#.3g}".rstrip(".")
+
+
+@functools.cache
+def meanings():
+    """{metric: what it is}, from docs/metrics.md; some end in <name>."""
+    found = {}
+    document = MEANINGS.read_text("utf-8") if MEANINGS.exists() else ""
+    for line in document.split("\n"):
+        if line.startswith("| `"):
+            keys, sentence, *_ = line.split(" | ")
+            for key in re.findall("`(.+?)`", keys):
+                found.setdefault(key, sentence.replace("`", ""))
+    return found
+
+
+def documented(metric):
+    """The name of a metric in docs/metrics.md."""
+    return metric if metric in meanings() else f"{os.path.dirname(metric)}/<name>"
+
+
+def tooltip(metric):
+    """The meaning of a metric, as an attribute in HTML."""
+    return f'title="{text(meanings().get(documented(metric), ""))}"'
+
+
 def samples(path):
     """The samples of evaluations; the latest are unfolded."""
     by_step = {}
@@ -158,7 +199,7 @@ def samples(path):
 
 def sample_table(record):
     """The texts of a sample."""
-    rows, level_of = [], {}
+    rows, level_of, widest = [], {}, 0
     left_out = ["step", "filled", "group", "credit"]
     if group := record.get("group"):
         level_of = levels({name: [record[f"{name}_score"]] for name in group})
@@ -168,11 +209,12 @@ def sample_table(record):
             continue
         words, score, right = [text(key)], record.get(f"{key}_score"), record.get(f"{key}_right")
         if score is not None:
-            words.append(f'<span class="{level_of.get(key, [""])[0]}">{score:.3g}</span>')
+            words.append(f'<span class="{level_of.get(key, [""])[0]}">{digits(score)}</span>')
         if right is not None:
             words.append("right" if right else "wrong")
         rows.append((" ".join(words), marked(key, record)))
-    return table((), rows, "samples")
+        widest = max(widest, *map(len, str(value).split("\n")))
+    return table((), rows, "samples" if widest > NARROW else "samples beside")
 
 
 def levels(rewards):
@@ -194,7 +236,7 @@ def marked(key, record):
         if first < LONGEST:
             mark = f'class="{verdict}"'
             if level_of:
-                mark = f'class="{level_of[key][i]}" title="reward {credit[key][i]:.3g}"'
+                mark = f'class="{level_of[key][i]}" title="reward {digits(credit[key][i])}"'
             html += f"{text(value[start:first])}<span {mark}>{text(value[first:end])}</span>"
             start = end
     html += text(value[start:LONGEST])
@@ -208,9 +250,8 @@ def chart(title, last, points):
     points: [(step, number, or None if it was not finite)]
     """
     smooth = smoothed(points)
-    latest = "not finite" if smooth[-1][1] is None else f"{smooth[-1][1]:.3g}"
-    sentence = next((sentence for name, sentence in UP_IS_GOOD.items() if title.startswith(name)), "")
-    return figure(f"{text(title)} <b>{latest}</b>", text(title), sentence, last, {"raw": points, "line": smooth})
+    latest = "not finite" if smooth[-1][1] is None else digits(smooth[-1][1])
+    return figure(f"{text(title)} <b>{latest}</b>", title, last, {"raw": points, "line": smooth})
 
 
 def stacked(last, records):
@@ -223,8 +264,8 @@ def stacked(last, records):
         total = {step: total[step] + y for step, y in seconds}
         layers[kind] = list(total.items())
         mean = statistics.fmean(y for _, y in seconds)
-        caption += f'<span class="{kind}">{text(name.removeprefix("time/"))} {mean:.3g}</span> '
-    return figure(caption, "seconds", "means over the run", last, dict(reversed(layers.items()))) if records else ""
+        caption += f'<span class="{kind}" {tooltip(name)}>{text(name.removeprefix("time/"))} {digits(mean)}</span> '
+    return figure(caption, "seconds", last, dict(reversed(layers.items()))) if records else ""
 
 
 def smoothed(points):
@@ -236,10 +277,11 @@ def smoothed(points):
     return means
 
 
-def figure(caption, label, sentence, last, layers):
+def figure(caption, label, last, layers):
     """Curves over the steps 0 to last, as inline SVG. What was not finite is a gap and a mark on the axis.
 
-    layers: {class of a curve: [(step, number or None)]}; below one of a phase the area is filled
+    caption: HTML; label: a metric, or other words; layers: {class of a curve: [(step, number or None)]}, with the area
+    below it filled if it is of a phase
     """
     last = max(last, 1)
     numbers = [y for points in layers.values() for _, y in points if y is not None] or [0.0]
@@ -270,8 +312,8 @@ def figure(caption, label, sentence, last, layers):
         if kind.startswith("phase"):
             line += f"V{BOTTOM}H{across(points[0][0])}Z"
         curves += f'<path class="{kind}" d="{line}"/>'
-    return (f'<figure><figcaption title="{sentence}">{caption}</figcaption><svg viewBox="0 0 320 156" role="img" '
-            f'aria-label="{label}">{marks}{curves}</svg></figure>\n')
+    return (f'<figure {tooltip(label)}><figcaption>{caption}</figcaption><svg viewBox="0 0 320 156" role="img" '
+            f'aria-label="{text(label)}">{marks}{curves}</svg></figure>\n')
 
 
 def ticks(low, high):
@@ -279,11 +321,6 @@ def ticks(low, high):
     size = 10 ** math.floor(math.log10((high - low) / 2))
     size *= max(k for k in (1, 2, 5) if 2 * k * size <= (high - low) * 1.000001)
     return [i * size for i in range(math.ceil(low / size), math.floor(high / size) + 1)]
-
-
-def text(value):
-    """A value as HTML: escaped, without invisible characters."""
-    return escape(visible(str(value), kept="\t\n"))
 
 
 def draw_curves(runs, path):

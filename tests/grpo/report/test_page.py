@@ -2,13 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from grpo.report import page as page_module
 from grpo.report.page import read_metrics, write_report
-from tests.tiny import jsonl
+from tests.tiny import ROOT, jsonl
 
 HIDDEN = "\x00\x1b\u202e\ud800"
 EVIL = f"<script>alert(1)</script><!-- </td></table></script><style> &lt; \"'{HIDDEN}"
@@ -33,7 +34,7 @@ def sample(step, **more):
 class Page:
     """The page of a run with these records, read as strictly as XML: it has no script, allows none and loads nothing.
 
-    tables: rows of texts; marks: (class, text) of what was filled in; headings, phases: texts; headline
+    tables: rows of texts; marks: (class, text) of what was filled in; headings, phases: texts; headline, its titles
     """
 
     def __init__(self, folder, records, samples=(), **start):
@@ -51,6 +52,7 @@ class Page:
         attributes = {name for element in root.iter() for name in element.attrib}
         assert not any(name.startswith("on") or name in ("src", "href", "style", "action") for name in attributes)
         self.phases = [span.text for span in root.iterfind(".//figcaption/span")]
+        self.text, self.titles = "".join(root.itertext()), [x.get("title") for x in root.iterfind(".//div/div")]
         self.headline = ["".join(box.itertext()) for box in root.iterfind(".//div/div[@title]")]
         self.headings = [element.text for element in root.iter("h2")]
         self.marks = [(mark.get("class"), mark.text) for mark in root.iterfind(".//td[2]//span")]
@@ -79,11 +81,11 @@ def test_a_run_has_all_parts_and_its_numbers_and_settings_are_in_the_tables(page
                                ["stop", "['a']", "None", "config/a.py"]]
     assert page.tables[-1] == [["command", "python grpo/train_grpo.py"]]
     assert "running, or not ended properly: at step 9 when this page was written" in page.html
-    assert "<p>eval/reward/a 1, lr 0.001, noise 5e-10</p>" in page.html
+    assert "eval/reward/a 1, lr 0.00100, noise 5.00e-10\n" in page.text
     parts = {part.split("</h2>")[0]: re.findall("<figcaption[^>]*>([^ ]+) ", part) for part in page.html.split("<h2>")[1:]}
     assert parts["Held out"] == ["eval/judge", "eval/kl", "eval/reward/b"]
     assert parts["Rewards"] == ["mean_reward", "reward/a"] and parts["Training"] == ["loss", "tiny"]
-    assert page.phases == ["collect 0.25", "train 1.12"]
+    assert page.phases == ["collect 0.250", "train 1.12"]
 
 
 def test_what_was_filled_in_is_marked_by_the_verdict_of_the_reward_and_not_by_the_stored_solution(page_of):
@@ -93,9 +95,9 @@ def test_what_was_filled_in_is_marked_by_the_verdict_of_the_reward_and_not_by_th
               "filled": dict.fromkeys(texts, hidden)}
     page = page_of(steps(4), [record, sample(1, extra={"n": 1}, other={}, hint=None)])
     assert page.marks[4:8] == [("right", "31"), ("right", "4"), ("wrong", "31"), ("wrong", "4")]
-    assert [row[0] for row in page.tables[1][2:]] == ["best 2 right", "worst 0.5 wrong"]
+    assert [row[0] for row in page.tables[1][2:]] == ["best 2 right", "worst 0.500 wrong"]
     assert page.marks[-4:] == [("filled", "b"), ("filled", "xd"), ("filled", "x"), ("filled", "\nd")]
-    assert page.tables[2] == [["problem", "a_c__"], ["truth", "abc\nd"], ["best 0.75", "abcxd"], ["worst -1.5", "axc\nd"],
+    assert page.tables[2] == [["problem", "a_c__"], ["truth", "abc\nd"], ["best 0.750", "abcxd"], ["worst -1.50", "axc\nd"],
                               ["extra", "{'n': 1}"]]
 
 
@@ -103,10 +105,14 @@ def test_the_headline_says_what_is_better_and_a_group_has_the_colours_of_its_rew
     names = ["1 of 3", "2 of 3", "3 of 3"]
     group = {"group": names, "credit": {names[0]: [3.0, 1.0], names[1]: [0.0, 1.0], names[2]: [-3.0, 1.0]}}
     group |= dict.fromkeys(names, "ab") | {f"{name}_score": 7.0 for name in names}
-    ends = [{"step": step, "eval/kl": step, "eval/judge": 0.25, "eval/reward/b": -step, "eval/sampled_accuracy": x}
-            for step, x in ((0, 0.33789), (3, 0.92999))]
-    page = page_of(ends, [sample(3, **group, filled=dict.fromkeys(names, [[0, 1], [1, 2]]))])
-    assert page.headline == ["sampled_accuracy 0.338 → 0.93 better", "reward/b 0 → -3 worse", "judge 0.25 → 0.25 equal"]
+    ends = [{"step": step, "eval/kl": step, "eval/judge": 0.25 + step / 1e5, "eval/reward/b": -step,
+             "eval/reward/long": 1234.5 - step, "eval/sampled_accuracy": x} for step, x in ((0, 0.33789), (3, 0.92999))]
+    settings = {"reward_functions": {"value": ["b", "long"]}, "reward_weights": {"value": [1.0, -0.5]}}
+    page = page_of(ends, [sample(3, **group, filled=dict.fromkeys(names, [[0, 1], [1, 2]]))], settings=settings)
+    assert page.headline == ["sampled_accuracy 0.338 → 0.930 better", "reward/b 0 → -3 worse",
+                             "reward/long 1234 → 1232 better", "judge 0.250 → 0.250 equal"]
+    meanings = Path(ROOT, "docs/metrics.md").read_text("utf-8").replace("`", "")
+    assert all(title and title in meanings for title in page.titles)
     assert [row[0] for row in page.tables[1]] == ["problem", "truth", *(f"{name} 7" for name in names)]
     assert [kind for kind, _ in page.marks] == ["a2", "a0", "a0", "a0", "a-2", "a0"]
     assert 'title="reward -3"' in page.html
@@ -154,4 +160,4 @@ def test_of_a_long_run_all_evaluations_and_the_last_step_are_read(tmp_path, monk
 @pytest.mark.parametrize("records", [steps(4)[:1], steps(4)[1:-1], [{"step": 1, "loss": None}]])
 def test_a_run_has_a_page_from_its_first_record_on(page_of, records):
     page = page_of(records)
-    assert "Samples" not in page.headings and "Settings" not in page.headings
+    assert not {"Held out, before and after", "Samples", "Settings"} & set(page.headings)
