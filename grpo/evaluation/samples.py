@@ -193,6 +193,11 @@ def compared(before, after):
     return rows
 
 
+def held_out(record):
+    """The held-out metrics of a record of metrics.jsonl."""
+    return {name: x for name, x in record.items() if name.startswith("eval/")}
+
+
 def evaluations(records):
-    """The records of metrics.jsonl that have held-out metrics."""
-    return [record for record in records if any(name.startswith("eval/") for name in record)]
+    """The records that have held-out metrics."""
+    return [record for record in records if held_out(record)]

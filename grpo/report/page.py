@@ -1,7 +1,4 @@
-"""report.html and curves.png of a run.
-
-The page loads nothing from the network. It has no script and allows none; texts are escaped.
-"""
+"""report.html and curves.png of a run. The page loads nothing and has no script; texts are escaped."""
 
 import functools
 import itertools
@@ -17,7 +14,7 @@ import numpy as np
 from core.files import CONFIG, METRICS, REPORT, SAMPLES, each_record, read_object, replacing, writing
 from core.logger import visible
 from core.start import now, without_home
-from grpo.evaluation.samples import compared, evaluations
+from grpo.evaluation.samples import compared, evaluations, held_out
 
 STEPS = 500     # most steps in a chart, so that the page of a long run stays small
 SETS = 12       # most evaluations with samples: the first and the latest
@@ -112,13 +109,11 @@ def is_flat(values):
 
 
 def before_and_after(records, lowered):
-    """The metrics that count in the first and the last evaluation, and a table of all; "" if they are one.
-
-    lowered: the metrics that the run makes smaller
-    """
+    """What counts in the first and the last evaluation, and a table of all; "" if they are one. lowered: metrics that
+    the run makes smaller"""
     if len(records) < 2:
         return ""
-    first, last = ({name: x for name, x in records[i].items() if name.startswith("eval/")} for i in (0, -1))
+    first, last = held_out(records[0]), held_out(records[-1])
     boxes = ""
     for counts in UP_IS_GOOD:
         for name, x in first.items():
@@ -245,10 +240,7 @@ def marked(key, record):
 
 
 def chart(title, last, points):
-    """A metric over the steps 0 to last: its running mean over its numbers, which are faint.
-
-    points: [(step, number, or None if it was not finite)]
-    """
+    """The running mean of a metric over its faint numbers. points: [(step, number, or None if it was not finite)]"""
     smooth = smoothed(points)
     latest = "not finite" if smooth[-1][1] is None else digits(smooth[-1][1])
     return figure(f"{text(title)} <b>{latest}</b>", title, last, {"raw": points, "line": smooth})
@@ -324,31 +316,24 @@ def ticks(low, high):
 
 
 def draw_curves(runs, path):
-    """Draws curves.png: a panel for each held-out metric that changes, with the mean over runs, a band of one standard
-    deviation, and a dashed line at the mean before training.
-
-    runs: [records of metrics.jsonl with held-out metrics]; path: of the picture
-    """
+    """Draws a panel for each held-out metric that changes: its mean over runs, a band of one standard deviation, and a
+    dashed line at the start. runs: [records of metrics.jsonl with held-out metrics]; path: of the picture"""
     from matplotlib.figure import Figure  # here, because it takes a second
     found = {}  # {metric: {step: [number of each run]}}
     for record in itertools.chain(*runs):
-        for name in (name for name in record if name.startswith("eval/")):
-            number = math.nan if record[name] is None else record[name]
-            found.setdefault(name, {}).setdefault(record["step"], []).append(number)
-    shown = [name for name, by_step in found.items() if not is_flat(sum(by_step.values(), []))] or list(found)
-    columns = min(4, len(shown))
-    rows = math.ceil(len(shown) / columns)
-    figure = Figure(figsize=(4 * columns, 3 * rows))
-    for place, name in enumerate(shown, 1):
-        axis = figure.add_subplot(rows, columns, place)
-        steps, numbers = zip(*found[name].items(), strict=True)
-        mean = np.array([np.mean(x) for x in numbers])
-        sd = np.array([np.std(x, ddof=min(1, len(x) - 1)) for x in numbers])
+        for name, y in held_out(record).items():
+            found.setdefault(name, {}).setdefault(record["step"], []).append(math.nan if y is None else y)
+    shown = {name: x for name, x in found.items() if not is_flat(sum(x.values(), []))} or found
+    columns, rows = min(4, len(shown)), -(-len(shown) // 4)
+    figure = Figure(figsize=(4 * columns, 3 * rows), layout="tight")
+    for place, (name, by_step) in enumerate(shown.items(), 1):
+        title = name.removeprefix("eval/").replace("_", " ")
+        axis = figure.add_subplot(rows, columns, place, title=title, xlabel="step")
+        steps, mean = list(by_step), np.array([np.mean(x) for x in by_step.values()])
+        sd = np.array([np.std(x, ddof=len(x) > 1) for x in by_step.values()])
         axis.plot(steps, mean, marker=".")
         axis.fill_between(steps, mean - sd, mean + sd, alpha=0.3)
         axis.axhline(mean[0], color="gray", linestyle="--", linewidth=1)
-        axis.set(title=name.removeprefix("eval/").replace("_", " "), xlabel="step")
         axis.grid(alpha=0.3)
-    figure.tight_layout()
     with writing(path):
         figure.savefig(path, dpi=100)

@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 from core.config import UsageError
 from core.files import METRICS, each_record
 from core.settings.script import run_script
-from grpo.evaluation.samples import evaluations
+from grpo.evaluation.samples import evaluations, held_out
 from grpo.report.page import draw_curves, write_report
 
 
@@ -27,24 +27,22 @@ def report_seeds(folders, picture):
         runs.append(found)
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
-    for metric in runs[0][0]:
-        if metric.startswith("eval/"):
-            print(f"| {metric.removeprefix('eval/')} | {seeds_row(metric, runs)} |")
+    for metric in held_out(runs[0][0]):
+        print(f"| {metric.removeprefix('eval/')} | {seeds_row(metric, runs)} |")
     if picture:
         draw_curves(runs, picture)
 
 
 def seeds_row(metric, runs):
     """A metric before and after training, and its change over runs; dashes if one of them did not measure it."""
-    before = [records[0].get(metric) for records in runs]
-    after = [records[-1].get(metric) for records in runs]
-    if None in before + after:
+    ends = [(records[0].get(metric), records[-1].get(metric)) for records in runs]   # (before, after) of each run
+    if None in sum(ends, ()):
         return "- | - | - | - | -"
-    change = [b - a for a, b in zip(before, after, strict=True)]
+    change = [b - a for a, b in ends]
+    before, after = map(statistics.mean, zip(*ends, strict=True))
     sd = statistics.stdev(change) if len(change) > 1 else 0.0
     rose = sum(x > 0 for x in change)
-    return (f"{statistics.mean(before):.4f} | {statistics.mean(after):.4f} | "
-            f"{statistics.mean(change):+.4f} ± {sd:.4f} | {min(change):+.4f} | {rose}/{len(change)}")
+    return f"{before:.4f} | {after:.4f} | {after - before:+.4f} ± {sd:.4f} | {min(change):+.4f} | {rose}/{len(change)}"
 
 
 def main(argv):
