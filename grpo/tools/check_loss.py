@@ -172,8 +172,8 @@ def explanations(mine, policies, P, kls, K, tokens, beta):
             found.add("wrong sign of all but the KL")
         else:
             of_scale = SCALES.get(scale, f"the gradient is {scale:g} times the right one")
-            of_kl = KL_SCALES.get(kl_scale, f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta")
-            found = (found | {of_scale, of_kl}) - {""}
+            of_kl_scale = KL_SCALES.get(kl_scale, f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta")
+            found = (found | {of_scale, of_kl_scale}) - {""}
         distance = (mine - a * P[i] - b * K[j]).norm().item()  # of the losses, as the gradient fits
         yield len(found), scale not in SCALES, distance, i, j, sorted(found)
 
@@ -181,7 +181,8 @@ def explanations(mine, policies, P, kls, K, tokens, beta):
 def nearest(mine, policies, P, kls, K, beta):
     """The same of every right P + beta K."""
     for i, j in itertools.product(range(len(P)), range(len(K))):
-        if {*policies[i][1], *kls[j][1]} == {""} and policies[i][0][0] == kls[j][0][0]:
+        ((own, _), of_policy), ((average, _), of_kl) = policies[i], kls[j]
+        if own == average and not any(of_policy + of_kl):
             right = P[i] + beta * K[j]
             distance = ((mine - right).norm() / (mine.norm() + right.norm())).item()
             yield 99, True, distance, i, j, ["no known fault explains it"]
