@@ -97,7 +97,8 @@ def weights(step, average):
     right, ones, N = token_weights(mask, average, L), torch.ones_like(mask), mask.any(1).sum()
     length = mask.sum(1, keepdim=True).clamp(min=1)
     denominator = {"sum": N, "sequence": N * length, "token": mask.sum(), "constant": N * L}[average]
-    return [("", right), ("padding", token_weights(ones, average, L)), ("padding", ones / denominator),
+    return [("", right), ("padding", ones / denominator), ("padding", ones / ones.numel()),
+            ("padding", token_weights(ones, average, L)),
             ("mean of means", torch.cat([token_weights(mask[rows], average, L) for rows in step.parts]) / parts),
             ("masked completions", right * mask.any(1).double().mean()), ("a sum", mask / parts),
             ("divided by the size of the padded tensor", mask / mask.numel())]
@@ -106,6 +107,7 @@ def weights(step, average):
 def policy_losses(step, c):
     """Triples ((average, objectives), faults, loss without KL)."""
     logp, old, A = step.logp, step.old_logp, step.A
+    length = step.mask.sum(1, keepdim=True).clamp(min=1)
     for case in step.expected:
         average, names = case["average"], case["objectives"]
         if case["kl"] != "none" or c.objective not in (None, *names):
@@ -115,6 +117,9 @@ def policy_losses(step, c):
         key = average, ", ".join(names)
         for fault, weight in weights(step, average):
             yield key, (fault, ""), policy_loss(logp, old, A, weight, row)[0]
+            if row.ratio == "sequence" and fault == "padding":  # in the sum over tokens, not in their ratio
+                weight = step.mask / length * weight.sum(1, keepdim=True)
+                yield key, (fault, ""), policy_loss(logp, old, A, weight, row)[0]
             if row.surrogate == "clip":
                 up, down = (policy_loss(logp, old, A.abs(), weight * sign, row)[0] for sign in (A > 0, A < 0))
                 yield key, (fault, "mirrored clip"), up - down

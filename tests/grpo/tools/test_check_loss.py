@@ -69,6 +69,7 @@ WRONG = [
     ("mean of means", "dapo", MEANS),
     ("mean of means", "grpo", UNAWARE | {"loss.sum() / total_tokens": "(loss / length).sum() / mask.any(1).sum()"}),
     ("a sum", "grpo", UNAWARE | {" / total_tokens": ""}), ("padding", "dapo", {") * mask\n": ")\n"}),
+    ("padding", "luspo", BY_COMPLETION | S | {") * mask\n": ")\n"}),
     ("masked completions", "grpo", UNAWARE | {"loss.sum() / total_tokens": "(loss / length).sum(1).mean()"}),
     ("padding", "grpo", UNAWARE | NO_KL | {") * mask\n": ")\n", "loss.sum() / total_tokens": "loss.mean()"}),
     ("divided by the size of the padded tensor", "grpo", UNAWARE | {"loss.sum() / total_tokens": "loss.mean()"}),
