@@ -2,7 +2,7 @@
 
 python grpo/tools/check_loss.py mine.py:loss --objective=dapo --clip_high=0.28
 
-tests/vectors/README.md has the arguments of the function.
+tests/vectors/README.md has the arguments of the function; --help after it lists the settings.
 """
 
 import inspect
@@ -27,7 +27,9 @@ from grpo.losses import AVERAGES, KL_ESTIMATORS, OBJECTIVES, k2, k3, policy_loss
 VECTORS = ROOT / "tests" / "vectors"
 SETS = "whole", "truncated", "micro_batches", "ranks"
 TOLERANCE = 1e-5  # relative, of a gradient; a loss in float32 passes
-SCALES = {-1.0: "wrong sign", 0.25: "1 / G of the right gradient"}  # G is 4
+SCALES = {1: "", -1: "wrong sign", 0.25: "1 / G of the right gradient"}  # G is 4
+KL_SCALES = {1: "", -1: "wrong sign of the KL"}
+SHAPES = {"(N,)": (-1,), "(N, 1)": (-1, 1)}
 
 
 class CheckConfig(Settings):
@@ -69,21 +71,43 @@ def loss_on(step, function, shape):
             raise ValueError(f"it returned {shown(part)}; return a scalar tensor that depends on logp, finite and with "
                              "a finite gradient: mask before exp, log or a division")
         loss = loss + part.double().sum() / shares
+    if not torch.autograd.grad(loss, step.logp, retain_graph=True)[0].any():
+        raise ValueError("its gradient is 0 everywhere: let it flow through logp")
     return loss
 
 
+def losses_of(function, steps):
+    """{shape of the advantage: gradients and losses}. A function for one shape fails on the other, or computes another
+    thing there."""
+    found, errors = {}, []
+    for shape, sizes in SHAPES.items():
+        try:
+            with naming_line_of(function):
+                found[shape] = numbers(steps, lambda step: [("", (), loss_on(step, function, sizes))])[1][0]
+        except UserCodeError as error:
+            errors.append(error)
+    if not found:  # that of loss_on, if a call came so far
+        raise max(errors, key=lambda error: isinstance(error.__cause__, ValueError))
+    return found
+
+
 def weights(step, average):
-    """{fault: the weights of tokens (N, M)}; the first is right."""
-    right, ones, L = token_weights(step.mask, average, step.max_tokens), torch.ones_like(step.mask), step.max_tokens
-    parts = [token_weights(step.mask[rows], average, L) for rows in step.parts]
-    return {"": right, "padding": token_weights(ones, average, L), "mean of means": torch.cat(parts) / len(parts),
-            "masked completions": right * step.mask.any(1).double().mean(),
-            "divided by the size of the padded tensor": step.mask / step.mask.numel()}
+    """Pairs of a fault and the weights of tokens (N, M); the first is right."""
+    mask, L, parts = step.mask, step.max_tokens, len(step.parts)
+    right, ones, N = token_weights(mask, average, L), torch.ones_like(mask), mask.any(1).sum()
+    length = mask.sum(1, keepdim=True).clamp(min=1)
+    denominator = {"sum": N, "sequence": N * length, "token": mask.sum(), "constant": N * L}[average]
+    return [("", right), ("padding", ones / denominator), ("padding", ones / ones.numel()),
+            ("padding", token_weights(ones, average, L)),
+            ("mean of means", torch.cat([token_weights(mask[rows], average, L) for rows in step.parts]) / parts),
+            ("masked completions", right * mask.any(1).double().mean()), ("a sum", mask / parts),
+            ("divided by the size of the padded tensor", mask / mask.numel())]
 
 
 def policy_losses(step, c):
     """Triples ((average, objectives), faults, loss without KL)."""
     logp, old, A = step.logp, step.old_logp, step.A
+    length = step.mask.sum(1, keepdim=True).clamp(min=1)
     for case in step.expected:
         average, names = case["average"], case["objectives"]
         if case["kl"] != "none" or c.objective not in (None, *names):
@@ -91,13 +115,18 @@ def policy_losses(step, c):
         row = replace(OBJECTIVES[names[0]], clip_low=c.clip_low, clip_high=c.clip_high)
         unclipped = replace(row, clip_low=1e9, clip_high=1e9)
         key = average, ", ".join(names)
-        for fault, weight in weights(step, average).items():
+        for fault, weight in weights(step, average):
             yield key, (fault, ""), policy_loss(logp, old, A, weight, row)[0]
+            if row.ratio == "sequence" and fault == "padding":  # in the sum over tokens, not in their ratio
+                weight = step.mask / length * weight.sum(1, keepdim=True)
+                yield key, (fault, ""), policy_loss(logp, old, A, weight, row)[0]
             if row.surrogate == "clip":
                 up, down = (policy_loss(logp, old, A.abs(), weight * sign, row)[0] for sign in (A > 0, A < 0))
                 yield key, (fault, "mirrored clip"), up - down
+                yield key, (fault, "max for min"), -policy_loss(logp, old, -A, weight, row)[0]
                 yield key, (fault, "no clip"), policy_loss(logp, old, A, weight, unclipped)[0]
-                yield key, (fault, "no ratio"), policy_loss(logp, logp.detach(), A, weight, row)[0]
+                if row.ratio == "token":
+                    yield key, (fault, "no ratio"), policy_loss(logp, logp.detach(), A, weight, row)[0]
 
 
 def kl_losses(step, c):
@@ -108,10 +137,12 @@ def kl_losses(step, c):
     terms = {("none", ""): 0.0 * logp,
              ("k3", ""): r * k3(logp, ref), ("k2", ""): r.detach() * k2(logp, ref),
              ("k3", "k3 without ratio"): k3(logp, ref), ("k2", "k2 without ratio"): k2(logp, ref),
+             ("k3", "k3 with a detached ratio"): r.detach() * k3(logp, ref),
+             ("k2", "k2 with the ratio's gradient"): r * k2(logp, ref),
              ("k3", "k1 as a loss"): logp - ref, ("k3", "reversed KL"): k3(ref, logp),
              ("k3", "sequence ratio in the KL"): s * k3(logp, ref)}
     for average in AVERAGES:
-        for denominator, weight in weights(step, average).items():
+        for denominator, weight in weights(step, average):
             for (estimator, fault), term in terms.items():
                 if c.kl in (None, estimator):
                     yield (average, estimator), (denominator, fault), (term * weight).sum()
@@ -128,48 +159,57 @@ def numbers(steps, losses_of):
 
 
 def explanations(mine, policies, P, kls, K, tokens, beta):
-    """(faults, .., distance, i, j, their names) of every a P + b K with my gradient, and of the right P + beta K."""
+    """(faults, .., distance, i, j, their names) of every a P + b K with my gradient."""
     p, k, g = P[:, tokens], K[:, tokens], mine[tokens]
     pp, kk, pk = p.square().sum(1, keepdim=True), k.square().sum(1).clamp(min=1e-30), p @ k.T
     pg, kg, gg = (p @ g)[:, None], k @ g, g @ g  # least squares for all pairs, (policies, KLs)
-    a, b = (kk * pg - pk * kg) / (pp * kk - pk**2), (pp * kg - pk * pg) / (pp * kk - pk**2)
-    fits = (gg - a * pg - b * kg < TOLERANCE**2 * gg) & (a.abs() > TOLERANCE)
-    for i, j in itertools.product(range(len(P)), range(len(K))):
+    A, B = (kk * pg - pk * kg) / (pp * kk - pk**2), (pp * kg - pk * pg) / (pp * kk - pk**2)
+    for i, j in (gg - A * pg - B * kg < TOLERANCE**2 * gg).nonzero().tolist():
         ((own, _), of_policy), ((average, estimator), of_kl) = policies[i], kls[j]
+        a, b = A[i, j], B[i, j]
+        if abs(a) < TOLERANCE:
+            of_policy, a = ["no policy gradient"], torch.ones(())
         found = {*of_policy, *of_kl, "" if average == own else f"the average of the KL is '{average}'"} - {""}
-        if fits[i, j]:
-            scale, kl_scale = round(a[i, j].item(), 4), round((b / a)[i, j].item() / beta, 3)
-            if scale != 1:
-                found.add(SCALES.get(scale, f"the gradient is {scale:g} times the right one"))
-            if estimator != "none" and kl_scale != 1:
-                found.add("wrong sign of the KL" if kl_scale == -1 else f"kl_beta is {kl_scale * beta:g}")
-            distance = (mine - a[i, j] * P[i] - b[i, j] * K[j]).norm().item()  # of the losses, as the gradient fits
-            yield len(found), scale not in SCALES, distance, i, j, sorted(found)
-        elif not found:
-            yield 99, True, (mine - P[i] - beta * K[j]).norm().item(), i, j, ["no known fault explains it"]
+        scale, kl_scale = round(a.item(), 4), round((b / a).item() / beta, 3)
+        if estimator == "none":
+            kl_scale = 1
+        if (scale, kl_scale) == (-1, -1):
+            found.add("wrong sign of all but the KL")
+        else:
+            of_scale = SCALES.get(scale, f"the gradient is {scale:g} times the right one")
+            of_kl_scale = KL_SCALES.get(kl_scale, f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta")
+            found = (found | {of_scale, of_kl_scale}) - {""}
+        distance = (mine - a * P[i] - b * K[j]).norm().item()  # of the losses, as the gradient fits
+        yield len(found), scale not in SCALES, distance, i, j, sorted(found)
+
+
+def nearest(mine, policies, P, kls, K, beta):
+    """The same of every right P + beta K."""
+    for i, j in itertools.product(range(len(P)), range(len(K))):
+        ((own, _), of_policy), ((average, _), of_kl) = policies[i], kls[j]
+        if own == average and not any(of_policy + of_kl):
+            right = P[i] + beta * K[j]
+            distance = ((mine - right).norm() / (mine.norm() + right.norm())).item()
+            yield 99, True, distance, i, j, ["no known fault explains it"]
 
 
 def main(argv):
     """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
     path, _, name = "".join(argv[:1]).rpartition(":")
     c, steps = load_config(CheckConfig, argv[1:])[0], [load_step(x) for x in SETS]
+    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))  # for what the file imports
     function = run_config_file(path).get(name) if path else None
     if not callable(function):
         raise UsageError(f"{''.join(argv[:1])!r} must be FILE.py:FUNCTION, a function that the file defines")
-
-    def run(shape):
-        with naming_line_of(function):
-            return numbers(steps, lambda step: [("", (), loss_on(step, function, shape))])[1][0]
-
-    try:  # most code for (N, 1) fails on (N,); code for (N,) may compute nonsense on (N, 1)
-        shape, mine = "(N,)", run((-1,))
-    except UserCodeError:
-        shape, mine = "(N, 1)", run((-1, 1))
     sizes = [step.logp.numel() + 1 for step in steps]
     tokens = torch.cat([torch.arange(size) < size - 1 for size in sizes])
     policies, P = numbers(steps, lambda step: policy_losses(step, c))
     kls, K = numbers(steps, lambda step: kl_losses(step, c))
-    *_, i, j, faults = min(explanations(mine, policies, P, kls, K, tokens, c.kl_beta))
+    found = []
+    for shape, mine in losses_of(function, steps).items():
+        explained = list(explanations(mine, policies, P, kls, K, tokens, c.kl_beta))
+        found.append((*min(explained or nearest(mine, policies, P, kls, K, c.kl_beta)), shape, mine))
+    *_, i, j, faults, shape, mine = min(found, key=lambda x: x[0])
     (average, objectives), (_, estimator) = policies[i][0], kls[j][0]
     i, j = policies.index((policies[i][0], ("", ""))), kls.index(((average, estimator), ("", "")))
     print(f"{'nearest' if faults else 'right'}: {objectives}; KL: {estimator}; advantage {shape}; relative errors:")

@@ -154,7 +154,7 @@ def vectors():
     ranks["reward"][-GROUP:] = [0.0] * GROUP  # a group of equal rewards
     steps = {"whole": inputs(0, [[groups(0, 1, 2)]]),
              "truncated": inputs(10, [[groups(0, 1, 2)]], width=MAX_TOKENS, truncated=(1, 6, 7)),
-             "micro_batches": inputs(41, [[groups(0), groups(1)]]), "ranks": ranks}
+             "micro_batches": inputs(41, [[groups(0), groups(1)]], truncated=(5,)), "ranks": ranks}
     return {name: with_expected(step) for name, step in steps.items()}
 
 

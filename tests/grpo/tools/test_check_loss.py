@@ -43,22 +43,33 @@ RIGHT = [("dapo", "k3", {}), ("reinforce++", "k2", K2), ("grpo", "k3", BY_SEQUEN
          ("luspo", "k3", BY_COMPLETION | S), ("dppo", "k3", BY_LIMIT | TV),
          ("cispo", "none", NO_KL | term("u.clamp(0.8, 1.2).detach() * A * logp")),
          ("grpo", "k3", BY_SEQUENCE | {"A = advantage[:, None]": "A = advantage.expand(-1, logp.shape[1])"}),
+         ("gspo", "none", {"return loss.sum() / total_tokens": "return -torch.min(s * advantage, s.clamp(0.8, 1.2) * "
+                           "advantage).sum() / total_completions"}),  # with (N,) it is of shape (N, N)
+         ("dapo", "k3", {"import torch": "import torch, beside"}),
          ("plain", "k3", BY_COMPLETION | {"logp - old_logp).exp": "logp.float() - old_logp.float()).exp"})]
 MIRRORED = term("torch.where(A >= 0, torch.min(u * A, u.clamp(0.8, 1.2) * A), torch.max(u * A, u.clamp(0.8, 1.2) * A))")
 K1 = {"kl = r": "kl = -x #"}
 MEANS = UNAWARE | {"/ total_tokens": "/ mask.sum()"}
 WRONG = [
     ("mirrored clip", "dapo", MIRRORED), ("mirrored clip", "gspo", BY_SEQUENCE | S | MIRRORED),
+    ("max for min", "gspo", BY_SEQUENCE | S | term("torch.max(u * A, u.clamp(0.8, 1.2) * A)")),
     ("no clip", "grpo", BY_SEQUENCE | term("u * A")), ("no ratio", "dapo", NO_KL | term("logp * A")),
     ("k1 as a loss", "grpo", BY_SEQUENCE | K1), ("k3 without ratio", "dapo", {"kl = r *": "kl ="}),
     ("k2 without ratio", "dr_grpo", BY_LIMIT | {"kl = r": "kl = x ** 2 / 2 #"}),
+    ("k3 with a detached ratio", "dapo", {"kl = r": "kl = r.detach()"}),
+    ("k2 with the ratio's gradient", "dapo", {"kl = r": "kl = r * x ** 2 / 2 #"}),
     ("reversed KL", "dapo", {"kl = r": "kl = (-x).exp() + x - 1 #"}),
     ("sequence ratio in the KL", "gspo", BY_SEQUENCE | S | {"kl = r": "kl = s"}),
     ("wrong sign of the KL", "rloo", BY_COMPLETION | {"- 0.04": "+ 0.04"}),
     ("kl_beta is 0.08", "dapo", {"0.04": "0.08"}), ("wrong sign", "dapo", {"loss = -": "loss = "}),
+    ("wrong sign of all but the KL", "dapo", {"-(term": "(term", "- 0.04": "+ 0.04"}),
+    ("no policy gradient", "dapo", term("0 * A")),
     ("1 / G of the right gradient", "dapo", {"return ": "return 1 / 4 * "}),
     ("the gradient is 3 times the right one", "grpo", BY_SEQUENCE | {"return ": "return 3 * "}),
     ("mean of means", "dapo", MEANS),
+    ("mean of means", "grpo", UNAWARE | {"loss.sum() / total_tokens": "(loss / length).sum() / mask.any(1).sum()"}),
+    ("a sum", "grpo", UNAWARE | {" / total_tokens": ""}), ("padding", "dapo", {") * mask\n": ")\n"}),
+    ("padding", "luspo", BY_COMPLETION | S | {") * mask\n": ")\n"}),
     ("masked completions", "grpo", UNAWARE | {"loss.sum() / total_tokens": "(loss / length).sum(1).mean()"}),
     ("padding", "grpo", UNAWARE | NO_KL | {") * mask\n": ")\n", "loss.sum() / total_tokens": "loss.mean()"}),
     ("divided by the size of the padded tensor", "grpo", UNAWARE | {"loss.sum() / total_tokens": "loss.mean()"}),
@@ -89,6 +100,7 @@ def verdict(argv, capsys):
 def mine(tmp_path):
     def write(changes):
         (tmp_path / "mine.py").write_text(changed(changes))
+        (tmp_path / "beside.py").touch()
         return f"{tmp_path}/mine.py:mine"
     return write
 
@@ -146,6 +158,7 @@ def test_trl(name, objective, kl, fault, capsys):
 @pytest.mark.parametrize("changes, names", [
     ({"loss.sum() /": "loss /"}, "mine.py, line 4"), ({"loss.sum()": "loss.sum().detach()"}, "mine.py, line 4"),
     ({"loss.sum() /": "(loss + 0 * (logp - logp.detach()).sqrt()).sum() /"}, "mine.py, line 4"),
+    ({"loss.sum()": "(loss.detach() + 0 * logp).sum()"}, "mine.py, line 4"),
     ({"return loss": "return los"}, "mine.py, line 14"), ({"old_logp, ref_logp, ": ""}, "mine.py, line 4"),
     ({"u = r": "r.zero_()"}, "mine.py, line"), ({"import torch": "import torc"}, "mine.py, line 2")])
 def test_a_function_that_is_no_loss_is_refused(changes, names, mine):
