@@ -1,7 +1,6 @@
 """Metrics on the console, in metrics.jsonl and in trackers; text on a terminal, in lines that fit and without control
 characters."""
 
-import itertools
 import json
 import math
 import os
@@ -132,10 +131,10 @@ def folded(lines):
     return [part for line in lines for part in wrapper.wrap(line)]
 
 
-def highlight(text, sampled, color):
-    """A text on one line, newlines as arrows. With `color` the characters where `sampled` is true are green."""
-    out = ""
-    for green, run in itertools.groupby(zip(text, sampled, strict=True), key=lambda pair: color and bool(pair[1])):
-        part = visible("".join(character for character, _ in run).replace("\n", "\u21b5"))
-        out += f"{GREEN}{part}{PLAIN}" if green else part
-    return out
+def highlight(text, spans, color):
+    """A text on one line, newlines as arrows. With `color` the characters of spans, [[first, end]], are green."""
+    text, out, start = visible(text.replace("\n", "\u21b5")), "", 0
+    for first, end in spans if color else ():
+        out += f"{text[start:first]}{GREEN}{text[first:end]}{PLAIN}"
+        start = end
+    return out + text[start:]

@@ -28,7 +28,7 @@ from core.models import load_model, load_tokenizer
 from core.prompts import MODEL, TEMPLATES, PromptFormat
 from core.settings.script import run_script
 from core.settings.setting import Settings, setting
-from core.tokenizer_kinds import by_character
+from core.tokenizer_kinds import filled
 
 HIDDEN = "_"  # stands for a hidden token
 NEW_TOKENS = 128  # most tokens of a causal model's completion, if max_new_tokens is None
@@ -71,7 +71,7 @@ def hidden_tokens(text, tokenizer):
 
 
 def completions(model, tokenizer, config, device):
-    """Yields completions of the text, each up to its stop token, and for each character whether it was sampled."""
+    """Yields completions of the text, each up to its stop token, and [[first, end]] of the sampled characters."""
     template = config.template or (MODEL if getattr(tokenizer, "has_chat_template", False) else "plain")
     format = PromptFormat(template)
     format.check(tokenizer)
@@ -94,15 +94,15 @@ def completions(model, tokenizer, config, device):
     for row in rows:
         end = next((i for i, token in enumerate(row) if token in ends), None)
         completion = tokenizer.decode(row[:end])
-        yield text + completion, [False] * len(text) + [True] * len(completion)
+        yield text + completion, [[len(text), len(text) + len(completion)]]
 
 
 def fills(model, tokenizer, config, device):
-    """Yields samples of the text with its hidden tokens filled in, and for each character whether it was sampled."""
+    """Yields samples of the text with its hidden tokens filled in, and [[first, end]] of the characters of each."""
     ids = hidden_tokens(config.text, tokenizer)
     by_model = [token == tokenizer.mask_token_id for token in ids]
     for row in draw(model, ids, tokenizer, config, device):
-        yield tokenizer.decode(row), by_character(tokenizer, row, by_model)
+        yield tokenizer.decode(row), filled(tokenizer, row, by_model)
 
 
 def draw(model, ids, tokenizer, config, device, end_ids=()):

@@ -1,5 +1,7 @@
 """Tokenizers of every kind, by name, or rebuilt from the `tokenizer` entry of meta.json or of a checkpoint."""
 
+from itertools import accumulate
+
 from core.settings.setting import shown
 from core.settings.user_code import guarded
 from core.tokenizer import CharTokenizer, OwnTokenizer
@@ -75,9 +77,7 @@ def character_ends(tokenizer, ids):
     return [len(tokenizer.decode(ids[: i + 1])) for i in range(len(ids))]
 
 
-def by_character(tokenizer, ids, mask):
-    """The value of `mask`, which has one for each token, for each character of the text of `ids`."""
-    out = []
-    for value, end in zip(mask, character_ends(tokenizer, ids), strict=True):
-        out = out[:end] + [value] * (end - len(out))
-    return out
+def filled(tokenizer, ids, masked):
+    """[[first, end]] of the characters of each masked token in the text of ids. ids, masked: lists"""
+    ends = list(accumulate(character_ends(tokenizer, ids), max))
+    return [[first, end] for first, end, hidden in zip([0, *ends], ends, masked, strict=False) if hidden]

@@ -8,6 +8,7 @@ import re
 import textwrap
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, isfinite, isnan
 from types import SimpleNamespace
 
@@ -217,17 +218,16 @@ def wrong_answers(x, name):
         return None
     accepted, asked, high = Counter(), 0, REWARDS[name].high
     for record, own in zip(records, answers, strict=True):
-        other = next(answer for answer in answers if answer != own)
-        values = {form: value_of_answer(x, name, record, form % own) for form in usual_forms(record)}
-        form = max(values, key=values.get)  # the first of the best
-        empty = value_of_answer(x, name, record, "")
-        is_right = values[form] >= high - 1e-6 if isfinite(high) else values[form] > empty
-        if not is_right:
+        value = partial(value_of_answer, x, name, record)
+        form = max(usual_forms(record), key=lambda form: value(form % own))
+        right = value(form % own)
+        if right < high - 1e-6 if isfinite(high) else right <= value(""):
             continue
         asked += 1
+        other = next(answer for answer in answers if answer != own)
         for what, texts in (WRONG | ODD).items():
             texts = [form % text.format(X=own, Y=other, prompt=record["text"]) for text in texts]
-            accepted[what] += all(value_of_answer(x, name, record, text) >= values[form] for text in texts)
+            accepted[what] += all(value(text) >= right for text in texts)
     if not asked:
         return True, f"{name} accepts no usual form of an answer: no wrong ones were tried.", ""
     found = [what for what in accepted if accepted[what] > asked / 2]  # a few may be right by chance

@@ -4,9 +4,8 @@ import re
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
 
-from core.tokenizer_kinds import character_ends
+from core.tokenizer_kinds import character_ends, filled
 from grpo.evaluation.samples import Evaluation, reward_sums
 from grpo.metrics import unique_completions
 
@@ -33,12 +32,6 @@ def touched_words(tokenizer, truth, masked):
             before, after = text[ends[first] : start], text[end : ends[last]]
             found.append((slice(first, last), before, match[0], after))
     return found
-
-
-def filled(tokenizer, ids, masked):
-    """[[first, end]] of the characters of each masked token in the text of ids. ids, masked: lists"""
-    ends = list(accumulate(character_ends(tokenizer, ids), max))
-    return [[first, end] for first, end, hidden in zip([0, *ends[:-1]], ends, masked, strict=True) if hidden]
 
 
 class FillInEvaluation(Evaluation):

@@ -156,14 +156,14 @@ def format_samples(records, color, completions):
 
 def shortened(record, name, color):
     """A text of a sample on one line; of one that is longer than ROOM its beginning and end."""
-    text = record[name]
-    mask = [0] * len(text)
-    for first, end in record.get("filled", {}).get(name, ()):
-        mask[first:end] = [1] * len(text[first:end])
+    text, spans = record[name], record.get("filled", {}).get(name, ())
     if len(text) <= ROOM:
-        return highlight(text, mask, color)
+        return highlight(text, spans, color)
     half = (ROOM - 5) // 2
-    return highlight(text[:half], mask[:half], color) + " ... " + highlight(text[-half:], mask[-half:], color)
+    tail = len(text) - half
+    ending = [[first - tail, end - tail] for first, end in spans if first >= tail]
+    return highlight(text[:half], [span for span in spans if span[1] <= half], color) + " ... " + highlight(
+        text[tail:], ending, color)
 
 
 def append_samples(out_dir, step, records):
