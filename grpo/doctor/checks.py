@@ -8,7 +8,6 @@ import re
 import textwrap
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf, isfinite, isnan
 from types import SimpleNamespace
 
@@ -218,7 +217,10 @@ def wrong_answers(x, name):
         return None
     accepted, asked, high = Counter(), 0, REWARDS[name].high
     for record, own in zip(records, answers, strict=True):
-        value = partial(value_of_answer, x, name, record)
+        def value(text):
+            found = value_or_error(x, name, record, as_written(x, text))
+            return found if isinstance(found, float) else -inf  # of an error, or skipped
+
         form = max(usual_forms(record), key=lambda form: value(form % own))
         right = value(form % own)
         if right < high - 1e-6 if isfinite(high) else right <= value(""):
@@ -241,12 +243,6 @@ def usual_forms(record):
     before, found, after = str(record.get("completion", "")).rpartition(str(record["answer"]))
     own = [before.replace("%", "%%") + "%s" + after.replace("%", "%%")] if found else []
     return [*FORMS, "#### %s", *own]
-
-
-def value_of_answer(x, name, record, text):
-    """The value that a reward gives this completion, cut as rewards get it; -inf for an error or a skipped one."""
-    value = value_or_error(x, name, record, as_written(x, text))
-    return value if isinstance(value, float) else -inf
 
 
 def verified_records(x, name):

@@ -27,15 +27,6 @@ LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 1
 MEANINGS = Path(__file__).parents[2] / "docs" / "metrics.md"
 UP_IS_GOOD = ("eval/sampled_accuracy", "eval/greedy_accuracy", "eval/pass_at_k", "eval/word_validity",
               "eval/words_recovered", "eval/reward/<name>", "eval/gold_judge", "eval/judge", "eval/token_accuracy")
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"/><title>{name}</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<style>{style}</style></head><body><h1>{name}</h1>
-{status}<p>The axis of a curve spans its values: it begins at 0 only where they do.</p>
-{body}</body></html>
-"""
-
 
 def write_report(folder):
     """Writes report.html of the run in a folder. Returns its path; raises FileNotFoundError without a run."""
@@ -51,15 +42,17 @@ def write_report(folder):
         last = records[-1]["step"]
         status = f"running, or not ended properly: at step {last} when this page was written, {now()}"
     settings = start.pop("settings", {})
-    parts = {"Held out, before and after": before_and_after(evaluations(records), penalties(settings)), "Held out": "",
+    rewards = zip(*(settings.get(key, {}).get("value", []) for key in ("reward_functions", "reward_weights")))
+    lowered = [f"eval/reward/{name}" for name, weight in rewards if weight < 0]
+    parts = {"Held out, before and after": before_and_after(evaluations(records), lowered), "Held out": "",
              "Samples": samples(Path(folder, SAMPLES)), **curves(records)}
     rows = [(text(key), *map(private, about.values())) for key, about in settings.items()]
     parts["Settings"] = table(("setting", "value", "default", "set in"), rows)
     parts["Machine, versions, command"] = table((), [(text(key), private(value)) for key, value in start.items()])
-    page = PAGE.format(name=text(os.path.basename(without_home(os.path.abspath(folder)))),
-                       style=Path(__file__).with_name("report.css").read_text(),
-                       status=f'<p class="status">{text(status)}</p>\n' if status else "",
-                       body="".join(f"<section><h2>{name}</h2>\n{x}</section>\n" for name, x in parts.items() if x))
+    template, style = (Path(__file__).with_name(f"report.{kind}").read_text() for kind in ("html", "css"))
+    page = template.format(
+        style=style, name=text(os.path.basename(without_home(os.path.abspath(folder)))), status=text(status),
+        body="".join(f"<section><h2>{name}</h2>\n{x}</section>\n" for name, x in parts.items() if x))
     path = os.path.join(folder, REPORT)
     with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
         f.write(page)
@@ -73,12 +66,6 @@ def read_metrics(path):
         raise FileNotFoundError(f"{path} holds no metrics; name the out_dir of a run")
     every = 1 + count // STEPS
     return [r for i, r in enumerate(each_record(path), 1) if (count - i) % every == 0 or evaluations([r])]
-
-
-def penalties(settings):
-    """The held-out metrics of rewards with a negative weight. settings: those of config.json"""
-    names, weights = (settings.get(key, {}).get("value", []) for key in ("reward_functions", "reward_weights"))
-    return [f"eval/reward/{name}" for name, weight in zip(names, weights, strict=False) if weight < 0]
 
 
 def curves(records):
@@ -157,14 +144,9 @@ def digits(number):
 @functools.cache
 def meanings():
     """{metric: what it is}, from docs/metrics.md; some end in <name>."""
-    found = {}
     document = MEANINGS.read_text("utf-8") if MEANINGS.exists() else ""
-    for line in document.split("\n"):
-        if line.startswith("| `"):
-            keys, sentence, *_ = line.split(" | ")
-            for key in re.findall("`(.+?)`", keys):
-                found.setdefault(key, sentence.replace("`", ""))
-    return found
+    rows = re.findall(r"^\| (`.+?`) \| (.+?) \|", document, re.M)
+    return {key: about.replace("`", "") for keys, about in reversed(rows) for key in re.findall("`(.+?)`", keys)}
 
 
 def documented(metric):
@@ -255,8 +237,8 @@ def stacked(last, records):
         seconds = smoothed([(record["step"], record.get(name) or 0.0) for record in records])
         total = {step: total[step] + y for step, y in seconds}
         layers[kind] = list(total.items())
-        mean = statistics.fmean(y for _, y in seconds)
-        caption += f'<span class="{kind}" {tooltip(name)}>{text(name.removeprefix("time/"))} {digits(mean)}</span> '
+        mean = digits(statistics.fmean(y for _, y in seconds))
+        caption += f'<span class="{kind}" {tooltip(name)}>{text(name.removeprefix("time/"))} {mean}</span> '
     return figure(caption, "seconds", last, dict(reversed(layers.items()))) if records else ""
 
 

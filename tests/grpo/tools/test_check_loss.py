@@ -63,6 +63,7 @@ WRONG = [
     ("wrong sign of the KL", "rloo", BY_COMPLETION | {"- 0.04": "+ 0.04"}),
     ("kl_beta is 0.08", "dapo", {"0.04": "0.08"}), ("wrong sign", "dapo", {"loss = -": "loss = "}),
     ("wrong sign of all but the KL", "dapo", {"-(term": "(term", "- 0.04": "+ 0.04"}),
+    ("not finite", "grpo", {"loss.sum() /": "(loss + 0 * (logp - logp.detach()).sqrt()).sum() /"}),
     ("no policy gradient", "dapo", term("0 * A")), ("no policy gradient", "dr_grpo", {"loss.sum()": "(0 * logp).sum()"}),
     ("1 / G of the right gradient", "dapo", {"return ": "return 1 / 4 * "}),
     ("the gradient is 3 times the right one", "grpo", BY_SEQUENCE | {"return ": "return 3 * "}),
@@ -157,7 +158,6 @@ def test_trl(name, objective, kl, fault, capsys):
 
 @pytest.mark.parametrize("changes, names", [
     ({"loss.sum() /": "loss /"}, "mine.py, line 4"), ({"loss.sum()": "loss.sum().detach()"}, "mine.py, line 4"),
-    ({"loss.sum() /": "(loss + 0 * (logp - logp.detach()).sqrt()).sum() /"}, "mine.py, line 4"),
     ({"return loss": "return los"}, "mine.py, line 14"), ({"old_logp, ref_logp, ": ""}, "mine.py, line 4"),
     ({"u = r": "r.zero_()"}, "mine.py, line"), ({"import torch": "import torc"}, "mine.py, line 2")])
 def test_a_function_that_is_no_loss_is_refused(changes, names, mine):
