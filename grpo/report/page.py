@@ -96,8 +96,7 @@ def is_flat(values):
 
 
 def before_and_after(records, lowered):
-    """What counts in the first and the last evaluation, and a table of all; "" if they are one. lowered: metrics that
-    the run makes smaller"""
+    """Metrics of the first and the last evaluation, "" if they are one; lowered: those that the run makes smaller."""
     if len(records) < 2:
         return ""
     first, last = held_out(records[0]), held_out(records[-1])

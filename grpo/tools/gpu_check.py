@@ -33,7 +33,6 @@ from grpo.grpo_training_step import grpo_training_step
 from grpo.rewards import Scored
 
 GIB = 2**30
-DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 STEPS = 3  # the first loads kernels and is not counted
 WAYS = (0, True), (16, True), (16, False)  # rank of the adapter, 0: all weights are trained; grad_checkpoint
 SHAPES = {  # width, inner width, layers, heads, their keys, of a Qwen2.5; GiB on 80 GB for each of WAYS
@@ -51,10 +50,9 @@ class CheckConfig(Settings):
 def machine(device):
     if device.type != "cuda":
         return f"{device}, torch {torch.__version__}"
-    driver = re.search(r"\d+\.\d[\d.]*", DRIVER.read_text() if DRIVER.exists() else "0.0")[0]
     major, minor = torch.cuda.get_device_capability(device)
     bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return (f"{torch.cuda.get_device_name(device)}, capability {major}.{minor}, bfloat16 {bfloat16}, driver {driver}, "
+    return (f"{torch.cuda.get_device_name(device)}, capability {major}.{minor}, bfloat16 {bfloat16}, "
             f"{torch.cuda.mem_get_info(device)[1] / GIB:.1f} GiB, torch {torch.__version__}")
 
 
