@@ -198,7 +198,7 @@ def main(argv):
     for shape, mine in losses_of(function, steps).items():
         explained = list(explanations(mine, policies, P, kls, K, tokens, c.kl_beta))
         found.append((*min(explained or nearest(mine, policies, P, kls, K, c.kl_beta)), shape, mine))
-    *_, i, j, faults, shape, mine = min(found, key=lambda x: x[0])
+    *_, i, j, faults, shape, mine = min(found, key=lambda x: x[:3])
     (average, objectives), (_, estimator) = policies[i][0], kls[j][0]
     i, j = policies.index((policies[i][0], ("", ""))), kls.index(((average, estimator), ("", "")))
     print(f"{'nearest' if faults else 'right'}: {objectives}; KL: {estimator}; advantage {shape}; relative errors:")
@@ -210,7 +210,7 @@ def main(argv):
     meanings = json.loads((VECTORS / "faults.json").read_text())
     for fault in faults:
         print(f"- {fault}: {meanings[fault]}" if fault in meanings else f"- {fault}")
-    sys.exit(1 if faults else 0)
+    sys.exit(bool(faults))
 
 
 if __name__ == "__main__":
