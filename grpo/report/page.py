@@ -28,6 +28,7 @@ MEANINGS = Path(__file__).parents[2] / "docs" / "metrics.md"
 UP_IS_GOOD = ("eval/sampled_accuracy", "eval/greedy_accuracy", "eval/pass_at_k", "eval/word_validity",
               "eval/words_recovered", "eval/reward/<name>", "eval/gold_judge", "eval/judge", "eval/token_accuracy")
 
+
 def write_report(folder):
     """Writes report.html of the run in a folder. Returns its path; raises FileNotFoundError without a run."""
     records = read_metrics(Path(folder, METRICS))
@@ -253,8 +254,7 @@ def smoothed(points):
 def figure(caption, label, last, layers):
     """Curves over the steps 0 to last, as inline SVG. What was not finite is a gap and a mark on the axis.
 
-    caption: HTML; label: a metric, or other words; layers: {class of a curve: [(step, number or None)]}, with the area
-    below it filled if it is of a phase
+    caption: HTML; label: a metric, or other words; layers: {class: [(step, number or None)]}, filled if of a phase
     """
     last = max(last, 1)
     numbers = [y for points in layers.values() for _, y in points if y is not None] or [0.0]
