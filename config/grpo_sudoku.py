@@ -1,5 +1,5 @@
 # python grpo/train_grpo.py config/grpo_sudoku.py
-# 4x4 sudoku: boards are filled in in four passes, and an exact checker scores them. Six minutes on one thread
+# 4x4 sudoku: boards are filled in in four passes, and an exact checker scores them. Five minutes on one thread
 # of a CPU; the task: data/sudoku/README.md, what was tried: docs/log.md
 dataset = "sudoku"
 generator_checkpoint = "data/sudoku/pretrained/generator.safetensors"
