@@ -55,7 +55,8 @@ def load_step(name):
 def loss_on(step, function, shape):
     """The loss of the user's function on a step; shape: of the advantages."""
     totals = {"total_tokens": step.mask.sum(), "total_completions": step.mask.any(1).sum()}
-    known, named = totals | {"max_tokens": step.max_tokens}, inspect.signature(function).parameters
+    known = totals | {"max_tokens": step.max_tokens}
+    named = inspect.signature(getattr(function, "forward", function)).parameters  # forward: of a torch.nn.Module
     shares, loss = 1 if totals.keys() & named else len(step.parts), 0.0
     for rows in step.parts:
         tensors = step.logp, step.old_logp, step.ref_logp, step.A.view(shape), step.mask

@@ -45,7 +45,8 @@ RIGHT = [("dapo", "k3", {}), ("reinforce++", "k2", K2), ("grpo", "k3", BY_SEQUEN
          ("grpo", "k3", BY_SEQUENCE | {"A = advantage[:, None]": "A = advantage.expand(-1, logp.shape[1])"}),
          ("gspo", "none", {"return loss.sum() / total_tokens": "return -torch.min(s * advantage, s.clamp(0.8, 1.2) * "
                            "advantage).sum() / total_completions"}),  # with (N,) it is of shape (N, N)
-         ("dapo", "k3", {"import torch": "import torch, beside"}),
+         ("dapo", "k3", {"import torch": "import torch, beside", "/ total_tokens\n": "/ total_tokens\n"
+                         "class Loss(torch.nn.Module): forward = staticmethod(mine)\nmine = Loss()\n"}),
          ("plain", "k3", BY_COMPLETION | {"logp - old_logp).exp": "logp.float() - old_logp.float()).exp"})]
 MIRRORED = term("torch.where(A >= 0, torch.min(u * A, u.clamp(0.8, 1.2) * A), torch.max(u * A, u.clamp(0.8, 1.2) * A))")
 K1 = {"kl = r": "kl = -x #"}
