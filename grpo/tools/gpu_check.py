@@ -51,8 +51,7 @@ def machine(device):
     if device.type != "cuda":
         return f"{device}, torch {torch.__version__}"
     major, minor = torch.cuda.get_device_capability(device)
-    bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return (f"{torch.cuda.get_device_name(device)}, capability {major}.{minor}, bfloat16 {bfloat16}, "
+    return (f"{torch.cuda.get_device_name(device)}, capability {major}.{minor}, "
             f"{torch.cuda.mem_get_info(device)[1] / GIB:.1f} GiB, torch {torch.__version__}")
 
 

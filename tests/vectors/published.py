@@ -27,6 +27,11 @@ def nanochat(logp, old_logp, ref_logp, advantage, mask):
     return -(logp * advantage[:, None] * mask).sum() / mask.sum()
 
 
+def dr_grpo(logp, old_logp, ref_logp, advantage, mask, max_tokens):
+    """Dr. GRPO (arXiv 2503.20783, listing 1): sums of tokens over the limit, without a KL."""
+    return -(torch.minimum(*surrogate(logp, old_logp, advantage)) * mask).sum(1).mean() / max_tokens
+
+
 def minimind(logp, old_logp, ref_logp, advantage, mask):
     """minimind's train_grpo.py with loss_type grpo."""
     term = torch.minimum(*surrogate(logp, old_logp, advantage)) - 0.04 * k3(logp, ref_logp)
