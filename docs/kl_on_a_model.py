@@ -10,10 +10,11 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+from core.config import UsageError
 from core.settings.script import run_script
 from grpo import losses
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.train_grpo import main
+from grpo.train_grpo import main as train
 
 
 def sample_colder(trainer, again, count=None):
@@ -24,10 +25,17 @@ def sample_colder(trainer, again, count=None):
     return rollouts, {}
 
 
-if __name__ == "__main__":
-    changes = sys.argv.pop(1).split(",")
+def main(argv):
+    """Changes what the first argument names, and trains with the others."""
+    changes = set("".join(argv[:1]).split(","))
+    if not changes <= {"plain", "k1", "colder"}:
+        raise UsageError("the first argument must be plain, k1, colder or k1,colder; then come a config and settings")
     if "k1" in changes:
         losses.KL_ESTIMATORS["k2"] = lambda logp, ref_logp: logp - ref_logp  # its ratio has no gradient
     if "colder" in changes:
         GRPOTrainer.sample = sample_colder
+    train(argv[1:])
+
+
+if __name__ == "__main__":
     run_script(main)

@@ -11,7 +11,7 @@ import tokenize
 from core.model import SEQUENCE_SCORER
 from tests.tiny import ROOT, model, save
 
-CEILINGS = {"files": 96, "lines": 13778, "tokens": 101181, "tests' tokens": 190575, "docs' words": 55196,
+CEILINGS = {"files": 96, "lines": 13778, "tokens": 101073, "tests' tokens": 190548, "docs' words": 55194,
             "settings": 64, "raises": 174, "requirements files": 3, "configs": 20, "files of the main job": 45,
             "lines of the main job": 6398}
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)

@@ -230,8 +230,6 @@ def wrong_answers(x, name):
         for what, texts in (WRONG | ODD).items():
             texts = [form % text.format(X=own, Y=other, prompt=record["text"]) for text in texts]
             accepted[what] += all(value(text) >= right for text in texts)
-    if not asked:
-        return True, f"{name} accepts no usual form of an answer: no wrong ones were tried.", ""
     found = [what for what in accepted if accepted[what] > asked / 2]  # a few may be right by chance
     return not WRONG.keys() & set(found), (
         f"{name} accepts {', '.join(found) or 'no wrong answer'}: X is right, Y another record's answer; {asked} were "

@@ -47,9 +47,9 @@ def write_report(folder):
     lowered = [f"eval/reward/{name}" for name, weight in rewards if weight < 0]
     parts = {"Held out, before and after": before_and_after(evaluations(records), lowered), "Held out": "",
              "Samples": samples(Path(folder, SAMPLES)), **curves(records)}
-    rows = [(text(key), *map(private, about.values())) for key, about in settings.items()]
+    rows = [private((key, *about.values())) for key, about in settings.items()]
     parts["Settings"] = table(("setting", "value", "default", "set in"), rows)
-    parts["Machine, versions, command"] = table((), [(text(key), private(value)) for key, value in start.items()])
+    parts["Machine, versions, command"] = table((), [private(row) for row in start.items()])
     template, style = (Path(__file__).with_name(f"report.{kind}").read_text() for kind in ("html", "css"))
     page = template.format(
         style=style, name=text(os.path.basename(without_home(os.path.abspath(folder)))), status=text(status),
@@ -125,9 +125,9 @@ def table(head, rows, kind="texts"):
     return f'<table class="{kind}"><tbody>{body}</tbody></table>\n' if rows else ""
 
 
-def private(value):
-    """A setting as HTML, without the user's name."""
-    return text(without_home(str(value)))
+def private(row):
+    """Values as HTML, without the user's name."""
+    return [text(without_home(str(value))) for value in row]
 
 
 def text(value):

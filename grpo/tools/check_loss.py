@@ -23,7 +23,7 @@ from core.config import UsageError, load_config, run_config_file
 from core.settings.script import run_script
 from core.settings.setting import Settings, setting, shown
 from core.settings.user_code import UserCodeError, naming_line_of
-from grpo.losses import AVERAGES, KL_ESTIMATORS, OBJECTIVES, k2, k3, policy_loss, token_weights
+from grpo.losses import AVERAGES, KL_ESTIMATORS, OBJECTIVES, SURROGATES, k2, k3, token_weights
 
 VECTORS = ROOT / "tests" / "vectors"
 SETS = "whole", "truncated", "micro_batches", "ranks"
@@ -68,8 +68,7 @@ def loss_on(step, function, shape):
 
 
 def losses_of(function, steps):
-    """{shape of the advantage: gradients and losses}. A function for one shape fails on the other, or computes another
-    thing there."""
+    """{shape of the advantage: gradients and losses}; a function for one shape may fail on the other."""
     def run(shape):
         with naming_line_of(function):
             return numbers(steps, lambda step: [("", (), loss_on(step, function, SHAPES[shape]))])[1][0]
@@ -94,43 +93,50 @@ def weights(step, average):
             ("divided by the size of the padded tensor", mask / mask.numel())]
 
 
+def ratios(step):
+    """The ratio of each token (N, M), of each sequence (N, 1), and that of a sequence with its padding."""
+    log_ratio = step.logp - step.old_logp                                                # (N, M)
+    mean = (log_ratio * step.mask).sum(1, keepdim=True) / step.mask.sum(1, keepdim=True).clamp(min=1)
+    return log_ratio.exp(), mean.exp(), log_ratio.mean(1, keepdim=True).exp()
+
+
+def policy_terms(step, row):
+    """{fault: what is to be raised, (N, 1 or M)} of an objective; the first is right."""
+    of_token, of_sequence, padded = ratios(step)
+    r = of_sequence if row.ratio == "sequence" else of_token
+    surrogate, rest = SURROGATES[row.surrogate], (row.clip_low, row.clip_high, step.logp, step.A)
+    terms = {"": surrogate(r, *rest)}
+    if row.ratio == "sequence":
+        terms["padding"] = surrogate(padded, *rest)
+    if row.surrogate == "clip":
+        unclipped, clipped = r * step.A, r.clamp(1 - row.clip_low, 1 + row.clip_high) * step.A
+        terms["mirrored clip"] = torch.where(step.A < 0, torch.max(unclipped, clipped), terms[""])
+        terms["no clip"] = unclipped
+        if row.ratio == "token":
+            terms["no ratio"] = step.logp * step.A
+    return terms
+
+
 def policy_losses(step, c):
     """Triples ((average, objectives), faults, loss without KL)."""
-    logp, old, A = step.logp, step.old_logp, step.A
-    length = step.mask.sum(1, keepdim=True).clamp(min=1)
     for case in step.expected:
         average, names = case["average"], case["objectives"]
-        if case["kl"] != "none" or c.objective not in (None, *names):
-            continue
-        row = replace(OBJECTIVES[names[0]], clip_low=c.clip_low, clip_high=c.clip_high)
-        unclipped = replace(row, clip_low=1e9, clip_high=1e9)
-        key = average, ", ".join(names)
-        for fault, weight in weights(step, average):
-            yield key, (fault, ""), policy_loss(logp, old, A, weight, row)[0]
-            if row.ratio == "sequence" and fault == "padding":  # in the sum over tokens, not in their ratio
-                weight = step.mask / length * weight.sum(1, keepdim=True)
-                yield key, (fault, ""), policy_loss(logp, old, A, weight, row)[0]
-            if row.surrogate == "clip":
-                up, down = (policy_loss(logp, old, A.abs(), weight * sign, row)[0] for sign in (A > 0, A < 0))
-                yield key, (fault, "mirrored clip"), up - down
-                yield key, (fault, "max for min"), -policy_loss(logp, old, -A, weight, row)[0]
-                yield key, (fault, "no clip"), policy_loss(logp, old, A, weight, unclipped)[0]
-                if row.ratio == "token":
-                    yield key, (fault, "no ratio"), policy_loss(logp, logp.detach(), A, weight, row)[0]
+        if case["kl"] == "none" and c.objective in (None, *names):
+            row = replace(OBJECTIVES[names[0]], clip_low=c.clip_low, clip_high=c.clip_high)
+            for fault, weight in weights(step, average):
+                for other, term in policy_terms(step, row).items():
+                    yield (average, ", ".join(names)), (fault, other), -(term * weight).sum()
 
 
 def kl_losses(step, c):
     """Triples ((average, estimator), faults, weighted KL)."""
-    logp, ref, log_ratio = step.logp, step.ref_logp, step.logp - step.old_logp
-    r, length = log_ratio.exp(), step.mask.sum(1, keepdim=True).clamp(min=1)
-    s = ((log_ratio * step.mask).sum(1, keepdim=True) / length).exp()                    # (N, 1)
+    logp, ref = step.logp, step.ref_logp
+    r, s, _ = ratios(step)
     terms = {("none", ""): 0.0 * logp,
              ("k3", ""): r * k3(logp, ref), ("k2", ""): r.detach() * k2(logp, ref),
              ("k3", "k3 without ratio"): k3(logp, ref), ("k2", "k2 without ratio"): k2(logp, ref),
-             ("k3", "k3 with a detached ratio"): r.detach() * k3(logp, ref),
-             ("k2", "k2 with the ratio's gradient"): r * k2(logp, ref),
-             ("k3", "k1 as a loss"): logp - ref, ("k3", "reversed KL"): k3(ref, logp),
-             ("k3", "sequence ratio in the KL"): s * k3(logp, ref)}
+             ("k3", "k3 with a detached ratio"): r.detach() * k3(logp, ref), ("k3", "k1 as a loss"): logp - ref,
+             ("k3", "reversed KL"): k3(ref, logp), ("k3", "sequence ratio in the KL"): s * k3(logp, ref)}
     for average in AVERAGES:
         for denominator, weight in weights(step, average):
             for (estimator, fault), term in terms.items():
@@ -159,16 +165,12 @@ def explanations(mine, policies, P, kls, K, tokens, beta):
         a, b = A[i, j], B[i, j]
         if abs(a) < TOLERANCE:
             of_policy, a = ["no policy gradient"], torch.ones(())
-        found = {*of_policy, *of_kl, "" if average == own else f"the average of the KL is '{average}'"} - {""}
-        scale, kl_scale = round(a.item(), 4), round((b / a).item() / beta, 3)
-        if estimator == "none":
-            kl_scale = 1
-        if (scale, kl_scale) == (-1, -1):
-            found.add("wrong sign of all but the KL")
-        else:
-            of_scale = SCALES.get(scale, f"the gradient is {scale:g} times the right one")
-            of_kl_scale = KL_SCALES.get(kl_scale, f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta")
-            found = (found | {of_scale, of_kl_scale}) - {""}
+        scale, kl_scale = round(a.item(), 4), 1
+        if estimator != "none":
+            kl_scale = round((b / a.abs()).item() / beta, 3)
+        found = {*of_policy, *of_kl, "" if average == own else f"the average of the KL is '{average}'",
+                 SCALES.get(scale, f"the gradient is {scale:g} times the right one"),
+                 KL_SCALES.get(kl_scale, f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta")} - {""}
         distance = (mine - a * P[i] - b * K[j]).norm().item()  # of the losses, as the gradient fits
         yield len(found), scale not in SCALES, distance, i, j, sorted(found)
 
