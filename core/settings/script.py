@@ -1,5 +1,6 @@
 """The end of a script: a mistake of the user's is one line on stderr and an exit code, never a traceback."""
 
+import os
 import sys
 
 from core.config import UsageError
@@ -14,6 +15,10 @@ def exit_code(main):
     """
     try:
         main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # as of `| head`, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
     except (ValueError, OSError) as error:
         if isinstance(error, UsageError) and {"--help", "-h"} & set(sys.argv):
             print(sys.modules[main.__module__].__doc__.strip())
