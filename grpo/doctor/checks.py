@@ -1,7 +1,7 @@
 """--doctor=True: takes one step of the user's own run and checks what no metric shows.
 
-A check takes a DoctorStep, and the name of a reward if it is about one. It returns what is wrong, with a remedy; "" where all
-is well; None where it does not apply. Its docstring says what is right.
+A check takes a DoctorStep, and the name of a reward if it is about one. It returns what is wrong, with a remedy; ""
+where all is well; None where it does not apply. Its docstring says what is right.
 """
 
 import re
@@ -37,7 +37,6 @@ class DoctorStep:
     data: object
     problems: dict             # columns of the problems
     rollouts: object           # Rollouts, with their texts
-    scored: object             # Scored: their rewards
     gradient: dict             # {part of the model: norm}
 
 
@@ -54,7 +53,8 @@ def examine(config, models, rewards, data, dist):
     sample = sampler_of(models.policy, problems, 0, c)
     trained, sums, first = collect_rollouts(models.policy, models.reference, rewards, sample, c, dist, Timer())
     train_on_rollouts(models.policy, trained, sums, [], c, dist)  # without an optimizer the gradient stays
-    return DoctorStep(config, models, rewards, data, problems(0), *first, gradient_norms(models.policy.model))
+    rollouts, _ = first
+    return DoctorStep(config, models, rewards, data, problems(0), rollouts, gradient_norms(models.policy.model))
 
 
 def gradient_norms(model):
