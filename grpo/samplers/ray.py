@@ -115,7 +115,7 @@ class RaySampler:
 
     def finish(self):
         parts = self._values(self.starts.popleft(), LONGEST_CALL, LATER)
-        return moved(join(parts), self.policy.device), {}
+        return moved(join(parts), self.policy.device)
 
     def close(self):
         with contextlib.suppress(self.ray.exceptions.RayError):  # it would hide the error that ended the run

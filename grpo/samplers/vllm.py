@@ -86,7 +86,7 @@ class VllmSampler:
         ones = [torch.ones(len(row)) for row in ids]
         target, logp, mask = (pad_sequence(rows, batch_first=True) for rows in (ids, logp, ones))  # (N, M) each
         generation = Generation(target, mask, logp, None, torch.tensor(cut))
-        return self.policy.rollouts(problems, moved(generation, self.policy.device), self.config), {}
+        return self.policy.rollouts(problems, moved(generation, self.policy.device), self.config)
 
     def sync(self, weights, version):
         if not self.has_adapter:  # weights may not change while the server samples with them
