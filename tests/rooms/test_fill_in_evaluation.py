@@ -1,4 +1,4 @@
-"""The held-out evaluation of fill-in: its figures against what is known, and how much it reads at once."""
+"""The held-out evaluation of fill-in: its figures are those of a loop over completions."""
 
 import dataclasses
 import re
@@ -21,6 +21,10 @@ def evaluation_of(dataset, reference=None, scorer=None, gold=None, rewards=None,
     c = config(**{"eval_problems": 6, "eval_completions": 3} | settings)
     data = consumer(dataset, dataclasses.replace(c, batch_size=PROBLEMS_PER_STEP))
     return FillInEvaluation(data, reference, {"judge": scorer, "gold_judge": gold}, rewards, c)
+
+
+def texts_of(samples):
+    return [[about["text"] for about in sample["group"]] for sample in samples]
 
 
 def reader(seed=5):
@@ -66,7 +70,8 @@ def test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it(
     pieces = [["the", x, " runs."] for x in (" dog", " cat", " Cat", "cat", " cats")]
     rollouts = SimpleNamespace(group_size=5, texts=SimpleNamespace(completion_ids=pieces))
     evaluation = SimpleNamespace(data=SimpleNamespace(tokenizer=Pieces()), words={"dog", "cat"})
-    assert FillInEvaluation._word_sums(evaluation, batch, rollouts) == {"word_validity": (3, 5), "words_recovered": (1, 5)}
+    found = FillInEvaluation._word_sums(evaluation, batch, rollouts)
+    assert found == {"word_validity": (3, 5), "words_recovered": (1, 5)}
 
 
 @pytest.mark.parametrize("unmask_steps", [1, 2])
@@ -101,20 +106,21 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
     expected = {"kl": np.mean(kl), "entropy": np.mean(entropy), "token_accuracy": right / tokens,
                 "word_validity": valid / words, "words_recovered": recovered / words}
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-    for name, seed in (("judge", 5), ("gold_judge", 6)):
-        score = judge(seed)(text.flatten(0, 1)).sigmoid().mean(1).view(6, 3)
-        assert metrics[name] == pytest.approx(float(score.mean()), rel=1e-4)
-        if name == "judge":
-            chosen = zip(score.argmax(1).tolist(), score.argmin(1).tolist(), strict=True)
+    gold, score = (judge(seed)(text.flatten(0, 1)).sigmoid().mean(1).view(6, 3) for seed in (6, 5))
+    assert metrics["gold_judge"] == pytest.approx(float(gold.mean()), rel=1e-4)
+    assert metrics["judge"] == pytest.approx(float(score.mean()), rel=1e-4)
     assert metrics["unique_completions"] == np.mean([len({tuple(x) for x in group.tolist()}) for group in text])
-    for i, (record, (best, worst)) in enumerate(zip(shown, chosen, strict=False)):
-        texts = {"problem": batch["input"][i], "truth": batch["target"][i], "best": text[i][best], "worst": text[i][worst]}
-        assert {name: TOKENIZER.decode(x.tolist()) for name, x in texts.items()} == {name: record[name] for name in texts}
+    for i, record in enumerate(shown):
+        assert record["problem"] == TOKENIZER.decode(batch["input"][i].tolist())
+        assert record["answer"] == TOKENIZER.decode(batch["target"][i].tolist())
         places = np.flatnonzero(batch["mask"][i]).tolist()
-        assert record["filled"] == dict.fromkeys(record["filled"], [[place, place + 1] for place in places])
-        odds = judge(5)(text[i])[worst].clamp(-6.9, 6.9)                             # (T,)
-        near = [float(odds[max(0, place - unmask_steps + 1) : place + unmask_steps].mean()) for place in places]
-        assert record["3 of 3"] == record["worst"] and record["credit"]["3 of 3"] == pytest.approx(near, rel=1e-2, abs=1e-2)
+        for about, n in zip(record["group"], score[i].argsort(descending=True).tolist(), strict=True):
+            assert about["text"] == TOKENIZER.decode(text[i, n].tolist())
+            assert about["reward"] == pytest.approx(float(score[i, n]), abs=1e-4)
+            assert about["filled"] == [[place, place + 1] for place in places]
+            odds = judge(5)(text[i])[n].clamp(-6.9, 6.9)                             # (T,)
+            near = [float(odds[max(0, place - unmask_steps + 1) : place + unmask_steps].mean()) for place in places]
+            assert about["credit"] == pytest.approx(near, rel=1e-2, abs=1e-2)
     assert len(shown) == 3
 
 
@@ -133,8 +139,7 @@ def test_no_forward_reads_more_rows_than_batch_size_allows(dataset, unmask_steps
             assert list(map(max, read)) == [most, 2, 16] and sum(read[1]) == 21
     (metrics, shown), (whole_metrics, whole_shown) = found
     assert metrics == pytest.approx(whole_metrics, rel=1e-4), "the cut changes nothing"
-    for record, other in zip(shown, whole_shown, strict=True):
-        assert all(record[name] == other[name] for name in ("problem", "best", "worst"))
+    assert texts_of(shown) == texts_of(whole_shown)
 
 
 def test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure(dataset):
@@ -159,9 +164,10 @@ def test_without_a_judge_rewards_order_the_samples_and_are_metrics_with_what_the
         assert metrics["reward/exact_match"] == metrics["words_recovered"] == right and "judge" not in metrics
         assert metrics["reward/logs"] == pytest.approx(0.8) and metrics["mean_length"] == 32
         for record in shown:
-            assert record["best_score"] == pytest.approx(0.8 - 2.0 * right), "the weighted sum"
-            assert record["worst_right"] == right == (record["worst"] == record["truth"]), "by the success reward"
-            assert record["best_extra"] == {"text": record["best"]}
+            best, *_, worst = record["group"]
+            assert best["reward"] == pytest.approx(0.8 - 2.0 * right), "the weighted sum"
+            assert worst["right"] == right == (worst["text"] == record["answer"]), "by the success reward"
+            assert best["logged"] == {"text": best["text"]}
         assert len(shown) == 3
 
 

@@ -1,4 +1,4 @@
-"""The held-out evaluation of prompts: its figures against loops, and how much it reads at once."""
+"""The held-out evaluation of prompts: its figures are those of a loop over completions; what a sample holds."""
 
 import math
 from dataclasses import replace
@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
+from core.logger import GREEN, WIDTH
 from grpo.evaluation.prompts import PromptEvaluation
-from grpo.evaluation.samples import means_of, reward_sums
+from grpo.evaluation.samples import append_samples, format_samples, means_of, reward_sums
 from grpo.rewards import Rewards, reward
-from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer
+from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer, read_records
 
 
 def early(prompts, completions, **columns):
@@ -57,7 +58,11 @@ def test_evaluation_counts_what_a_loop_counts(prompts):
     assert metrics["pass_at_k"] == pytest.approx(np.mean([any(row) for row in right]))
     assert metrics["completion_length"] == pytest.approx(float(rollouts.mask.sum()) / right.size)
     assert metrics["truncated"] == pytest.approx(float(rollouts.truncated.float().mean()))
-    assert metrics["kl"] > 0 and metrics["entropy"] > 0 and shown[0]["best_score"] >= shown[0]["worst_score"]
+    for sample, completions in zip(shown, np.array(rollouts.texts.completions).reshape(4, 6), strict=False):
+        assert sorted(about["text"] for about in sample["group"]) == sorted(completions)
+        found = [about["reward"] for about in sample["group"]]
+        assert found == sorted(found, reverse=True) == [float(about["right"]) for about in sample["group"]]
+    assert len(shown) == 3
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "exact"])
@@ -93,8 +98,7 @@ def test_no_forward_reads_more_rows_than_training_does(prompts):
     (whole_metrics, whole_shown) = found.pop(1)
     for metrics, shown in found:
         assert metrics == pytest.approx(whole_metrics, rel=1e-4), "the cut changes nothing"
-        for record, other in zip(shown, whole_shown, strict=True):
-            assert (record["best"], record["worst"]) == (other["best"], other["worst"])
+        assert shown == whole_shown
 
 
 def is_late(text):
@@ -149,17 +153,42 @@ def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts):
     """Of those that are sampled and of the greedy ones: none begins early in the alphabet any more."""
     metrics, shown = evaluation_of(prompts, settings(response_prefix="so "))(causal_policy(), 1.0)
     assert metrics["greedy_accuracy"] == metrics["sampled_accuracy"] == 0.0
-    assert all(record["problem"].endswith("=") and record["best"].startswith("so ") for record in shown)
+    assert all(record["problem"].endswith("=") for record in shown)
+    assert all(about["text"].startswith("so ") for record in shown for about in record["group"])
 
 
 def test_a_mean_is_over_the_completions_of_all_batches_that_were_scored():
     sums = []
     for values in ([1.0, math.nan, 0.5], [math.nan, 3.0, math.nan]):
         sums.append(reward_sums({"a": torch.tensor(values), "b": torch.tensor([math.nan] * 3)}))
-    assert means_of(sums, [{}]) == {"reward/a": 1.5}, "one that was never scored is left out"
+    assert means_of(sums) == {"reward/a": 1.5}, "one that was never scored is left out"
 
 
-def test_a_logged_metric_has_its_own_name_and_never_that_of_another():
-    assert means_of([{"entropy": (1.0, 2)}], [{}, {"mine": (5.0, 1)}]) == {"entropy": 0.5, "mine": 5.0}
-    with pytest.raises(ValueError, match=r"log_metric\('kl', ...\): the held-out metrics have one of this name"):
-        means_of([{"kl": (0.1, 1)}], [{"kl": (3.0, 2)}])
+def test_a_skipped_completion_is_neither_right_nor_wrong_and_a_sample_keeps_what_rewards_log(prompts, tmp_path):
+    @reward(0, 1)
+    def odd(completions, log_extra, log_metric):
+        log_extra("size", [torch.tensor(len(text)) for text in completions])
+        log_metric("entropy", -1.0)
+        return [None if is_late(text) else 1.0 for text in completions]
+
+    metrics, shown = evaluation_of(prompts, settings(reward_functions=("odd",)))(causal_policy(scale=4.0), 1.0)
+    abouts = [about for sample in shown for about in sample["group"]]
+    assert all(("right" in about) != is_late(about["text"]) for about in abouts) and metrics["entropy"] > 0
+    assert all(about["reward"] == float("right" in about) for about in abouts)
+    append_samples(str(tmp_path), 3, shown)
+    append_samples(str(tmp_path), 6, shown[:1])
+    kept = read_records(str(tmp_path / "samples.jsonl"))
+    assert [(record["step"], record["problem"]) for record in kept] == [
+        *((3, sample["problem"]) for sample in shown), (6, shown[0]["problem"])]
+    assert kept[0]["group"][0]["logged"] == {"size": f"tensor({len(kept[0]['group'][0]['text'])})"}
+
+
+def test_the_console_shows_the_best_and_the_worst_and_the_ends_of_long_texts():
+    long = "a" * 60 + "\x1b[2J\n" + "b" * 60
+    texts = {long: 1.0, "middle": 0.5, "c": 0.0}
+    group = [{"text": text, "reward": reward, "filled": [[0, 2]]} for text, reward in texts.items()]
+    lines = format_samples([{"problem": "1+1=", "group": group}], True, 3).split("\n")
+    assert [line.split()[0] for line in lines[1:]] == ["problem", "best", "worst"] and "middle" not in "".join(lines)
+    assert lines[2].count(GREEN) == 2 and lines[2].endswith("b" * 30) and " ... " in lines[2]
+    assert len(format_samples([{"problem": "p", "group": group}], False, 3).split("\n")[2]) <= WIDTH
+    assert "equal" in format_samples([{"problem": "p", "group": group[:1]}], False, 1)
