@@ -60,7 +60,8 @@ WRONG = [
     ("reversed KL", "dapo", {"kl = r": "kl = (-x).exp() + x - 1 #"}),
     ("sequence ratio in the KL", "gspo", BY_SEQUENCE | S | {"kl = r": "kl = s"}),
     ("wrong sign of the KL", "rloo", BY_COMPLETION | {"- 0.04": "+ 0.04"}),
-    ("kl_beta is 0.08", "dapo", {"0.04": "0.08"}), ("wrong sign, wrong sign of the KL", "dapo", {"loss = -": "loss = "}),
+    ("kl_beta is 0.08", "dapo", {"0.04": "0.08"}),
+    ("wrong sign, wrong sign of the KL", "dapo", {"loss = -": "loss = "}),
     ("wrong sign", "dapo", {"-(term": "(term", "- 0.04": "+ 0.04"}),
     ("not finite", "grpo", {"loss.sum() /": "(loss + 0 * (logp - logp.detach()).sqrt()).sum() /"}),
     ("no policy gradient", "dr_grpo", {"loss.sum()": "(0 * logp).sum()"}),
@@ -166,7 +167,7 @@ def test_a_function_that_is_no_loss_is_refused(changes, names, mine):
 
 @pytest.mark.parametrize("argv, error, names", [
     ([], UsageError, "FUNCTION"),
-    (["none.py:loss"], FileNotFoundError, "none.py"), 
+    (["none.py:loss"], FileNotFoundError, "none.py"),
     (["{}:mine", "--objective=ppo"], ValueError, "objective"), (["{}:mine", "--beta=1"], UsageError, "beta")])
 def test_a_wrong_command_is_refused(argv, error, names, mine):
     path = mine({}).removesuffix(":mine")
