@@ -16,15 +16,16 @@ from grpo.evaluation.samples import compared, evaluations, held_out
 STEPS = 500     # most steps in a chart, so that the page of a long run stays small
 SETS = 12       # most evaluations with samples: the first and the latest
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
+PARTS = {"eval": "Held out", "time": "Seconds of a step by phase"}
 HEADLINE = {  # these held-out metrics, and the rewards
-    "eval/greedy_accuracy": "share of prompts whose greedy completion is correct",
-    "eval/sampled_accuracy": "share of correct completions, sampled as in training",
-    "eval/pass_at_k": "share of prompts with a correct one among the sampled completions",
-    "eval/judge": "mean score by the judge of the reward",
-    "eval/gold_judge": "mean score by a judge that no policy was trained against",
-    "eval/word_validity": "share of the words with a masked character that are filled in as a known word",
-    "eval/words_recovered": "share of the words with a masked character that are filled in as the true word",
-    "eval/token_accuracy": "share of masked tokens filled with the true one"}
+    "greedy_accuracy": "share of prompts whose greedy completion is correct",
+    "sampled_accuracy": "share of correct completions, sampled as in training",
+    "pass_at_k": "share of prompts with a correct one among the sampled completions",
+    "judge": "mean score by the judge of the reward",
+    "gold_judge": "mean score by a judge that no policy was trained against",
+    "word_validity": "share of the words with a masked character that are filled in as a known word",
+    "words_recovered": "share of the words with a masked character that are filled in as the true word",
+    "token_accuracy": "share of masked tokens filled with the true one"}
 
 
 def write_report(folder):
@@ -62,15 +63,12 @@ def read_metrics(path):
 
 def curves(records):
     """{part of the page: a chart for each of its metrics}"""
-    parts = dict.fromkeys(("Held out", "Rewards", "Training", "Seconds of a step by phase"), "")
-    constant = []
+    parts, constant = dict.fromkeys(("Held out", "Rewards", "Training", "Seconds of a step by phase"), ""), []
     for metric in dict.fromkeys(name for record in records for name in record if name != "step"):
         points = [(record["step"], record[metric]) for record in records if metric in record]
         values = [y for _, y in points]
         part = "Rewards" if "reward" in metric else "Training"
-        for start, other in (("eval/", "Held out"), ("time/", "Seconds of a step by phase")):
-            if metric.startswith(start):
-                part = other
+        part = PARTS.get(metric.split("/")[0], part)
         if None not in values and is_flat(values):
             constant.append(f"{text(metric)} {format_number(values[-1])}")
         else:
@@ -88,15 +86,12 @@ def before_and_after(records):
     """Metrics of the first and the last evaluation, "" if they are one."""
     if len(records) < 2:
         return ""
-    first, last = held_out(records[0]), held_out(records[-1])
-    boxes = ""
-    for name, x in first.items():
-        y = last.get(name)
-        if (name in HEADLINE or name.startswith("eval/reward/")) and None not in (x, y):
-            title = text(name.removeprefix("eval/"))
-            boxes += f"<div {tooltip(name)}>{title} <b>{format_number(x)} → {format_number(y)}</b></div>"
-    rows = [map(text, row) for row in compared(first, last)]
-    lines = table(("metric", "before", f"step {records[-1]['step']}", "change"), rows, "numbers")
+    rows, boxes = compared(held_out(records[0]), held_out(records[-1])), ""
+    for name, first, last, change in rows:
+        if change and (name in HEADLINE or name.startswith("reward/")):
+            boxes += f'<div title="{HEADLINE.get(name, "")}">{text(name)} <b>{first} → {last}</b></div>'
+    head = ("metric", "before", f"step {records[-1]['step']}", "change")
+    lines = table(head, [map(text, row) for row in rows], "numbers")
     return f'<div class="headline">{boxes}</div>\n{lines}'
 
 
@@ -119,11 +114,6 @@ def private(row):
 def text(value):
     """A value as HTML: escaped, without invisible characters."""
     return escape(visible(str(value), kept="\t\n"))
-
-
-def tooltip(metric):
-    """The meaning of a metric of the headline, as an attribute in HTML."""
-    return f'title="{HEADLINE.get(metric, "")}"'
 
 
 def samples(path):
@@ -216,7 +206,7 @@ def chart(metric, last, points):
             before = y
         svg += f'<path class="{kind}" d="{line}"/>'
     latest = "not finite" if points[-1][1] is None else format_number(layers["line"][-1][1])
-    return (f'<figure {tooltip(metric)}><figcaption>{text(metric)} <b>{latest}</b></figcaption>'
+    return (f'<figure><figcaption>{text(metric)} <b>{latest}</b></figcaption>'
             f'<svg viewBox="0 0 320 156" role="img" aria-label="{text(metric)}">{svg}</svg></figure>\n')
 
 

@@ -5,7 +5,6 @@ python grpo/tools/check_loss.py mine.py:loss --objective=dapo --clip_high=0.28
 tests/vectors/README.md has the arguments of the function; --help after it lists the settings.
 """
 
-import contextlib
 import inspect
 import itertools
 import json
@@ -23,14 +22,13 @@ import torch
 from core.config import UsageError, load_config, run_config_file
 from core.settings.script import run_script
 from core.settings.setting import Settings, setting, shown
-from core.settings.user_code import UserCodeError, naming_line_of
+from core.settings.user_code import naming_line_of
 from grpo.losses import AVERAGES, KL_ESTIMATORS, OBJECTIVES, SURROGATES, k2, k3, token_weights
 
 VECTORS = ROOT / "tests" / "vectors"
 SETS = "whole", "truncated", "micro_batches", "ranks"
 TOLERANCE = 1e-5  # relative, of a gradient; a loss in float32 passes
 SCALES = {-1: "wrong sign", 0.25: "1 / G of the right gradient"}  # G is 4
-SHAPES = {"(N,)": (-1,), "(N, 1)": (-1, 1)}
 
 
 class CheckConfig(Settings):
@@ -69,32 +67,19 @@ def measured(losses, steps):
     return torch.cat(gradients), torch.stack(losses).detach()
 
 
-def loss_on(step, function, shape):
-    """The loss of the user's function on a step; shape: of the advantages."""
+def loss_on(step, function):
+    """The loss of the user's function on a step."""
     totals = {"total_tokens": step.mask.sum(), "total_completions": step.mask.any(1).sum()}
     named = inspect.signature(getattr(function, "forward", function)).parameters  # forward: of a torch.nn.Module
     given = {key: x for key, x in (totals | {"max_tokens": step.max_tokens}).items() if key in named}
     loss = 0.0
     for rows in step.parts:
-        tensors = step.logp, step.old_logp, step.ref_logp, step.A.view(SHAPES[shape]), step.mask
+        tensors = step.logp, step.old_logp, step.ref_logp, step.A[:, 0], step.mask
         part = function(*(x[rows] for x in tensors), **given)
         if not isinstance(part, torch.Tensor) or part.numel() != 1 or not part.requires_grad:
             raise ValueError(f"it returned {shown(part)}; return a scalar tensor that depends on logp")
         loss = loss + part.double().sum()
     return loss if given.keys() & totals.keys() else loss / len(step.parts)
-
-
-def users_losses(function, steps):
-    """{shape of the advantage: the user's gradient and losses}; a function for one shape may fail on the other."""
-    def run(shape):
-        with naming_line_of(function):
-            return measured([loss_on(step, function, shape) for step in steps], steps)
-
-    found = {}
-    for shape in SHAPES:
-        with contextlib.suppress(UserCodeError):
-            found[shape] = run(shape)
-    return found or {"(N, 1)": run("(N, 1)")}  # raises again
 
 
 def weights(step, average):
@@ -245,20 +230,17 @@ def main(argv):
     """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
     c, steps = load_config(CheckConfig, argv[1:])[0], [load_step(x) for x in SETS]
     function = users_function("".join(argv[:1]))
-    policies = terms_of(policy_losses, steps, c)
-    kls = terms_of(kl_losses, steps, c)
-    found = []
-    for shape, mine in users_losses(function, steps).items():
-        best = min(explanations(*mine, policies, kls, c.kl_beta), key=lambda x: x[0])
-        found.append((*best, shape, mine))
-    _, policy, kl, faults, shape, mine = min(found, key=lambda x: x[0])
+    with naming_line_of(function):
+        gradient, loss = measured([loss_on(step, function) for step in steps], steps)
+    policies, kls = terms_of(policy_losses, steps, c), terms_of(kl_losses, steps, c)
+    _, policy, kl, faults = min(explanations(gradient, loss, policies, kls, c.kl_beta), key=lambda x: x[0])
     policy = next(x for x in policies if x[:2] == policy[:2])  # the first is right
     kl = next(x for x in kls if x[:2] == (policy.average, kl.name))
     verdict = "nearest" if faults else "right"
-    print(f"{verdict}: {policy.name}; KL: {kl.name}; advantage {shape}; relative errors of the gradient:")
+    print(f"{verdict}: {policy.name}; KL: {kl.name}; relative errors of the gradient:")
     sizes = [step.logp.numel() for step in steps]
     right = policy.gradient + c.kl_beta * kl.gradient
-    for name, g, r in zip(SETS, mine[0].split(sizes), right.split(sizes), strict=True):
+    for name, g, r in zip(SETS, gradient.split(sizes), right.split(sizes), strict=True):
         print(f"  {name:14} {(g - r).norm() / r.norm():.0e}")
     meanings = json.loads((VECTORS / "faults.json").read_text())
     for fault in faults:

@@ -170,7 +170,8 @@ def test_verifiers_read_the_records_completions_as_those_of_the_model_cut_before
 def test_a_judge_that_prefers_filled_text_is_found(tmp_path, monkeypatch):
     write_text_dataset(tmp_path / "text", TEXT)
     files = {f"{name}_checkpoint": f"{SHIPPED['char_diffusion']}/{name}.safetensors" for name in ("generator", "judge")}
-    x = examined(parts({"dataset": str(tmp_path / "text"), "block_size": 64, "group_size": 4, "dtype": "float32"} | files))
+    files |= {"dataset": str(tmp_path / "text"), "block_size": 64, "group_size": 4, "dtype": "float32"}
+    x = examined(parts(files))
     assert judge_on_true_texts(x) == "" and lost_characters(x) is ends_of_completions(x) is None, "it has no prompts"
     scores = x.models.judge.scores
     monkeypatch.setattr(x.models.judge, "scores", lambda texts: 1 - scores(texts))
