@@ -10,7 +10,7 @@ import torch
 from core.distributions import sampling_logp
 from core.logger import GREEN, WIDTH
 from grpo.evaluation.prompts import PromptEvaluation
-from grpo.evaluation.samples import append_samples, format_samples, means_of, reward_sums
+from grpo.evaluation.samples import append_samples, format_samples
 from grpo.rewards import Rewards, reward
 from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer, read_records
 
@@ -133,20 +133,11 @@ def test_late_completions_count_neither_right_nor_wrong(prompts):
     chances = [any(group) for group in groups if len(group) == 4]
     greedy = on_time(policy.greedy(evaluation.data.pack(evaluation.records, range(6)), evaluation.config).completions)
     assert 0 < len(chances) < 6 and 0 < len(greedy) < 6 and 0 < len(on_time(written)) < 24
-    assert metrics["sampled_accuracy"] == pytest.approx(np.mean(on_time(written))) != np.mean(early(None, written))
-    assert metrics["pass_at_k"] == pytest.approx(np.mean(chances))
-    assert metrics["greedy_accuracy"] == np.mean(greedy)
+    assert metrics["sampled_accuracy"] == pytest.approx(np.mean(on_time(written)))
+    assert metrics["pass_at_k"] == pytest.approx(np.mean(chances)) and metrics["greedy_accuracy"] == np.mean(greedy)
     assert ("early", 1) in rewards.asked and ("length_penalty", 1) not in rewards.asked, "greedy needs no other"
-
-
-@pytest.mark.parametrize("success, late", [("early", lambda text: True), (None, lambda text: False)])
-def test_without_a_success_reward_or_a_scored_completion_there_is_no_accuracy(prompts, success, late):
-    rewards = WithDeadline(settings(), late)
-    rewards.success = success
-    metrics, _ = evaluation_of(prompts, settings(), rewards=rewards)(causal_policy(), 1.0)
-    assert {"completion_length", "entropy"} <= set(metrics) and ("reward/early" in metrics) == (success is None)
-    assert not {"greedy_accuracy", "sampled_accuracy", "pass_at_k"} & set(metrics)
-    assert all(map(math.isfinite, metrics.values()))
+    metrics, _ = evaluation_of(prompts, c, rewards=WithDeadline(c, lambda text: True))(policy, 1.0)
+    assert "entropy" in metrics and not {"greedy_accuracy", "sampled_accuracy", "pass_at_k"} & set(metrics)
 
 
 def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts):
@@ -155,13 +146,6 @@ def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts):
     assert metrics["greedy_accuracy"] == metrics["sampled_accuracy"] == 0.0
     assert all(record["problem"].endswith("=") for record in shown)
     assert all(about["text"].startswith("so ") for record in shown for about in record["group"])
-
-
-def test_a_mean_is_over_the_completions_of_all_batches_that_were_scored():
-    sums = []
-    for values in ([1.0, math.nan, 0.5], [math.nan, 3.0, math.nan]):
-        sums.append(reward_sums({"a": torch.tensor(values), "b": torch.tensor([math.nan] * 3)}))
-    assert means_of(sums) == {"reward/a": 1.5}, "one that was never scored is left out"
 
 
 def test_a_skipped_completion_is_neither_right_nor_wrong_and_a_sample_keeps_what_rewards_log(prompts, tmp_path):

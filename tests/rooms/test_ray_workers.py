@@ -172,24 +172,16 @@ def test_a_late_worker_and_an_error_of_its_code_end_the_run_with_a_line(world, f
     assert not fake.up, "a Ray that is gone does not hide why the run ends"
 
 
-def join(fake, make=lambda config: causal_policy(), **settings):
-    return RaySampler(make, causal_policy(), prompt_config(sampler="ray", **settings), one_process())
-
-
-def test_workers_that_cannot_be_built_end_the_run_and_leave_nothing_open(fake):
-    def make(config):
-        raise ValueError("generator_checkpoint=x is no file")
-
-    with pytest.raises(SamplerError, match="generator_checkpoint=x"):
-        join(fake, make)
-    assert fake.calls and not fake.up
+def join(**settings):
+    c = prompt_config(sampler="ray", **settings)
+    return RaySampler(lambda config: causal_policy(), causal_policy(), c, one_process())
 
 
 def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_it(fake, monkeypatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
     before = dict(os.environ)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    sampler = join(fake, ray_workers=3, max_staleness=1)
+    sampler = join(ray_workers=3, max_staleness=1)
     (address, settings, seen), = fake.calls
     size = sum(x.nbytes for x in sampler.policy.weights().values())
     assert address == "local" and settings["num_cpus"] == 6 and settings["include_dashboard"] is False
@@ -198,7 +190,7 @@ def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_i
     assert seen["RAY_AUTH_MODE"] == "token" and len(seen["RAY_AUTH_TOKEN"]) == 64
     assert seen["RAY_USAGE_STATS_ENABLED"] == "0", "nothing is sent to the makers of Ray"
     assert dict(os.environ) == before, "what is set for Ray is set for it alone"
-    join(fake).close()
+    join().close()
     assert fake.up and len(fake.calls) == 1, "a Ray that the caller has started is used and stays open"
     sampler.close()
     assert not fake.up
@@ -210,7 +202,7 @@ def test_a_ray_that_is_not_there_or_cannot_start_is_one_line(fake, monkeypatch, 
     fake.error = error
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(SamplerError, match=f"^[^\n]*RAY_ADDRESS={address} [^\n]*$"):
-        join(fake)
+        join()
 
 
 @pytest.mark.parametrize("gpus, address, share", [(1.0, "", 0.5), (8.0, "", 1.0), (3.0, "auto", 1 / 3)])

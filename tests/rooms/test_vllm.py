@@ -6,12 +6,9 @@ Hugging Face format, which gets an adapter.
 """
 
 import contextlib
-import json
 import math
 import os
 import pathlib
-import socket
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +26,7 @@ from grpo.policies.causal import CausalPolicy
 from grpo.reference import logp_in_batches
 from grpo.samplers import vllm
 from grpo.samplers.sampler import SamplerError
-from grpo.samplers.vllm import CONNECTIONS, Server, VllmSampler
+from grpo.samplers.vllm import Server, VllmSampler
 from tests.families import model_folder, write_sums
 from tests.rooms.vllm_server import running
 from tests.tiny import (
@@ -233,77 +230,28 @@ def test_no_file_holds_the_key_of_a_server(world, monkeypatch):
     assert files and not any(b"s3cret" in path.read_bytes() for path in files)
 
 
-# Requests
-
-
-@pytest.fixture
-def serve(monkeypatch):
-    """act -> a Server whose other side reads a request and sends what act(its body) returns."""
+@pytest.mark.parametrize("tries, named", [
+    ([(400, "no\x1b[31m")], "400.*no"), ([(302, "")], "302"),  # the key would travel to another address too
+    ([(503, "")] * 3, "503"), ([ConnectionResetError()] * 3, "reached"), ([TimeoutError()], "/x"),
+    ([(503, ""), ConnectionResetError(), (200, "yes")], None)])
+def test_a_failed_request_is_one_line_and_what_may_be_chance_is_asked_again(monkeypatch, tries, named):
     monkeypatch.setattr(vllm, "WAITS", (0.0, 0.0, 0.0))
-    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    left = list(tries)
 
-    def one(connection, act):
-        with connection, contextlib.suppress(OSError):
-            request = connection.makefile("rb")
-            lines = list(iter(request.readline, b"\r\n"))
-            length = [line.split(b":")[1] for line in lines if line.lower().startswith(b"content-length:")]
-            connection.sendall(act(request.read(int(length[0]))))
+    def answer(server, *request):
+        found = left.pop(0)
+        if isinstance(found, tuple):
+            return found
+        raise found
 
-    def listen(act):
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=one, args=(connection, act), daemon=True).start()
-
-    def made(act, timeout=20.0):
-        threading.Thread(target=listen, args=(act,), daemon=True).start()
-        return Server(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout)
-
-    with socket.create_server(("127.0.0.1", 0), backlog=2 * CONNECTIONS) as listener:
-        yield made
-
-
-def answer(content, status="200 OK", length=None):
-    """What a server sends: an answer that promises `length` bytes."""
-    length = len(content) if length is None else length
-    return f"HTTP/1.1 {status}\r\nLocation: /target\r\nContent-Length: {length}\r\n\r\n".encode() + content
-
-
-def test_answers_belong_to_their_requests_which_are_under_way_side_by_side(serve):
-    """Each is answered when 16 have come: one after the other would wait for ever."""
-    there = threading.Barrier(16)
-
-    def twice(body):
-        there.wait(20)
-        return answer(json.dumps({"twice": 2 * json.loads(body)["x"]}).encode())
-
-    answers = serve(twice).begin("/double", [{"x": i} for i in range(3 * CONNECTIONS)])
-    assert [json.loads(answer.result(20))["twice"] for answer in answers] == [2 * i for i in range(3 * CONNECTIONS)]
-
-
-@pytest.mark.parametrize("sent, tries, named", [
-    ([answer(b'{"message": "no\x1b[31m"}', "400 x")], 1, "400.*no"),
-    ([answer(b"", "302 x")], 1, "302"),  # the key would travel to another address too
-    ([answer(b"", "503 x")] * 3, 3, "503"), ([answer(b"half", length=100)] * 3, 3, "reached"), ([None], 1, "0.3"),
-    ([answer(b"", "503 x"), b"", answer(b"yes")], 3, None)])
-def test_a_failure_is_one_line_and_what_may_be_chance_is_asked_again(serve, sent, tries, named):
-    asked, over = [], threading.Event()
-
-    def act(body):
-        asked.append(body)
-        if sent[0] is None:
-            over.wait(20)
-        return sent[len(asked) - 1] or b""
-
-    server = serve(act, timeout=0.3 if sent[0] is None else 20.0)
+    monkeypatch.setattr(Server, "_try", answer)
     if named is None:
-        assert server.ask("POST", "/x", {}) == "yes"
+        assert Server("http://x").ask("POST", "/x", {}) == "yes"
     else:
-        with pytest.raises(SamplerError, match=f"^vllm_url=http://127.0.0.1:[0-9]* .*{named}") as error:
-            server.ask("POST", "/x", {})
+        with pytest.raises(SamplerError, match=f"^vllm_url=http://x .*{named}") as error:
+            Server("http://x").ask("POST", "/x", {})
         assert str(error.value).isprintable()
-    over.set()
-    assert len(asked) == tries
+    assert not left
 
 
 # Whole runs
