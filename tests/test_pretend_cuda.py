@@ -26,6 +26,7 @@ from tests.tiny import (
     CAUSAL,
     TEXT,
     causal_model,
+    config,
     judge,
     model,
     read_records,
