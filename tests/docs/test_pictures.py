@@ -37,14 +37,9 @@ def boards(picture):
     return found[:-1]
 
 
-def test_the_objectives_are_those_of_the_tables():
+def test_the_picture_of_the_objectives_is_what_the_script_draws():
     picture = (DOCS / "objectives.svg").read_text()
     assert picture == DRAW.draw_objectives() and elements(picture)
-    results = (DOCS / "results.md").read_text().split("## The zoo on two tasks")[1]
-    for panel, (_, before) in enumerate(DRAW.TASKS):
-        rows = re.findall(rf"^\| (\S+) \| {before} \| (\S+) ± (\S+) \|", results, re.M)
-        assert {name: found[panel] for name, found in DRAW.OBJECTIVES.items()} == {
-            name: (float(mean), float(sd)) for name, mean, sd in rows}
 
 
 def test_a_board_has_the_digits_and_passes_of_its_sample():
