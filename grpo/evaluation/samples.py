@@ -60,7 +60,7 @@ class Evaluation:
             scores = policy.score(part, config.temperature)
             found = {"entropy": scores.entropy, "kl": kl_per_token(scores, part, estimator)}
             mask = part.mask[::every]
-            parts.append({name: masked_sum(x[::every], mask) for name, x in found.items() if x is not None})
+            parts.append({name: ((x[::every] * mask).sum(), mask.sum()) for name, x in found.items() if x is not None})
         return join(parts)
 
     def sample(self, policy, batch, rollouts, i, total, values, log):
@@ -93,11 +93,6 @@ class Evaluation:
 def sum_and_count(x):
     """(sum, count) of the values that are not NaN."""
     return x.nansum(), (~x.isnan()).sum()
-
-
-def masked_sum(x, mask):
-    """(sum, count) of x where the mask is 1.0; x, mask: of the same shape."""
-    return (x * mask).sum(), mask.sum()
 
 
 def reward_sums(values):
@@ -171,8 +166,7 @@ def compared(before, after):
     for name in dict.fromkeys((*before, *after)):
         first, last, change = before.get(name), after.get(name), ""
         if first is not None and last is not None:
-            difference = round(last - first, 4) + 0.0  # no -0.0
-            change = f"{difference:+.4f}" if abs(difference) < 1e6 else f"{difference:+.2g}"
+            change = f"{round(last - first, 4) + 0.0:+.4f}"  # no -0.0
         rows.append((name.removeprefix("eval/"), format_number(first), format_number(last), change))
     return rows
 

@@ -3,6 +3,7 @@
 python grpo/tools/gpu_check.py
 """
 
+import itertools
 import pathlib
 import re
 import subprocess
@@ -31,9 +32,7 @@ from grpo.rewards import Scored
 
 GIB = 2**30
 WAYS = (0, True), (16, True), (16, False)  # rank of the adapter, 0: all weights are trained; grad_checkpoint
-SHAPES = {  # width, inner width, layers, heads, their keys, of a Qwen2.5; GiB on 80 GB for each of WAYS
-    "0.5 B": ((896, 4864, 24, 14, 2), (13.5, 6.0, 17.6)),
-    "1.5 B": ((1536, 8960, 28, 12, 2), (30.9, 9.0, 33.3))}
+SHAPES = {"0.5 B": (896, 4864, 24, 14, 2), "1.5 B": (1536, 8960, 28, 12, 2)}  # arguments of model_of, as of Qwen2.5
 TOKENIZER = SimpleNamespace(
     base_vocab_size=151_936, vocab_size=151_936, banned_token_ids=(), mask_token_id=None, stop_token_ids=(), decode=str)
 
@@ -48,10 +47,9 @@ def golden(dtype):
     return "; ".join(differ) or f"{len(found)} as on the CPU {error if done.returncode else ''}"
 
 
-def model_of(shape, config, dist):
-    """A Qwen2.5 with random weights."""
+def model_of(width, inner, n_layer, n_head, n_key, config, dist):
+    """A Qwen2.5 with random weights. inner: width within an MLP; n_key: heads of keys and values"""
     transformers = quiet_transformers("Qwen2.5", "model")
-    width, inner, n_layer, n_head, n_key = shape
     net = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
         vocab_size=TOKENIZER.vocab_size, hidden_size=width, intermediate_size=inner, num_hidden_layers=n_layer,
         num_attention_heads=n_head, num_key_value_heads=n_key, tie_word_embeddings=True))
@@ -63,7 +61,7 @@ def model_of(shape, config, dist):
 def steps(shape, config, dist):
     """Speed and memory of a step on random prompts; the step before it warms up and captures the CUDA graphs."""
     P, times = config.batch_size, []
-    policy = make_policy(model_of(shape, config, dist), TOKENIZER, config, dist)
+    policy = make_policy(model_of(*shape, config, dist), TOKENIZER, config, dist)
     optimizers = build_optimizers(policy, config, "cuda")
     prompts = np.random.default_rng(0).integers(TOKENIZER.vocab_size, size=(P, 64))
     problems = {"input": prompts, "padding": np.zeros(P, dtype=np.int64), "number": np.arange(P),
@@ -94,16 +92,13 @@ def rows(dist):
                       f"{torch.cuda.mem_get_info(dist.device)[1] / GIB:.1f} GiB, torch {torch.__version__}")
     for dtype in ("float32", "bfloat16"):
         yield f"golden runs, {dtype}", golden(dtype)
-    for name, (shape, figures) in SHAPES.items():
-        for (rank, checkpoint), gib in zip(WAYS, figures, strict=True):
-            config = GRPOConfig(
-                batch_size=4, max_new_tokens=256, top_p=1.0, lora_rank=rank, grad_checkpoint=checkpoint)
-            try:
-                found = steps(shape, config, dist)
-            except torch.OutOfMemoryError:
-                found = "out of memory"
-            what = (f"LoRA of rank {rank}" if rank else "all weights") + ", grad_checkpoint" * checkpoint
-            yield f"{name}, {what}", f"{found}, by docs/one_gpu.md {gib}"
+    for (name, shape), (rank, checkpoint) in itertools.product(SHAPES.items(), WAYS):
+        config = GRPOConfig(batch_size=4, max_new_tokens=256, top_p=1.0, lora_rank=rank, grad_checkpoint=checkpoint)
+        try:
+            found = steps(shape, config, dist)
+        except torch.OutOfMemoryError:
+            found = "out of memory"
+        yield f"{name}, lora_rank={rank}, grad_checkpoint={checkpoint}", found
 
 
 def main(argv):
