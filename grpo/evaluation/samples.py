@@ -11,7 +11,7 @@ from core.files import SAMPLES, writing
 from core.logger import GREEN, PLAIN, WIDTH, format_number, visible
 from grpo.losses import kl_per_token
 from grpo.reference import with_reference
-from grpo.reward_functions.registry import Log
+from grpo.rewards import Log
 from grpo.rollout import REWARD, join
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
@@ -58,9 +58,11 @@ class Evaluation:
         for problems in rollouts.micro_batches(config):
             part = with_reference(rollouts.select(problems)[0], self.reference, estimator, config)
             scores = policy.score(part, config.temperature)
-            found = {"entropy": scores.entropy, "kl": kl_per_token(scores, part, estimator)}
             mask = part.mask[::every]
-            parts.append({name: ((x[::every] * mask).sum(), mask.sum()) for name, x in found.items() if x is not None})
+            sums = {"entropy": ((scores.entropy[::every] * mask).sum(), mask.sum())}
+            if (kl := kl_per_token(scores, part, estimator)) is not None:
+                sums["kl"] = (kl[::every] * mask).sum(), mask.sum()
+            parts.append(sums)
         return join(parts)
 
     def sample(self, policy, batch, rollouts, i, total, values, log):
@@ -86,7 +88,7 @@ class Evaluation:
         return sample
 
     def marks(self, batch, rollouts, n):
-        """What else a sample says about completion n."""
+        """More that a sample says about completion n."""
         return {}
 
 

@@ -36,7 +36,8 @@ def write_report(folder):
         start = (read_object(config, config, "delete it").get("starts") or [{}])[-1]
     status = f"running, or not ended properly: at step {records[-1]['step']} when this page was written, {now()}"
     if end := start.pop("end", {}):
-        status = f"{end['ended']} at step {end['step']}, {end['time']} {end['why']}"
+        why = f": {end['why']}" if end["why"] else ""
+        status = f"{end['ended']} at step {end['step']}, {end['time']}{why}"
     settings = [private((key, *about.values())) for key, about in start.pop("settings", {}).items()]
     parts = {"Held out, before and after": before_and_after(evaluations(records)), "Held out": "",
              "Samples": samples(Path(folder, SAMPLES)), **curves(records),

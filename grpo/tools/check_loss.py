@@ -184,7 +184,7 @@ def fits(g, policies, kls):
 
 
 def faults_of(policy, kl, a, b, beta):
-    """What is wrong with a times a policy's term and b times a KL's."""
+    """The faults of a times a policy's term plus b times a KL's."""
     faults = policy.faults | kl.faults
     if kl.average != policy.average:
         faults.add(f"the average of the KL is '{kl.average}'")

@@ -1,6 +1,7 @@
 """Runs this code on your GPU and prints a table to paste; docs/one_gpu.md says what to expect.
 
 python grpo/tools/gpu_check.py
+python bench/bench.py peer --device=cuda --dtype=bfloat16   # speed and memory beside TRL
 """
 
 import itertools
