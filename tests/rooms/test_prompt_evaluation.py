@@ -85,20 +85,17 @@ def test_kl_and_entropy_are_means_over_tokens(prompts, estimator):
     assert metrics["entropy"] == pytest.approx(np.mean(entropy), rel=1e-3)
 
 
-def test_no_forward_reads_more_rows_than_training_does(prompts):
-    """One problem of four completions is trained on at once, so four rows are the most, whatever is evaluated; with
-    sample_rows twelve are sampled at once, and four scored."""
+@pytest.mark.parametrize("rows, most", [(None, 4), (12, 12)])
+def test_no_forward_reads_more_rows_than_training_or_sample_rows_allow(prompts, rows, most):
+    """One problem of four completions is trained on at once."""
     found = []
-    for batch_size, rows, most in ((1, None, 4), (64, None, 24), (1, 12, 12)):
+    for settings_of_cut in ({"batch_size": 64}, {"batch_size": 1, "sample_rows": rows}):
         policy, reference = causal_policy(scale=3.0), causal_policy(seed=2, scale=3.0).frozen()
         read, reference_read = count_rows(policy.model), count_rows(reference.model)
-        evaluation = evaluation_of(prompts, settings(batch_size=batch_size, sample_rows=rows, group_size=4), reference)
-        found.append(evaluation(policy, 1.0))
-        assert max(read) == most and max(reference_read) == (4 if batch_size == 1 else 24)
-    (whole_metrics, whole_shown) = found.pop(1)
-    for metrics, shown in found:
-        assert metrics == pytest.approx(whole_metrics, rel=1e-4), "the cut changes nothing"
-        assert shown == whole_shown
+        found.append(evaluation_of(prompts, settings(**settings_of_cut), reference)(policy, 1.0))
+    assert max(read) == most and max(reference_read) == 4
+    (whole, whole_shown), (metrics, shown) = found
+    assert metrics == pytest.approx(whole, rel=1e-4) and shown == whole_shown, "the cut changes nothing"
 
 
 def is_late(text):

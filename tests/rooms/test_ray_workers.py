@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from grpo.samplers import ray as module
-from grpo.samplers.ray import LEAST_STORE, RaySampler, RayWorker, gpus_beside, pack, worker_options
+from grpo.samplers.ray import LEAST_STORE, RaySampler, RayWorker, gpus_beside, pack
 from grpo.samplers.sampler import SamplerError
 from tests.grpo.test_episodes import SETTINGS as EPISODES
 from tests.tiny import (
@@ -53,7 +53,7 @@ class FakeRay:
     put = staticmethod(copy.deepcopy)
 
     def __init__(self):
-        self.late, self.up, self.error, self.calls, self.gpus = False, False, None, [], 0.0
+        self.late, self.up, self.error, self.calls = False, False, None, []
 
     def is_initialized(self):
         return self.up
@@ -66,9 +66,6 @@ class FakeRay:
 
     def shutdown(self):
         self.up = False
-
-    def cluster_resources(self):
-        return {"GPU": self.gpus}
 
     def remote(self, **options):
         return lambda cls: SimpleNamespace(remote=lambda *arguments: Actor(partial(cls, *arguments)))
@@ -203,14 +200,6 @@ def test_a_ray_that_is_not_there_or_cannot_start_is_one_line(fake, monkeypatch, 
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(SamplerError, match=f"^[^\n]*RAY_ADDRESS={address} [^\n]*$"):
         join()
-
-
-@pytest.mark.parametrize("gpus, address, share", [(1.0, "", 0.5), (8.0, "", 1.0), (3.0, "auto", 1 / 3)])
-def test_two_workers_of_each_of_four_ranks_share_the_gpus_that_ray_has(fake, monkeypatch, gpus, address, share):
-    fake.gpus = gpus
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    dist = SimpleNamespace(device=torch.device("cuda"), world=4)
-    assert worker_options(fake, prompt_config(sampler="ray", ray_workers=2), dist)["num_gpus"] == share
 
 
 @pytest.mark.parametrize("visible, rank, ranks, names", [

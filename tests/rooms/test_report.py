@@ -87,22 +87,18 @@ def test_a_run_has_all_parts_and_its_numbers_and_settings_are_in_the_tables(page
     assert "eval/reward/a 1.0000, lr 0.0010, noise 0.0000, time/collect 0.2500" in page.text
 
 
-def test_what_was_filled_in_is_marked_by_the_verdict_of_the_reward(page_of):
-    group = [{"text": "31\n42", "reward": 2.0, "right": True, "filled": [[0, 2], [3, 4]]},
-             {"text": "13\n42", "reward": 0.5, "right": False, "filled": [[0, 1]], "logged": {"n": 1}}]
-    page = page_of(steps(4), [sample(1, group=group)])
-    assert page.marks == [("right", "31"), ("right", "4"), ("wrong", "1")]
-    assert page.tables[1] == [["problem", "a_c__"], ["answer", "abc\nd"], ["2.0000 right", "31\n42"],
-                              ["0.5000 wrong", "13\n42 n: 1"]]
-
-
-def test_the_headline_has_both_ends_and_a_group_has_the_colours_of_its_rewards(page_of):
+def test_what_was_filled_in_has_the_colour_of_its_verdict_or_of_its_reward_and_the_headline_has_both_ends(page_of):
     ends = [{"step": step, "eval/kl": step, "eval/reward/b": -step, "eval/sampled_accuracy": x}
             for step, x in ((0, 0.33789), (3, 0.92999))]
+    judged = [{"text": "31\n42", "reward": 2.0, "right": True, "filled": [[0, 2], [3, 4]]},
+              {"text": "13\n42", "reward": 0.5, "right": False, "filled": [[0, 1]], "logged": {"n": 1}}]
     group = [{"text": "ab", "reward": 7.0, "filled": [[0, 1], [1, 2]], "credit": [x, 1.0]} for x in (3.0, 0.0, -3.0)]
-    page = page_of(ends, [sample(3, group=group)])
+    page = page_of(ends, [sample(3, group=judged), sample(3, group=group)])
     assert page.headline == ["reward/b 0 → -3", "sampled_accuracy 0.3379 → 0.9300"]
-    assert [kind for kind, _ in page.marks] == ["a2", "a0", "a0", "a0", "a-2", "a0"]
+    assert page.marks[:3] == [("right", "31"), ("right", "4"), ("wrong", "1")]
+    assert page.tables[1] == [["problem", "a_c__"], ["answer", "abc\nd"], ["2.0000 right", "31\n42"],
+                              ["0.5000 wrong", "13\n42 n: 1"]]
+    assert [kind for kind, _ in page.marks[3:]] == ["a2", "a0", "a0", "a0", "a-2", "a0"]
     assert 'title="reward -3.0000"' in page.html
 
 
@@ -138,12 +134,6 @@ def test_of_a_long_run_all_evaluations_the_last_step_and_a_few_samples_are_shown
     assert [r["step"] for r in records if "eval/x" in r] == list(range(0, 95, 9))
     kept = [r["step"] for r in records if "loss" in r]
     assert kept[-1] == 94 and len(kept) <= 10 and {b - a for a, b in zip(kept, kept[1:])} <= {10, 20}
-
-
-@pytest.mark.parametrize("records", [steps(4)[:1], steps(4)[1:-1], [{"step": 1, "loss": None}]])
-def test_a_run_has_a_page_from_its_first_record_on(page_of, records):
-    page = page_of(records)
-    assert not {"Held out, before and after", "Samples", "Settings"} & set(page.headings)
 
 
 # Charts

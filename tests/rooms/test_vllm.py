@@ -196,13 +196,11 @@ def test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from
     assert w.step()["mismatch_kl"] < 1e-8
 
 
-@pytest.mark.parametrize("fault, named", [("silent", "/v1/completions"), ("half dead", "/collective_rpc .*500")])
-def test_a_server_that_fails_ends_the_run_with_a_line_that_names_it(world, fault, named):
+def test_a_server_that_fails_to_take_weights_ends_the_run_and_is_left_as_it_was(world):
     w = world("ours")
-    w.server.fault, w.sampler.server.timeout = fault, 1.0
-    with pytest.raises(SamplerError, match=f"^vllm_url=http://127.0.0.1:[0-9]* .*{named}"):
+    w.server.fault = "half dead"
+    with pytest.raises(SamplerError, match="^vllm_url=http://127.0.0.1:[0-9]* .*/collective_rpc .*500"):
         w.sync(0)
-        w.sample()
     w.sampler.close()
     assert not os.path.exists(w.sampler.folder) and not w.server.paused
 
