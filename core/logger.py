@@ -1,5 +1,4 @@
-"""Metrics on the console, in metrics.jsonl and in trackers; text on a terminal, in lines that fit and without control
-characters."""
+"""Metrics on the console, in metrics.jsonl and in trackers; console.log; text made safe for a terminal."""
 
 import json
 import math
