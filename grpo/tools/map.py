@@ -22,7 +22,7 @@ def in_order(paths):
     modules = {".".join(path.with_suffix("").parts): path for path in trees}
     order = TopologicalSorter()
     for path, tree in trees.items():
-        found = (modules.get(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+        found = (modules.get(node.module) for node in tree.body if isinstance(node, ast.ImportFrom))
         order.add(path, *filter(None, found))
     return [(path, trees[path]) for path in order.static_order()]
 
@@ -31,13 +31,15 @@ def main(argv):
     """Prints the map of the folders of a command line."""
     if not all((ROOT / folder).is_dir() and ROOT in (ROOT / folder).resolve().parents for folder in argv):
         raise UsageError("python grpo/tools/map.py [FOLDER...], with folders of this repository")
+    lines = []
     for top in argv or ("core", "grpo", "bench"):
         for folder in sorted({path.parent for path in (ROOT / top).rglob("*.py")}):
-            print(f"\n{folder.relative_to(ROOT)}/")
+            lines += ["", f"{folder.relative_to(ROOT)}/"]
             for path, tree in in_order(folder.glob("*.py")):
-                if about := ast.get_docstring(tree):
-                    first = about.splitlines()[0]
-                    print(f"  {path.name:22} {first}")
+                about = (ast.get_docstring(tree) or "").partition("\n")[0]
+                if about:
+                    lines.append(f"  {path.name:22} {about}")
+    sys.stdout.write("\n".join(lines) + "\n")  # at once: a reader such as head may stop after a few lines
 
 
 if __name__ == "__main__":
