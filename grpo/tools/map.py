@@ -1,7 +1,7 @@
 """Prints the map: every file with the first line of its docstring, after the files of its folder that it imports.
 
 python grpo/tools/map.py          core/, grpo/ and bench/
-python grpo/tools/map.py tests    another folder
+python grpo/tools/map.py tests    another folder; --help is the only option
 """
 
 import ast
