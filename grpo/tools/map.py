@@ -31,15 +31,13 @@ def main(argv):
     """Prints the map of the folders of a command line."""
     if not all((ROOT / folder).is_dir() and ROOT in (ROOT / folder).resolve().parents for folder in argv):
         raise UsageError("python grpo/tools/map.py [FOLDER...], with folders of this repository")
-    lines = []
     for top in argv or ("core", "grpo", "bench"):
         for folder in sorted({path.parent for path in (ROOT / top).rglob("*.py")}):
-            lines += ["", f"{folder.relative_to(ROOT)}/"]
+            print(f"\n{folder.relative_to(ROOT)}/")
             for path, tree in in_order(folder.glob("*.py")):
                 about = (ast.get_docstring(tree) or "").partition("\n")[0]
                 if about:
-                    lines.append(f"  {path.name:22} {about}")
-    sys.stdout.write("\n".join(lines) + "\n")  # at once: a reader such as head may stop after a few lines
+                    print(f"  {path.name:22} {about}")
 
 
 if __name__ == "__main__":
