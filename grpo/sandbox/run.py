@@ -1,6 +1,6 @@
 """Runs a model's code against a record's tests, in a child process from which the kernel protects the machine.
 
-docs/rewards.md says what is promised, on which systems, and what is not.
+docs/security.md says what is promised, on which systems, and what is not.
 """
 
 import atexit
