@@ -1,4 +1,5 @@
-"""Metrics on the console, in metrics.jsonl and in trackers; console.log; text made safe for a terminal."""
+"""Metrics on the console, in metrics.jsonl and in trackers; text on a terminal, in lines that fit and without control
+characters."""
 
 import json
 import math

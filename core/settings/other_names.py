@@ -1,4 +1,4 @@
-"""Names of settings in TRL, verl and nanoGPT, for the hint at an unknown key; docs/coming_from.md has more."""
+"""The commonest names of settings in TRL, verl and nanoGPT; docs/coming_from.md has more, and says what differs."""
 
 OTHER_NAMES = {  # {name there, without its groups: the settings here}
     "model_path": "generator_checkpoint init_from",

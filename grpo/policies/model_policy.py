@@ -1,4 +1,4 @@
-"""The base of every policy with a model: precision, weights, copies, files."""
+"""The part that the policies of both kinds share: precision, weights, copies, files."""
 
 import copy
 
