@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # later, its default arguments would keep the group, and gloo's threads, beyond `close`
+import torch.distributed.nn  # noqa: F401 later, its default arguments would keep the group beyond `close`
 
 from core.device import detect_device, detect_dtype
 from core.settings.user_code import one_line

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import torch
 
@@ -187,7 +187,7 @@ def start(config, origin, dist, step):
 
 
 def now():
-    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def without_home(text):

@@ -4,8 +4,8 @@
     python docs/grpo_in_one_file.py
 
 It needs torch alone and two minutes on two CPU cores; VS Code and Jupytext open it as a notebook. The equations and the
-order are those of DeepSeekMath (Shao et al. 2024, arXiv 2402.03300, section 4.1 and Algorithm 1). Shapes stand at the end
-of a line:
+order are those of DeepSeekMath (Shao et al. 2024, arXiv 2402.03300, section 4.1 and Algorithm 1). Shapes stand at the
+end of a line:
 
     P problems of a step, G completions of each (a group), N = P * G completions, L tokens of a completion, V tokens
 """
@@ -131,10 +131,10 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask):
     """The loss that equation 3 maximises the negative of; (N, L) each, advantages (N, 1).
 
     old_logp: of the policy that wrote the completions; ref_logp: of the reference. Both are constants.
-    In the first inner step the loss is near 0: every ratio is 1, and the advantages of a group sum to 0. Its gradient is
-    not: that of the ratio is the gradient of logp, and each completion's is multiplied by its own advantage.
+    In the first inner step the loss is near 0: every ratio is 1, and the advantages of a group sum to 0. Its gradient
+    is not: that of the ratio is the gradient of logp, and each completion's is multiplied by its own advantage.
     """
-    ratio = (logp - old_logp).exp()                                                   # (N, L), 1 in the first inner step
+    ratio = (logp - old_logp).exp()                                                   # (N, L), 1 in the first step
     clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     surrogate = torch.min(ratio * advantages, clipped * advantages)                   # no gain from going further
     x = ref_logp - logp
@@ -145,7 +145,7 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask):
 
 
 def grpo_step(policy, reference, optimizer, pairs):
-    """Lines 5 to 11 of Algorithm 1: sample, score, compare, and train on it INNER_STEPS times. Returns the mean reward."""
+    """Lines 5 to 11 of Algorithm 1: sample, score, compare, and train INNER_STEPS times. Returns the mean reward."""
     prompts = prompts_of(pairs)
     completions, mask = sample(policy, prompts)
     rewards = rewards_of(pairs, completions)
@@ -193,7 +193,7 @@ def main(imitation_steps=190, grpo_steps=200, seed=0):
     reference = copy.deepcopy(policy).requires_grad_(False)                           # line 1: it stays as it is now
     optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     before = accuracy(policy, test)
-    print(f"before: {before:.3f} of the sampled sums are right, {accuracy(policy, test, greedy=True):.3f} of the greedy")
+    print(f"before: {before:.3f} of sampled sums are right, {accuracy(policy, test, greedy=True):.3f} of greedy ones")
     for step in range(1, grpo_steps + 1):
         batch = [train[i] for i in torch.randint(len(train), (PROBLEMS,)).tolist()]
         reward = grpo_step(policy, reference, optimizer, batch)

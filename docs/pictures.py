@@ -114,9 +114,9 @@ def conflicts(board):
     """The cells of a board (a list of lines) whose digit stands twice in a row, a column or a quarter."""
     found = set()
     cells = [(i, j) for i in range(BOARD) for j in range(BOARD)]
-    for (i, j), (k, l) in itertools.permutations(cells, 2):
-        together = i == k or j == l or (i // 2, j // 2) == (k // 2, l // 2)
-        if together and board[i][j] == board[k][l]:
+    for (i, j), (y, x) in itertools.permutations(cells, 2):
+        together = i == y or j == x or (i // 2, j // 2) == (y // 2, x // 2)
+        if together and board[i][j] == board[y][x]:
             found.add((i, j))
     return found
 

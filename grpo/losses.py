@@ -110,8 +110,7 @@ class Objective:
     average: str                  # what the term of a token is divided by: a name in AVERAGES
     ratio: str = "token"          # a name in RATIOS; "sequence": the geometric mean over the completion's tokens
     surrogate: str = "clip"       # a name in SURROGATES
-    clip_low: float = 0.2         # the ratio is at least 1 - clip_low, as in the paper; a setting can replace it.
-                                  # probability_mask bounds p - p_old in place of the ratio minus 1
+    clip_low: float = 0.2         # the ratio is at least 1 - clip_low; probability_mask: p - p_old is
     clip_high: float = 0.2        # the ratio is at most 1 + clip_high, likewise
     discriminative: bool = False  # whether discriminative_sums (grpo/metrics.py) is logged
     # settings beside the papers' rows

@@ -11,7 +11,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import grpo.train_grpo  # noqa: F401: the ranks need it
+import grpo.train_grpo  # noqa: F401 the ranks need it
 
 
 def main(ranks, script, *arguments):

@@ -28,7 +28,7 @@ class FillPolicy(ModelPolicy):
         position, hidden = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU
         P, T = input.shape
         G = config.group_size
-        noise = draw_uniforms(config.seed, iteration, problems["number"], (4, G, T)) # (P, 4, G, T) the third is unused
+        noise = draw_uniforms(config.seed, iteration, problems["number"], (4, G, T))  # (P, 4, G, T) the third is unused
         was_hidden = self.put(hidden)                                                # (P, M)
         if config.unmask_steps == 1 and config.fill_estimator in ("trajectory", "one_step"):
             with self.autocast():
