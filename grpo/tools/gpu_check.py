@@ -103,11 +103,9 @@ def rows(dist):
 
 
 def main(argv):
-    if argv:
-        raise UsageError("python grpo/tools/gpu_check.py has no settings")
     with Distributed() as dist:
-        if dist.device.type != "cuda":
-            raise ValueError(f"grpo/tools/gpu_check.py checks a GPU, and torch finds none, only {dist.device}")
+        if argv or dist.device.type != "cuda":
+            raise UsageError(f"python grpo/tools/gpu_check.py has no settings and needs a GPU, not {dist.device}")
         print("| what | found |\n|---|---|")
         for what, found in rows(dist):
             print(f"| {what} | {found} |", flush=True)
