@@ -4,6 +4,7 @@ python grpo/tools/gpu_check.py
 python bench/bench.py peer --device=cuda --dtype=bfloat16   # speed and memory beside TRL
 """
 
+import gc
 import itertools
 import pathlib
 import re
@@ -95,6 +96,7 @@ def rows(dist):
         yield f"golden runs, {dtype}", golden(dtype)
     for (name, shape), (rank, checkpoint) in itertools.product(SHAPES.items(), WAYS):
         config = GRPOConfig(batch_size=4, max_new_tokens=256, top_p=1.0, lora_rank=rank, grad_checkpoint=checkpoint)
+        gc.collect()  # of the model before it
         try:
             found = steps(shape, config, dist)
         except torch.OutOfMemoryError:
