@@ -16,9 +16,9 @@ import torch
 from core.prompts import PromptConsumer, as_columns, as_messages, plain
 from core.settings.user_code import one_line
 from core.tokenizer import fold_to_ascii
+from grpo.environments import Episode
 from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
 from grpo.rewards import REWARDS
-from grpo.rollout import TURNS
 
 MOST = 16    # problems of the step
 RECORDS = 8  # training records that each verifier is tried on
@@ -139,27 +139,24 @@ def equal_starts(x):
     """Two environments of a problem that hear the same texts answer the same."""
     if x.config.environment is None:
         return None
-    P = len(x.problems["number"])
-    twins = {key: column.repeat(2, axis=0) for key, column in x.problems.items()}  # twins have equal noise
-    settings = x.config.varied(group_size=1, sample_rows=2 * P)
-    rollouts = x.models.policy.sample(twins, 0, settings)
-    unlike = sum(not alike(rollouts, n) for n in range(0, 2 * P, 2))
+    records = x.problems["record"]
+    texts = x.rollouts.texts.completions[: x.config.max_turns]
+    unlike = sum(played(x.config, record, texts) != played(x.config, record, texts) for record in records)
     if not unlike:
         return ""
-    return (f"In {unlike} of {P} problems two environments heard the same texts and gave other answers or rewards: the "
-            "completions of a group do not start in one state -> draw what is random from random.Random(seed), with "
-            "the seed that __init__ gets, and let an episode change nothing outside of its own environment")
+    return (f"In {unlike} of {len(records)} problems two environments heard the same texts and gave other answers or "
+            "rewards: the completions of a group do not start in one state -> draw what is random from "
+            "random.Random(seed), with the seed that __init__ gets, and let an episode change nothing outside of its "
+            "own environment")
 
 
-def alike(rollouts, n):
-    """True if the environments of completions n and n + 1 answered the same, as long as they were told the same."""
-    rewards = rollouts.texts.columns[TURNS]
-    target = rollouts.target[n : n + 2]
-    mask = rollouts.mask[n : n + 2]
-    other = ((target[0] != target[1]) | (mask[0] != mask[1])).nonzero().flatten()
-    if len(other):  # rounding may make the policy itself sample another token
-        return bool(mask[:, other[0]].all())
-    return rewards[n] == rewards[n + 1]
+def played(config, record, texts):
+    """The answers and the rewards of an environment that hears these texts."""
+    episode = Episode(config)
+    episode.begin(0, record)
+    answers = [episode.step(text) for text in texts]
+    episode.close()
+    return answers, episode.rewards
 
 
 def own_answers(x, name):
