@@ -166,10 +166,7 @@ def own_answers(x, name):
     tried = None
     for record in verified_records(x, name):
         texts = right_completions(x, name, record)
-        values, errors = values_of(x, name, record, texts)
-        if errors and not values:
-            return (f"{name} fails on the right answer of {record['where']}: {errors[0]} -> correct the function or "
-                    "the records: the run would stop there")
+        values = values_of(x, name, record, texts)
         if values and max(values) < REWARDS[name].high - 1e-6:
             given = f"{max(values):g} for {one_line(texts[0], 50, repr)}"
             return (f"{name} does not find the answer of {record['where']} right: it gives {given} -> correct the "
@@ -187,7 +184,7 @@ def wrong_answers(x, name):
     accepted, asked, high = Counter(), 0, REWARDS[name].high
     for record, own in zip(records, answers, strict=True):
         def value(text):
-            return max(values_of(x, name, record, [as_written(x, text)])[0], default=-inf)
+            return max(values_of(x, name, record, [as_written(x, text)]), default=-inf)
 
         before, found, after = str(record.get("completion", "")).replace("%", "%%").rpartition(own)
         forms = [*FORMS, f"{before}%s{after}"] if found else FORMS
@@ -237,17 +234,14 @@ def as_written(x, text):
 
 
 def values_of(x, name, record, texts):
-    """(the values that a reward gives completions, without those that it skips; the texts of its errors)"""
+    """The values that a reward gives these completions of a record, without those that it skips."""
     prompts, columns = as_columns([record])
-    values, errors = [], []
+    values = []
     for text in texts:
         completion = SimpleNamespace(prompts=prompts, completions=[text], columns=columns,
                                      completion_ids=[x.data.tokenizer.encode(text)])
-        try:
-            values += x.rewards.score(completion, 1, [name])[0][name].tolist()
-        except ValueError as error:  # user functions raise it too (core/settings/user_code.py)
-            errors.append(str(error))
-    return [value for value in values if value == value], errors
+        values += x.rewards.score(completion, 1, [name])[0][name].tolist()
+    return [value for value in values if value == value]
 
 
 CHECKS = {"prompt": lost_characters, "end": ends_of_completions, "gradient": gradient, "judge": judge_on_true_texts,

@@ -29,7 +29,6 @@ from grpo.samplers.sampler import LONGEST_CALL, SamplerError
 
 SEEDS = 7                     # keeps the servers' seeds apart from other noise; vLLM adds the number of the completion
 NEVER = -100.0                # the logit bias of a token that the policy never samples
-MOST_NEVER = 1024             # tokens for which a server takes a logit bias
 LAST_SECONDS = 10             # timeout of each request at the end of a run
 CONNECTIONS = 128             # simultaneous requests
 WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
@@ -53,9 +52,9 @@ class VllmSampler:
 
     def __init__(self, policy, config, dist):
         self.never = never_sampled(policy)
-        if policy.model.mode != LANGUAGE_MODEL or len(self.never) > MOST_NEVER:
+        if policy.model.mode != LANGUAGE_MODEL:
             raise ValueError(f"generator_checkpoint={config.generator_checkpoint} needs sampler='local' or 'ray': a "
-                             f"vLLM server writes from left to right, and excludes at most {MOST_NEVER} ids")
+                             "vLLM server writes from left to right")
         self.policy, self.config, self.dist = policy, config, dist
         self.has_adapter = getattr(policy.model, "has_adapter", False)
         self.stop = Stop(policy.tokenizer, config.stop_sequences, config.response_prefix)
