@@ -21,12 +21,12 @@ SUMS = [(a, b) for a in (7, 36, 58, 245, 901) for b in (4, 19, 62, 88, 730, 4096
 SHIPPED = {name: os.path.join(ROOT, "data", name, "pretrained") for name in ("arithmetic", "char_diffusion")}
 
 
-def sums(**changes):
+def sums(tail="", **changes):
     """Records of the arithmetic task; a change replaces a field, or leaves it out if it is None."""
     records = []
     for i, (a, b) in enumerate(SUMS):
         completion = f"<start_working_out>{a}+{b}<end_working_out><SOLUTION>{a + b}</SOLUTION>"
-        record = {"prompt": f"{a}+{b}=", "answer": str(a + b), "completion": completion} | changes
+        record = {"prompt": f"{a}+{b}={tail}", "answer": str(a + b), "completion": completion} | changes
         record["split"] = "val" if i % 5 == 0 else "train"
         records.append({key: x for key, x in record.items() if x is not None})
     return records
@@ -43,9 +43,9 @@ def parts(settings):
                            dist=dist)
 
 
-def completing(folder, records=None, **settings):
+def completing(folder, records=(), **settings):
     """The parts of a run that completes these records, or those of sums()."""
-    dataset = jsonl(folder / "records.jsonl", *(sums() if records is None else records))
+    dataset = jsonl(folder / "records.jsonl", *(records or sums()))
     return parts({"dataset": dataset, "generator_checkpoint": f"{SHIPPED['arithmetic']}/generator.safetensors",
                   "reward_functions": ("math_number",), "max_new_tokens": 48, "group_size": 8} | settings)
 
@@ -82,8 +82,8 @@ ANSWERS, WRONG = ["right answers"], ["wrong answers"]
 
 
 @pytest.mark.parametrize(("changes", "settings", "speaks"), [
-    ({}, {}, []), ({"prompt": "1+\u4eca\u65e5\u4eca\u65e5="}, {}, ["prompt"]),
-    ({}, {"stop_sequences": ("</SOLUTION>",)}, []), ({}, {"stop_sequences": ("<SOLUTION>",)}, ["end", *ANSWERS]),
+    ({}, {}, []), ({"tail": "\u4eca\u65e5"}, {}, ["prompt"]),
+    ({}, {"stop_sequences": ("</SOLUTION>",)}, ANSWERS), ({}, {"stop_sequences": ("<SOLUTION>",)}, ["end", *ANSWERS]),
     ({}, {"max_new_tokens": 16}, ["end"]), ({"answer": "The answer is 8."}, {}, ANSWERS),
     ({"completion": None, "answer": "so it is 8"}, {}, ANSWERS),
     ({"completion": None}, {"reward_functions": ("exact_match",), "response_prefix": "="}, ANSWERS),
