@@ -111,11 +111,8 @@ def format_samples(records, color, completions):
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
         best, worst = record["group"][0], record["group"][-1]
-        rows = [("best", best), ("worst", worst)]
-        if best["reward"] == worst["reward"]:  # one completion stands for all
-            rows = [("equal", best)]
         lines.append(f"  {'problem':<15} | {shortened(record['problem'], (), color)}")
-        for title, about in rows:
+        for title, about in (("best", best), ("worst", worst)):
             text = shortened(about["text"], about.get("filled", ()), color)
             lines.append(f"  {title:<8}{format_number(about['reward']):>7} | {text}")
     return "\n".join(lines)

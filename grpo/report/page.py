@@ -1,7 +1,6 @@
 """report.html and curves.png of a run. The page loads nothing and has no script; texts are escaped."""
 
 import os
-import statistics
 from html import escape
 from pathlib import Path
 
@@ -137,21 +136,12 @@ def marked(about, verdict):
     return html + text(value[start:])
 
 
-def smoothed(points):
-    """Running means of the numbers of a curve, [(step, number or None)]."""
-    reach, means = len(points) // 40, []  # points to each side
-    for i, (step, y) in enumerate(points):
-        near = [x for _, x in points[max(0, i - reach) : i + reach + 1] if x is not None]
-        means.append((step, y if y is None else statistics.fmean(near)))
-    return means
-
-
 def chart(metric, last, points):
-    """The running mean of a metric over its faint numbers, at the steps 0 to last, as inline SVG.
+    """A metric at the steps 0 to last, as inline SVG.
 
     points: [(step, number or None)]; None, which was not finite, is a gap
     """
-    layers, last = {"raw": points, "line": smoothed(points)}, max(last, 1)
+    last = max(last, 1)
     numbers = [y for _, y in points if y is not None] or [0.0]
     room = 0.5 if is_flat(numbers) else 0.0
     low, high = min(numbers) - room, max(numbers) + room
@@ -167,14 +157,13 @@ def chart(metric, last, points):
         svg += f'<text class="y" x="{LEFT - 5}" y="{down(y)}">{y:.4g}</text>'
     for step in (0, last):
         svg += f'<text x="{across(step)}" y="{BOTTOM + 9}">{step}</text>'
-    for kind, layer in layers.items():
-        line, before = "", None
-        for step, y in layer:
-            if y is not None:
-                line += f"{'M' if before is None else 'L'}{across(step)} {down(y)}h0"  # h0 shows a point alone
-            before = y
-        svg += f'<path class="{kind}" d="{line}"/>'
-    latest = "not finite" if points[-1][1] is None else format_number(layers["line"][-1][1])
+    line, before = "", None
+    for step, y in points:
+        if y is not None:
+            line += f"{'M' if before is None else 'L'}{across(step)} {down(y)}h0"  # h0 shows a point alone
+        before = y
+    svg += f'<path class="line" d="{line}"/>'
+    latest = "not finite" if before is None else format_number(before)
     return (f'<figure><figcaption>{text(metric)} <b>{latest}</b></figcaption>'
             f'<svg viewBox="0 0 320 156" role="img" aria-label="{text(metric)}">{svg}</svg></figure>\n')
 

@@ -57,7 +57,7 @@ WRONG = [
     ("kl_beta is 0.08", "dapo", {"0.04": "0.08"}),
     ("wrong sign, wrong sign of the KL", "dapo", {"loss = -": "loss = "}),
     ("not finite", "grpo", {"loss.sum() /": "(loss + 0 * (logp - logp.detach()).sqrt()).sum() /"}),
-    ("no policy gradient", "dr_grpo", {"loss.sum()": "(0 * logp).sum()"}),
+    ("no policy gradient", "grpo", {"loss.sum()": "(0 * logp).sum()"}),
     ("1 / G of the right gradient", "dapo", {"return ": "return 1 / 4 * "}),
     ("the gradient is 3 times the right one", "grpo", BY_SEQUENCE | {"return ": "return 3 * "}),
     ("mean of means", "dapo", MEANS),
@@ -100,7 +100,7 @@ def mine(tmp_path):
 @pytest.mark.parametrize("objective, kl, changes", RIGHT)
 def test_a_right_loss_is_named(objective, kl, changes, mine, capsys):
     code, objectives, found, faults = verdict([mine(changes)], capsys)
-    assert (code, found, faults) == (0, kl, "") and objective in objectives
+    assert (code, faults) == (0, "") and kl in found and objective in objectives
 
 
 @pytest.mark.parametrize("fault, objective, changes", WRONG)
@@ -133,4 +133,4 @@ def test_trl(name, objective, kl, fault, capsys):
     if trl.__version__ != "1.16.0":
         pytest.skip(f"written for trl==1.16.0, not {trl.__version__}")
     code, objectives, found, faults = verdict([f"{ROOT}/tests/vectors/trl_loss.py:{name}"], capsys)
-    assert (code, found, faults) == (int(fault != ""), kl, fault) and objective in objectives
+    assert (code, faults) == (int(fault != ""), fault) and kl in found and objective in objectives
