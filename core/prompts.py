@@ -186,7 +186,7 @@ class PromptConsumer:
         words = (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
                  f"{self.longest} tokens, {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} "
                  f"and {self.repeated} repeated ones left out")
-        if self.room:
+        if self.block_size:
             cut = sum(len(self._example(record)) > self.room for record in self._all())
             words += f"; {cut} training examples are cut at block_size={self.block_size}"
         return words

@@ -64,7 +64,6 @@ class GRPOTrainer:
             from grpo.samplers.sampler import LocalSampler
             sampler = LocalSampler(self.policy, self.config)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self.checkpoints.keeping())
             stop = stack.enter_context(StopSignal(self.dist))
             if sampler is not None:
                 stack.enter_context(contextlib.closing(sampler))
@@ -179,8 +178,8 @@ class GRPOTrainer:
     def resume(self):
         """Goes on from the state in out_dir. Between iterations a buffer holds nothing of its rank alone, so another
         number of ranks can go on."""
-        state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
-        path, self.step = self.checkpoints.last
+        state = self.checkpoints.load(self.policy.weights(), self.optimizers)
+        self.step = state["step"]
         check_same_step(self.dist, self.step, self.config.out_dir)
         self.policy.load_weights(state["model"])
         if self.saved_reference is not None:
@@ -191,7 +190,7 @@ class GRPOTrainer:
         buffers = state["buffers"]
         same_ranks = len(buffers) == self.dist.world
         if buffers[0]["queue"] and not same_ranks:
-            raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
+            raise ValueError(f"the state was saved within an iteration on {len(buffers)} ranks; resume it on as many")
         mine = buffers[self.dist.rank if same_ranks else 0]
         self.buffer.load_state_dict(mine, self.dist.device)
         if self.config.kl_target is None:

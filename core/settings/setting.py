@@ -13,7 +13,6 @@ import math
 import operator
 import os
 import re
-import sys
 import types
 import typing
 from dataclasses import dataclass, field, fields
@@ -116,12 +115,10 @@ class Settings(metaclass=WithRooms):
 
     rooms: {"module:Class": terms, of which each opens it}
     excludes: rows (terms, conditions, why): none of the terms may be true while all of the conditions are
-    first: names of the settings that --help shows, in the order of the data flow; "": all
     """
 
     rooms = {}
     excludes = ()
-    first = ""
 
     def __post_init__(self):
         check_values(self)
@@ -156,12 +153,8 @@ class Settings(metaclass=WithRooms):
 
 @functools.cache
 def with_rooms(cls, *rooms):
-    """The class of settings with those of the rooms. Closed rooms whose file is loaded lend it their defaults."""
-    names = {}
-    for name in cls.rooms:
-        if name.partition(":")[0] in sys.modules and load_class(name) not in rooms:
-            names |= defaults(load_class(name))
-    names |= {"_core": cls, "__module__": cls.__module__}
+    """The class of settings with those of the open rooms."""
+    names = {"_core": cls, "__module__": cls.__module__}
     return WithRooms(cls.__name__, (*rooms, cls), names) if cls.rooms else cls
 
 

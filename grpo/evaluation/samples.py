@@ -8,13 +8,13 @@ from operator import itemgetter
 import torch
 
 from core.files import SAMPLES, writing
-from core.logger import WIDTH, format_number, highlight
+from core.logger import format_number, highlight
 from grpo.losses import kl_per_token
 from grpo.reference import with_reference
 from grpo.rollout import REWARD, join
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
-ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
+ROOM = 78              # characters of a text that is shown on one line, behind its title
 
 
 class Evaluation:

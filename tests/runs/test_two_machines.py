@@ -57,8 +57,8 @@ def end_all(name):
 
 def run_on(machines, *arguments):
     """The command of docs/scaling.md on both machines at once."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--master_port=29500",
-                f"--master_addr={ADDRESSES[0]}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1",
+                "--master_port=29500", f"--master_addr={ADDRESSES[0]}"]
     processes = [subprocess.Popen(
         ["ip", "netns", "exec", name, "timeout", "300", *torchrun, f"--node_rank={rank}", TRAIN, *arguments], cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": name}, stdout=subprocess.PIPE, text=True,
@@ -74,7 +74,10 @@ def test_a_sharded_run_on_two_machines_equals_one_process(machines, tmp_path):
     settings = {"dataset": tmp_path / "sums", "generator_checkpoint": tmp_path / "g.safetensors", "max_new_tokens": 5,
                 "reward_file": tmp_path / "reward.py", "reward_functions": "('mine',)", "group_size": 3,
                 "eval_problems": 4, "eval_completions": 2, "device": "cpu", "optimizer": "adamw", "max_iters": 3}
-    as_arguments = lambda **more: [f"--{key}={value}" for key, value in (settings | more).items()]
+
+    def as_arguments(**more):
+        return [f"--{key}={value}" for key, value in (settings | more).items()]
+
     run_on(machines, *as_arguments(parallel="fsdp", batch_size=2, out_dir=tmp_path / "two"))
     alone = run_here(TRAIN, *as_arguments(batch_size=4, out_dir=tmp_path / "one"))
     assert alone.returncode == 0, alone.stderr
