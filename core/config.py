@@ -173,7 +173,7 @@ def run_config_file(path):
     try:
         with naming_line_of(run_config_file):
             names = runpy.run_path(path)
-    except SyntaxError as error:  # without a line: bytes that are no text
+    except (SyntaxError, UnicodeDecodeError) as error:  # without a line: bytes that are no text
         raise ValueError(f"{path} is not a Python file ({one_line(error)}); save it as UTF-8") from None
     return {name: value for name, value in names.items() if not name.startswith("_")}
 

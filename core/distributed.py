@@ -161,4 +161,5 @@ class Distributed:
 
     def close(self):
         if self.world > 1:
+            self.ranks = self.patient = None  # what is still referred to keeps its threads
             dist.destroy_process_group()

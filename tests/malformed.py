@@ -6,11 +6,10 @@ python tests/malformed.py --inputs=2000 --kinds=records,header
 
 Inputs are valid ones with parts replaced, cut or flipped, and texts that have broken parsers before. The valid one must
 be accepted; a documented error must come from this project's code, or a script would print a traceback. An input that
-takes longer than SECONDS, or more than GIGABYTES of memory, is a failure. Prints what the inputs of each kind ended in,
-and ends with the first failing one, made smaller.
+takes longer than SECONDS is a failure. Prints what the inputs of each kind ended in, and ends with the first failing
+one, made smaller.
 """
 
-import argparse
 import collections
 import contextlib
 import copy
@@ -18,7 +17,6 @@ import dataclasses
 import io
 import json
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -36,12 +34,14 @@ from core.model import MASKED_FILL
 from core.models import load_tokenizer, read_model_file
 from core.prompts import PromptConsumer, PromptFormat
 from core.sample import SampleConfig
+from core.settings.script import run_script
+from core.settings.setting import Settings
 from core.settings.user_code import ROOT, UserCodeError
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from tests.tiny import CAUSAL, TEXT, TOKENIZER, all_settings, model, write_text_dataset
 
-SECONDS, GIGABYTES = 5, 6
+SECONDS = 5
 DOCUMENTED = (ValueError, UsageError, UserCodeError, FileNotFoundError)
 CONFIGS = (GRPOConfig, PretrainConfig, SampleConfig)
 NUMBERS = (-1, 0, 1, 2, 4, 2**20, 2**31, 10**12, 10**30, -10**30, 0.5, -0.5, 1e-320, 1e308, float("nan"), float("inf"))
@@ -51,7 +51,7 @@ VALUES = st.one_of(st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.sampled_
                    st.lists(st.one_of(st.integers(), st.text(max_size=5), st.none()), max_size=3),
                    st.dictionaries(st.text(max_size=5), st.integers(), max_size=2))
 JUNK = st.one_of(st.sampled_from((b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000,
-                                  b"\xff\xfe", b"\xef\xbb\xbf{}", b'"\\ud800"', b"\0" * 9, b"NaN", b"[1, 2", b"\x80\x04K\x01.")),
+                                  b"\xff\xfe", b"\xef\xbb\xbf{}", b'"\\ud800"', b"\0" * 9, b"NaN", b"[1, 2")),
                  st.binary(max_size=50))
 
 
@@ -146,9 +146,7 @@ class Inputs:
     def records(self):
         """Files of prompts."""
         valid = [{"prompt": "1+1=", "answer": 2, "completion": "2", "split": "train"},
-                 {"question": "2+2=", "completion": "4"},
-                 {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
-                  "split": "val"}]
+                 {"question": [{"role": "user", "content": "a"}], "completion": "4", "split": "val"}]
         rows = changed(valid).map(lambda value: "\n".join(map(json.dumps, value)).encode()
                                   if isinstance(value, list) else json.dumps(value).encode())
         lines = "\n".join(map(json.dumps, valid)).encode()
@@ -171,13 +169,6 @@ class Inputs:
         return whole, st.one_of(as_json(changed(valid)), as_json(changed(causal)), damaged(whole)), (
             lambda content: self.read_text("meta.json", content))
 
-    def tokens(self):
-        """train.bin of a prepared dataset."""
-        with open(self.path("train.bin"), "rb") as f:
-            valid = f.read()
-        return valid, st.one_of(damaged(valid), st.binary(max_size=200)), (
-            lambda content: self.read_text("train.bin", content))
-
     def read_text(self, name, content):
         self.write(name, content)
         DatasetConsumer(self.folder, MASKED_FILL, 16, 2).batch("train", 0)
@@ -192,20 +183,12 @@ class Inputs:
             self.read_model(self.write("model.safetensors", save(self.net.state_dict(), {"nano_grpo": text})))
         return valid, st.one_of(changed(valid), JUNK.map(lambda junk: junk.decode("latin-1"))), read
 
-    def model_bytes(self):
-        """Bytes of model files."""
-        valid = {"config": dataclasses.asdict(self.net.config), "tokenizer": TOKENIZER.description(), "facts": {}}
-        whole = save(self.net.state_dict(), {"nano_grpo": json.dumps(valid)})
-        start = 8 + int.from_bytes(whole[:8], "little")
-        return whole, st.one_of(damaged(whole), damaged(whole[:start]).map(lambda head: head + whole[start:]), JUNK), (
-            lambda content: self.read_model(self.write("model.safetensors", content)))
-
     def read_model(self, path):
         load_tokenizer(path)
         read_model_file(path)
 
 
-KINDS = ("settings", "config_file", "records", "meta", "tokens", "header", "model_bytes")
+KINDS = ("settings", "config_file", "records", "meta", "header")
 
 
 def too_slow(number, frame):
@@ -218,8 +201,6 @@ def ending(read, value):
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         read(value)
-    except Failed:
-        raise
     except Exception as error:  # whatever it is, it is reported
         if type(error) not in DOCUMENTED or "\n" in str(error) or not str(error):
             raise Failed(f"{type(error).__name__}: {error!s:.300}") from error
@@ -256,19 +237,22 @@ def check(kind, folder, inputs, seed=None):
     return ends
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=10_000)
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30,) * 2)
-    kinds = options.kinds.split(",")
-    for kind in kinds:
+class Malformed(Settings):
+    """The settings of this script."""
+    inputs: int = 10_000
+    kinds: str = ",".join(KINDS)
+    seed: int = 0
+
+
+def main(argv):
+    """Reads so many inputs of all kinds together, and prints what those of each kind ended in."""
+    options, _ = load_config(Malformed, argv)
+    names = options.kinds.split(",")
+    for kind in names:
         with tempfile.TemporaryDirectory() as folder:
-            ends = check(kind, folder, -(-options.inputs // len(kinds)), options.seed)
+            ends = check(kind, folder, -(-options.inputs // len(names)), options.seed)
         print(f"{kind:<12}" + ", ".join(f"{count} {name}" for name, count in ends.most_common()), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -42,7 +42,8 @@ def huggingface_tokenizer(path, kind):
     ("Hi", {"template": "chat", "system_prompt": "Be kind."}, "System: Be kind.\n\nUser: Hi\n\nAssistant: "),
     (TURNS, {"template": "chat"}, "User: a\n\nAssistant: b\n\nUser: c\n\nAssistant: "),
     ("3+4=", {"prompt_format": "{x}: {prompt}\n"}, "{x}: 3+4=\n"),
-    (TURNS, {"template": "chat", "prompt_format": "-{prompt}-"}, "User: a\n\nAssistant: b\n\nUser: -c-\n\nAssistant: ")])
+    (TURNS, {"template": "chat", "prompt_format": "-{prompt}-"},
+     "User: a\n\nAssistant: b\n\nUser: -c-\n\nAssistant: ")])
 def test_a_template_ends_where_the_answer_begins(prompt, settings, text):
     assert PromptFormat(**settings).encode(prompt, CAUSAL) == (text, CAUSAL.encode(text))
     assert PromptFormat(**settings, response_prefix="so ").encode(prompt, CAUSAL) == (text, CAUSAL.encode(text + "so "))

@@ -1,6 +1,5 @@
 """Sudoku boards: all of them, split without renamings across, drawn whole, and checked exactly."""
 
-import json
 import operator
 import os
 from itertools import permutations
@@ -22,14 +21,9 @@ SIZE = len(BOARD)
 
 @pytest.fixture
 def rewards():
+    """{name: function}"""
     load_reward_file(os.path.join(ROOT, "data", "sudoku", "reward.py"))
-    return {name: REWARDS[name].fn for name in ("sudoku", "sudoku_units")}
-
-
-@pytest.fixture
-def prompt_rewards():
-    load_reward_file(os.path.join(ROOT, "data", "sudoku", "reward.py"))
-    return {name: REWARDS[f"sudoku_{name}"].fn for name in ("board", "unseen", "cells")}
+    return {name: found.fn for name, found in REWARDS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +87,7 @@ def test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong(rewa
     every, rng = every_board(), np.random.default_rng(0)
     puzzle = hide(every[rng.integers(288)], rng.choice(16, size=count, replace=False))
     solves = [float(all(p in ("_", c) for p, c in zip(puzzle, board, strict=True))) for board in every]
-    for name in rewards:
+    for name in ("sudoku", "sudoku_units"):
         assert rewards[name]([puzzle] * 288, every) == solves
 
 
@@ -116,17 +110,11 @@ def solves(puzzle, board):
     return all(p in ("0", c) for p, c in zip(puzzle, board, strict=True))
 
 
-def puzzles_in(folder):
-    """({split: records}, meta.json) of a folder of prompts."""
-    records = read_records(str(folder / "prompts.jsonl"))
-    by_split = {split: [r for r in records if r["split"] == split] for split in ("train", "val")}
-    return by_split, json.loads((folder / "meta.json").read_text())
-
-
 def test_a_prompt_is_a_puzzle_of_its_answer_and_the_answers_of_validation_are_held_out_boards(tmp_path, boards):
     prepare("sudoku").main(["--prompts=2000", f"--out={tmp_path}/d"])
-    records, meta = puzzles_in(tmp_path / "d")
-    train, every = list(map(digits, boards["train"])), list(map(digits, every_board()))
+    found = read_records(str(tmp_path / "d" / "prompts.jsonl"))
+    records = {split: [r for r in found if r["split"] == split] for split in ("train", "val")}
+    train = list(map(digits, boards["train"]))
     prompts = {split: {r["prompt"] for r in found} for split, found in records.items()}
     assert len(prompts["val"]) == 200 and not prompts["val"] & prompts["train"]
     for split, found in records.items():
@@ -136,33 +124,16 @@ def test_a_prompt_is_a_puzzle_of_its_answer_and_the_answers_of_validation_are_he
             assert r["prompt"] == r["puzzle"] + "=" and r["answer"] == r["completion"]
             assert solves(r["puzzle"], r["answer"])
             assert r["seen"] == any(solves(r["puzzle"], board) for board in train)
-    several = [r for r in records["val"] if sum(solves(r["puzzle"], board) for board in every) > 1]
-    assert meta["val_with_several_solutions"] == len(several) and meta["val_answer_is_a_training_board"] == 0
-    assert 0 < meta["val_solved_by_a_training_board"] == sum(r["seen"] for r in records["val"]) < 200
 
 
 @pytest.mark.parametrize("count", [1, 6, 10, 16])
-def test_behind_a_prompt_every_solution_is_right_but_cells_are_compared_with_the_stored_one(prompt_rewards, count):
+def test_behind_a_prompt_every_solution_is_right_but_cells_are_compared_with_the_stored_one(rewards, count):
     every, rng = list(map(digits, every_board())), np.random.default_rng(count)
     answer, cells = every[rng.integers(288)], rng.choice(16, size=count, replace=False)
     puzzle = "".join("0" if k in cells else c for k, c in enumerate(answer))
     right = [float(solves(puzzle, board)) for board in every]
-    assert prompt_rewards["board"](every, [puzzle] * 288) == right
-    assert prompt_rewards["unseen"](every, [puzzle] * 288, [False] * 288) == right
-    assert prompt_rewards["unseen"](every, [puzzle] * 288, [True] * 288) == [None] * 288
+    assert rewards["sudoku_board"](every, [puzzle] * 288) == right
+    assert rewards["sudoku_unseen"](every, [puzzle] * 288, [False] * 288) == right
+    assert rewards["sudoku_unseen"](every, [puzzle] * 288, [True] * 288) == [None] * 288
     same = [np.mean([board[k] == answer[k] for k in cells]) for board in every]
-    assert prompt_rewards["cells"](every, [puzzle] * 288, [answer] * 288) == pytest.approx(same)
-
-
-def test_puzzles_of_a_file_are_the_validation_prompts_and_the_output_says_which_boards_training_saw(
-        tmp_path, boards, capsys):
-    seen, held_out = digits(boards["train"][0]), digits(boards["val"][0])
-    several = "0" * 15 + seen[15]
-    rows = [(seen[:-1] + "0", seen), ("0" + held_out[1:], held_out), (several, seen)]
-    (tmp_path / "x.csv").write_text("Puzzle,Solution\n" + "".join(f"{a},{b}\n" for a, b in rows))
-    prepare("sudoku").main(["--prompts=50", f"--evaluate={tmp_path}/x.csv", f"--out={tmp_path}/d"])
-    records, _ = puzzles_in(tmp_path / "d")
-    assert [(r["puzzle"], r["answer"]) for r in records["val"]] == rows
-    assert [r["seen"] for r in records["val"]] == [True, False, True]
-    assert ("val with several solutions 1, val answer is a training board 2, val solved by a training board 2"
-            in capsys.readouterr().out)
+    assert rewards["sudoku_cells"](every, [puzzle] * 288, [answer] * 288) == pytest.approx(same)
