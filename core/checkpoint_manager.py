@@ -39,10 +39,10 @@ class CheckpointManager:
         self.identity, self.writes = identity or {}, writes
         self.last_step = None  # of the state that this process has written last, or read
 
-    def path(self, name):
+    def path(self, name: str) -> str:
         return os.path.join(self.out_dir, name)
 
-    def save(self, step, weights, optimizers, facts, **state):
+    def save(self, step: int, weights: dict, optimizers: list, facts: dict, **state) -> None:
         """Writes the model, then the state, so that a state never has an older model beside it.
 
         weights: {name: tensor}; facts: plain values that describe the model; state: whatever else `load` returns
@@ -62,13 +62,13 @@ class CheckpointManager:
             torch.save(state, f)
         self.last_step = step
 
-    def how_to_go_on(self):
+    def how_to_go_on(self) -> str:
         """The remedy for a run that has to end, in words."""
         if self.last_step is None:
             return "start again: no state has been saved"
         return f"go on with resume=True from {self.path(STATE)}, which is of step {self.last_step}"
 
-    def load(self, weights, optimizers):
+    def load(self, weights: dict, optimizers: list) -> dict:
         """Restores the optimizers in place and returns what else was saved, the weights under "model". Raises
         FileNotFoundError, or ValueError for a state that is damaged or of another run.
 

@@ -67,7 +67,7 @@ def check_masks(masks: dict | None) -> dict:
     return masks
 
 
-def draw_mask(rng, tokens, weights, low, high, newline):
+def draw_mask(rng, tokens: np.ndarray, weights: dict, low: float, high: float, newline: int) -> np.ndarray:
     """Draws a mask: its share of the window from [low, high], and the kind of mask in proportion to `weights`.
 
     tokens: (T,) ids; weights: {key of MASKS: weight}; newline: the id that ends a line
@@ -94,8 +94,9 @@ class DatasetConsumer:
     tokenizer: the one that is used, whose vocabulary must be that of the files; None: the one that wrote them
     """
 
-    def __init__(self, dataset, mode, block_size, batch_size, seed=1337, rank=0, world=1, masks=None, mask_low=0.2,
-                 mask_high=0.5, tokenizer=None):
+    def __init__(self, dataset: str, mode: str, block_size: int, batch_size: int, seed: int = 1337, rank: int = 0,
+                 world: int = 1, masks: dict | None = None, mask_low: float = 0.2, mask_high: float = 0.5,
+                 tokenizer=None):
         self.folder = dataset_folder(dataset)
         self.meta, self.tokenizer = load_meta(self.folder, tokenizer)
         self.mode, self.block_size = mode, block_size

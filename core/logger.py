@@ -65,7 +65,7 @@ class Logger:
         """A step has ended, with its evaluation and its checkpoint, if any."""
         self.bar.update(1)
 
-    def say(self, text=""):
+    def say(self, text: str = "") -> None:
         if not self.silent:
             tqdm.write(str(text))
             sys.stdout.flush()
@@ -76,7 +76,7 @@ class Logger:
         with writing(self.console), open(self.console, "a", encoding="utf-8", errors="replace") as f:
             f.write(re.sub(r"\033\[[\d;]*m", "", text) + "\n")
 
-    def log(self, step, metrics, show=True):
+    def log(self, step: int, metrics: dict, show: bool = True) -> None:
         """metrics: {name: number}. All go to metrics.jsonl and the trackers, `columns` to the console as well."""
         if self.silent:
             return
