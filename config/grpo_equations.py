@@ -1,7 +1,7 @@
-# python core/pretrain.py config/pretrain_equations.py --export=out-equations/generator.safetensors
 # python grpo/train_grpo.py config/grpo_equations.py
-# Fill in parts of lines like 3+9=12 in two passes; every true sum is right. The generator is trained first; two minutes
-# each on 2 CPU cores. Results: data/equations/README.md
+# Fill in parts of lines like 3+9=12 in two passes; every true sum is right. Two minutes on 2 CPU cores, after as many
+# for python core/pretrain.py config/pretrain_equations.py --export=out-equations/generator.safetensors
+# Results: data/equations/README.md
 dataset = "equations"
 generator_checkpoint = "out-equations/generator.safetensors"
 block_size = 32

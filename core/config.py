@@ -142,6 +142,10 @@ def load_config(cls, argv):
         hints |= hints_of(cls, saved.keys())
         saved = {key: checked(key, value, hints, path) for key, value in saved.items()}
         values, origin = saved | values, dict.fromkeys(saved, path) | origin
+    if origin.get("reward_functions") == COMMAND:
+        for key in ("reward_weights", "success_reward"):  # those of a file are of other rewards
+            if origin.get(key, COMMAND) != COMMAND:
+                del values[key], origin[key]
     return cls(**values), origin
 
 

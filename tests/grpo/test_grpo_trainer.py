@@ -154,7 +154,7 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     counts = {int(s["step"]) for o in t.optimizers for s in o.state_dict()["state"].values()}
     assert counts == {5}
     assert sorted(os.listdir(tmp_path)) == ["console.log", "curves.png", "metrics.jsonl", "model.safetensors",
-                                            "report.html", "samples.jsonl", "state-before.pt", "state.pt"]
+                                            "report.html", "samples.jsonl", "state.pt"]
     final, facts = load_model(str(tmp_path / "model.safetensors"))
     assert same(final, t.policy) and facts["step"] == 5 and "eval/judge" in facts
     assert [r["step"] for r in training_records(tmp_path)] == [1, 2, 3, 4, 5]
