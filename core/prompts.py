@@ -61,8 +61,6 @@ class PromptFormat:
             raise ValueError(f"prompt_format={self.prompt_format!r} must have {{prompt}} where the prompt stands")
         if self.template == MODEL and not hasattr(tokenizer, "render_chat"):
             raise ValueError(f"template='model' is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
-        if self.template != MODEL and self.chat_template_kwargs:
-            raise ValueError(f"chat_template_kwargs need template='model', not template={self.template!r}")
 
     def encode(self, prompt, tokenizer):
         """(text, token ids) of a prompt, a text or messages; the ids include response_prefix, the text does not."""

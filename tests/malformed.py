@@ -44,9 +44,9 @@ from tests.tiny import CAUSAL, TEXT, TOKENIZER, all_settings, model, write_text_
 SECONDS = 5
 DOCUMENTED = (ValueError, UsageError, UserCodeError, FileNotFoundError)
 CONFIGS = (GRPOConfig, PretrainConfig, SampleConfig)
-NUMBERS = (-1, 0, 1, 2, 4, 2**20, 2**31, 10**12, 10**30, -10**30, 0.5, -0.5, 1e-320, 1e308, float("nan"), float("inf"))
-TEXTS = ("", "4", "x", "\0", "\ud800", "..", "/", "None", "a" * 5000, "'", "\n", "hf:", "\u202e", "9" * 5000)
-VALUES = st.one_of(st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.sampled_from((None, True, [], {}, [[]])),
+SPECIAL = (-1, 0, 2**31, 10**30, 1e-320, float("nan"), float("inf"), "", "4", "..", "None", "a" * 5000, "'", "\n",
+           "hf:", "\u202e", None, True, [], {}, [[]])
+VALUES = st.one_of(st.sampled_from(SPECIAL),
                    st.integers(), st.floats(), st.text(max_size=20),
                    st.lists(st.one_of(st.integers(), st.text(max_size=5), st.none()), max_size=3),
                    st.dictionaries(st.text(max_size=5), st.integers(), max_size=2))
@@ -135,8 +135,7 @@ class Inputs:
         """Config files: assignments, or bytes that are no Python."""
         names = [*sorted(all_settings(GRPOConfig)), "x", "seed = ", "__name__"]
         line = st.tuples(st.sampled_from(names), st.one_of(VALUES.map(repr), st.sampled_from(
-            ("1 / 0", "int('x')", "10 ** 5000", "undefined", "(" * 300, "[].x", "{1}", "1j", "b'x'", "len",
-             "-" * 3000))))
+            ("1 / 0", "10 ** 5000", "undefined", "(" * 300, "{1}", "1j", "b'x'", "len", "-" * 3000))))
         lines = st.lists(line, min_size=1, max_size=3).map(
             lambda pairs: "\n".join(f"{key} = {text}" for key, text in pairs).encode("utf-8", "surrogatepass"))
         valid = b"seed = 3\ntop_p = 0.5\nout_dir = 'x'\n"

@@ -8,7 +8,6 @@ number or another setting, `key@other` says that the path lies in that folder.
 
 import functools
 import importlib
-import json
 import math
 import operator
 import os
@@ -17,7 +16,7 @@ import types
 import typing
 from dataclasses import dataclass, field, fields
 
-from core.settings.user_code import guarded, one_line
+from core.settings.user_code import one_line
 
 TERM = re.compile(r"(\w+)(!?=|[<>@])?(.*)")
 
@@ -50,9 +49,6 @@ def check_values(config):
 
 def check_value(key, value, allowed=None, why=""):
     """Raises ValueError for a value that is not None and not allowed, as `setting` has it."""
-    if isinstance(value, dict):  # for config.json
-        with guarded(f"{key}={shown(value)} is no JSON", "write a dict of texts, numbers and lists"):
-            json.dumps(value, allow_nan=False)
     if value is None or allowed is None:
         return
     if isinstance(allowed, str):

@@ -42,7 +42,7 @@ REFUSED = {  # {arguments: the setting that is named}; every number has a range 
     f"{MATH} --reward_weights=(-1e999,)": "^reward_weights",
     "--masks={'random':{1}}": "masks",
     "--parallel=fsdp --optimizer=muon": "optimizer", "--parallel=fsdp --ref_offload=True": "ref_offload",
-    "--learning_rate=1e-5 --min_lr=1e-4": "min_lr", "--template=model --chat_template_kwargs={'a':1e999}": "chat_template_kwargs",
+    "--learning_rate=1e-5 --min_lr=1e-4": "min_lr",
     "--kl_in_reward=True --kl_estimator=exact": "kl_estimator", "--kl_beta=0.0 --kl_target=0.1": "kl_target",
     f"{MATH} --train_pass_k=9 --advantage=leave_one_out": "train_pass_k",
     f"{MATH} --train_pass_k=2 --judge_checkpoint=j --advantage=leave_one_out --credit_window=3": "credit_window",
