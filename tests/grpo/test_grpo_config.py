@@ -40,7 +40,6 @@ REFUSED = {  # {arguments: the setting that is named}; every number has a range 
     f"{PASSES} --fill_estimator=agrpo --top_p=1.0 --kl_in_reward=True": "kl_in_reward",
     f"{MATH} --reward_weights=('a',)": "reward_weights", f"{MATH} --reward_weights=(1e999,)": "reward_weights",
     f"{MATH} --reward_weights=(-1e999,)": "^reward_weights",
-    "--masks={'random':{1}}": "masks",
     "--parallel=fsdp --optimizer=muon": "optimizer", "--parallel=fsdp --ref_offload=True": "ref_offload",
     "--learning_rate=1e-5 --min_lr=1e-4": "min_lr",
     "--kl_in_reward=True --kl_estimator=exact": "kl_estimator", "--kl_beta=0.0 --kl_target=0.1": "kl_target",
