@@ -108,13 +108,13 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
 
     try:
         yield
-    except BaseException as error:
-        why = f"{type(error).__name__}: {one_line(error)}"
-        trace = "".join(traceback.format_exception(error))
-        with contextlib.suppress(CannotWrite, FileNotFoundError):  # the first error is told, not what follows from it
-            logger.write_console(f"failed at step {trainer.step}: {why}\n{trace}")
-            end("failed", why)
-        raise
+    finally:
+        if error := sys.exception():
+            why = f"{type(error).__name__}: {one_line(error)}"
+            trace = "".join(traceback.format_exception(error))
+            with contextlib.suppress(CannotWrite, FileNotFoundError):  # the error is told, not what follows from it
+                logger.write_console(f"failed at step {trainer.step}: {why}\n{trace}")
+                end("failed", why)
     end("stopped" if trainer.stopped_by else "finished", trainer.stopped_by)
 
 

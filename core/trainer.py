@@ -33,7 +33,7 @@ def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> dict:
 
 def token_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> dict:
     """Cross-entropy of the masked tokens, the logits in bounded memory."""
-    position, hidden = masked_positions(mask > 0, input.device)                      # (B, M) each
+    position, _ = masked_positions(mask > 0, input.device)                           # (B, M)
     h = model.states(input, position)                                                # (B, M, C)
     target = target.gather(1, position)                                              # (B, M)
 
@@ -43,8 +43,8 @@ def token_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> dict:
         return token_logp(logp, target), logp.argmax(-1) == target                   # (K,), (K,)
 
     logp, correct = in_parts(predicted, model.vocabulary, h.flatten(0, 1), target.flatten())
-    weight = mask.float().to(input.device, non_blocking=True).gather(1, position)    # (B, M)
-    weight = (weight * hidden.to(input.device, non_blocking=True)).flatten()         # (B * M,)
+    weight = mask.float().to(input.device, non_blocking=True).gather(1, position)    # (B, M) 0 on padding
+    weight = weight.flatten()                                                        # (B * M,)
     return {"loss": -(logp * weight).sum(),
             "correct": (correct * weight).sum(),
             "count": weight.sum()}

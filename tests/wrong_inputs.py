@@ -100,6 +100,7 @@ DATA_AND_MODELS = [
     (PRETRAIN, JUDGE, 1, "fill_checkpoints generators"),
     (PRETRAIN, f"{JUDGE} --fill_checkpoints={{judge}}", 1, "fill_checkpoints masked_fill"),
     (PRETRAIN, f"{JUDGE} --dataset={{prompts}}", 1, "dataset judge"),
+    (PRETRAIN, "--init_from={llama} --dataset={text} --block_size=32", 1, "dataset vocabulary --tokenizer"),
     (PRETRAIN, "--init_from={llama} --dataset={no_completion.jsonl} --block_size=64", 1, "no_completion.jsonl 61"),
     (SAMPLE, "--checkpoint={generator} --text=____", 1, "--text _"),
     (SAMPLE, "--checkpoint={judge} --text=a_b", 1, "checkpoint generator"),
