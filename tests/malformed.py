@@ -1,8 +1,8 @@
-"""Malformed inputs: settings, config files, prompts, meta.json, model files. Reading one may succeed, or raise the
-documented error: a ValueError, UsageError, UserCodeError or FileNotFoundError of one line.
+"""Malformed inputs: settings, config files, prompts. Reading one may succeed, or raise the documented error: a
+ValueError, UsageError, UserCodeError or FileNotFoundError of one line.
 
 python tests/malformed.py --inputs=10000
-python tests/malformed.py --inputs=2000 --kinds=records,header
+python tests/malformed.py --inputs=2000 --kinds=records
 
 Inputs are valid ones with parts replaced, cut or flipped, and texts that have broken parsers before. The valid one must
 be accepted; a documented error must come from this project's code, or a script would print a traceback. An input that
@@ -11,10 +11,7 @@ one, made smaller.
 """
 
 import collections
-import contextlib
 import copy
-import dataclasses
-import io
 import json
 import os
 import signal
@@ -26,12 +23,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import hypothesis
 from hypothesis import strategies as st
-from safetensors.torch import save
 
 from core.config import UsageError, load_config
-from core.data import DatasetConsumer
-from core.model import MASKED_FILL
-from core.models import load_tokenizer, read_model_file
 from core.prompts import PromptConsumer, PromptFormat
 from core.sample import SampleConfig
 from core.settings.script import run_script
@@ -39,7 +32,7 @@ from core.settings.setting import Settings
 from core.settings.user_code import ROOT, UserCodeError
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
-from tests.tiny import CAUSAL, TEXT, TOKENIZER, all_settings, model, write_text_dataset
+from tests.tiny import CAUSAL, all_settings
 
 SECONDS = 5
 DOCUMENTED = (ValueError, UsageError, UserCodeError, FileNotFoundError)
@@ -102,92 +95,53 @@ def damaged(draw, valid):
     return bytes(out)
 
 
-def as_json(strategy):
-    return st.one_of(JUNK, strategy.map(lambda value: json.dumps(value).encode()))
+def write(folder, name, content):
+    with open(os.path.join(folder, name), "wb") as f:
+        f.write(content)
+    return f.name
 
 
-class Inputs:
-    """Valid inputs in a folder, strategies that damage them, and the functions that read them. Every kind of input is a
-    method that returns (a valid input, strategy, function of an input)."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        with contextlib.redirect_stdout(io.StringIO()):
-            write_text_dataset(folder, TEXT)
-        self.net = model()
-
-    def path(self, name):
-        return os.path.join(self.folder, name)
-
-    def write(self, name, content):
-        with open(self.path(name), "wb") as f:
-            f.write(content)
-        return self.path(name)
-
-    def settings(self):
-        """Arguments of the command line."""
-        fields = [(cls, key) for cls in CONFIGS for key in sorted(all_settings(cls))]
-        text = st.one_of(VALUES.map(repr), VALUES.map(str), st.just("(" * 5000), st.text(max_size=20))
-        argument = st.tuples(st.sampled_from(fields), text)
-        return ((GRPOConfig, "seed"), "3"), argument, lambda a: load_config(a[0][0], [f"--{a[0][1]}={a[1]}"])
-
-    def config_file(self):
-        """Config files: assignments, or bytes that are no Python."""
-        names = [*sorted(all_settings(GRPOConfig)), "x", "seed = ", "__name__"]
-        line = st.tuples(st.sampled_from(names), st.one_of(VALUES.map(repr), st.sampled_from(
-            ("1 / 0", "10 ** 5000", "undefined", "(" * 300, "{1}", "1j", "b'x'", "len", "-" * 3000))))
-        lines = st.lists(line, min_size=1, max_size=3).map(
-            lambda pairs: "\n".join(f"{key} = {text}" for key, text in pairs).encode("utf-8", "surrogatepass"))
-        valid = b"seed = 3\ntop_p = 0.5\nout_dir = 'x'\n"
-        contents = st.one_of(lines, damaged(valid), JUNK).filter(lambda content: b"\0" not in content)
-        return valid, contents, lambda content: load_config(GRPOConfig, [self.write("config.py", content)])
-
-    def records(self):
-        """Files of prompts."""
-        valid = [{"prompt": "1+1=", "answer": 2, "completion": "2", "split": "train"},
-                 {"question": [{"role": "user", "content": "a"}], "completion": "4", "split": "val"}]
-        rows = changed(valid).map(lambda value: "\n".join(map(json.dumps, value)).encode()
-                                  if isinstance(value, list) else json.dumps(value).encode())
-        lines = "\n".join(map(json.dumps, valid)).encode()
-        content = st.one_of(as_json(changed(valid)), rows, damaged(lines))
-
-        def read(content):
-            data = PromptConsumer(self.write("prompts.jsonl", content), 2, tokenizer=CAUSAL,
-                                  format=PromptFormat("chat"))
-            data.problems("train", 0)
-            data.require_completions()
-            data.batch("train", 0)
-        return lines, content, read
-
-    def meta(self):
-        """meta.json of a prepared dataset."""
-        with open(self.path("meta.json")) as f:
-            valid = json.load(f)
-        causal = valid | {"tokenizer": CAUSAL.description()}
-        whole = json.dumps(valid).encode()
-        return whole, st.one_of(as_json(changed(valid)), as_json(changed(causal)), damaged(whole)), (
-            lambda content: self.read_text("meta.json", content))
-
-    def read_text(self, name, content):
-        self.write(name, content)
-        DatasetConsumer(self.folder, MASKED_FILL, 16, 2).batch("train", 0)
-
-    def header(self):
-        """Headers of model files."""
-        valid = {"config": dataclasses.asdict(self.net.config), "tokenizer": TOKENIZER.description(),
-                 "facts": {"step": 3}}
-
-        def read(header):
-            text = header if isinstance(header, str) else json.dumps(header)
-            self.read_model(self.write("model.safetensors", save(self.net.state_dict(), {"nano_grpo": text})))
-        return valid, st.one_of(changed(valid), JUNK.map(lambda junk: junk.decode("latin-1"))), read
-
-    def read_model(self, path):
-        load_tokenizer(path)
-        read_model_file(path)
+# Every kind of input: (a valid one, a strategy that damages it, the function that reads it)
 
 
-KINDS = ("settings", "config_file", "records", "meta", "header")
+def settings(folder):
+    """Arguments of the command line."""
+    fields = [(cls, key) for cls in CONFIGS for key in sorted(all_settings(cls))]
+    text = st.one_of(VALUES.map(repr), VALUES.map(str), st.just("(" * 5000), st.text(max_size=20))
+    argument = st.tuples(st.sampled_from(fields), text)
+    return ((GRPOConfig, "seed"), "3"), argument, lambda a: load_config(a[0][0], [f"--{a[0][1]}={a[1]}"])
+
+
+def config_file(folder):
+    """Config files: assignments, or bytes that are no Python."""
+    names = [*sorted(all_settings(GRPOConfig)), "x", "seed = ", "__name__"]
+    line = st.tuples(st.sampled_from(names), st.one_of(VALUES.map(repr), st.sampled_from(
+        ("1 / 0", "10 ** 5000", "undefined", "(" * 300, "{1}", "1j", "b'x'", "len", "-" * 3000))))
+    lines = st.lists(line, min_size=1, max_size=3).map(
+        lambda pairs: "\n".join(f"{key} = {text}" for key, text in pairs).encode("utf-8", "surrogatepass"))
+    valid = b"seed = 3\ntop_p = 0.5\nout_dir = 'x'\n"
+    contents = st.one_of(lines, damaged(valid), JUNK).filter(lambda content: b"\0" not in content)
+    return valid, contents, lambda content: load_config(GRPOConfig, [write(folder, "config.py", content)])
+
+
+def records(folder):
+    """Files of prompts."""
+    valid = [{"prompt": "1+1=", "answer": 2, "completion": "2", "split": "train"},
+             {"question": [{"role": "user", "content": "a"}], "completion": "4", "split": "val"}]
+    rows = changed(valid).map(lambda value: "\n".join(map(json.dumps, value)).encode()
+                              if isinstance(value, list) else json.dumps(value).encode())
+    lines = "\n".join(map(json.dumps, valid)).encode()
+    whole = changed(valid).map(lambda value: json.dumps(value).encode())
+
+    def read(content):
+        data = PromptConsumer(write(folder, "prompts.jsonl", content), 2, tokenizer=CAUSAL, format=PromptFormat("chat"))
+        data.problems("train", 0)
+        data.require_completions()
+        data.batch("train", 0)
+    return lines, st.one_of(JUNK, whole, rows, damaged(lines)), read
+
+
+KINDS = {"settings": settings, "config_file": config_file, "records": records}
 
 
 def too_slow(number, frame):
@@ -219,7 +173,7 @@ def check(kind, folder, inputs, seed=None):
 
     seed: of the inputs; None: always the same ones
     """
-    valid, strategy, read = getattr(Inputs(folder), kind)()
+    valid, strategy, read = KINDS[kind](folder)
     ends = collections.Counter()
     try:
         read(valid)
