@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from core.files import CONSOLE, METRICS, keep_records, writing
 
+WIDTH = 100  # columns of the console
 HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories of control characters, of those without width, of half pairs
 GREEN, PLAIN = "\033[1;32m", "\033[0m"
 
@@ -106,12 +107,3 @@ class Logger:
 def visible(text, kept=""):
     """A text whose characters that a terminal or browser obeys or does not show are U+FFFD, except those in `kept`."""
     return "".join("\ufffd" if unicodedata.category(c) in HIDDEN and c not in kept else c for c in text)
-
-
-def highlight(text, spans, color):
-    """A text on one line, newlines as arrows. With `color` the characters of spans, [[first, end]], are green."""
-    text, out, start = visible(text.replace("\n", "\u21b5")), "", 0
-    for first, end in spans if color else ():
-        out += f"{text[start:first]}{GREEN}{text[first:end]}{PLAIN}"
-        start = end
-    return out + text[start:]
