@@ -15,7 +15,7 @@ from grpo.rewards import Log
 from grpo.rollout import REWARD, join
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
-ROOM = 78              # characters of a text that is shown on one line, behind its title
+ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
 
 
 class Evaluation:
