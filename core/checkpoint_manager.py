@@ -4,13 +4,14 @@ A run resumes from state.pt: plain tensors and values, loaded with weights_only=
 file of ours, or a folder in Hugging Face format.
 """
 
+import contextlib
 import os
 from dataclasses import fields, is_dataclass
 
 import torch
 
 from core.distributed import is_sharded
-from core.files import CONFIG, STATE, replacing
+from core.files import CONFIG, STATE, CannotWrite, replacing
 from core.settings.user_code import guarded
 
 
@@ -66,7 +67,15 @@ class CheckpointManager:
         """The remedy for a run that has to end, in words."""
         if self.last_step is None:
             return "start again: no state has been saved"
-        return f"go on with resume=True from {self.path(STATE)}, which is of step {self.last_step}"
+        return f"go on with resume=True from {self.path(STATE)}, the last state (step {self.last_step})"
+
+    @contextlib.contextmanager
+    def keeping(self):
+        """Adds the remedy to the error of a block that cannot write a file."""
+        try:
+            yield
+        except CannotWrite as error:
+            raise CannotWrite(f"{error}; make room or make it writable, then {self.how_to_go_on()}") from None
 
     def load(self, weights: dict, optimizers: list) -> dict:
         """Restores the optimizers in place and returns what else was saved, the weights under "model". Raises

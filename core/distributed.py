@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # noqa: F401 later, its default arguments would keep the group beyond `close`
 from torch import Tensor
 
 from core.device import detect_device, detect_dtype, moved
@@ -162,4 +163,7 @@ class Distributed:
     def close(self):
         if self.world > 1:
             self.ranks = self.patient = None  # what is still referred to keeps its threads
+            self.shards = None
+            if "mesh" in vars(self):  # torch keeps it to the end
+                vars(self.mesh).get("_pg_registry", {}).clear()
             dist.destroy_process_group()

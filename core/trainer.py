@@ -134,7 +134,7 @@ class Trainer:
 
     def run(self):
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves."""
-        with StopSignal(self.dist) as stop:
+        with self.checkpoints.keeping(), StopSignal(self.dist) as stop:
             self.dist.broadcast(self.model.parameters())
             self.logger.start(self.step)
             self.since, self.tokens = time.monotonic(), 0  # the time and the tokens since the last record

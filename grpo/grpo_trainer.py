@@ -64,6 +64,7 @@ class GRPOTrainer:
             from grpo.samplers.sampler import LocalSampler
             sampler = LocalSampler(self.policy, self.config)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.checkpoints.keeping())
             stop = stack.enter_context(StopSignal(self.dist))
             if sampler is not None:
                 stack.enter_context(contextlib.closing(sampler))

@@ -187,7 +187,7 @@ def main(argv):
             error = error or difference(whole, out_dir)
             done, wrong = done + got, wrong + bool(error)
             print(f"{name}, {got} kills: {error or 'the same bits and metrics'}", flush=True)
-    print(f"{done} kills, {wrong} runs that differ")
+    print(f"{done} kills; {wrong} did not end with the bits and metrics of the uninterrupted run")
     if done < options.kills or wrong:
         raise SystemExit(1)
 
