@@ -17,7 +17,6 @@ policy writes.
 import copy
 import inspect
 import itertools
-import json
 import math
 import sys
 
@@ -29,25 +28,19 @@ from core.prompts import PromptFormat, as_problems
 from core.records import are_messages
 from core.settings.user_code import UserCodeError, naming_line_of, one_line, time_limit
 from grpo.reward_functions.registry import load_reward_file
-from grpo.rollout import REWARD, TURNS
+from grpo.rollout import REWARD, TURNS, join
 
 ENVIRONMENTS = {}  # {name: class}
 SEEDS = 3          # the first number of the seeds of environments, so that they differ from other noise
-CHARACTERS = 100   # most characters of a token, on average
 WARNED = set()     # lines of environments whose errors were printed in this process
 
 
 def environment(cls):
-    """Registers a class under its name. Raises ValueError if it lacks a method, or its metrics are not names."""
-    for method, parameter in (("reset", "record"), ("step", "text")):
-        try:
-            inspect.signature(getattr(cls, method, None)).bind("self", parameter)
-        except TypeError as error:
-            raise ValueError(f"environment {cls.__name__}: it needs {method}(self, {parameter}): {error}") from None
-    cls.metrics = getattr(cls, "metrics", ())
-    if not isinstance(cls.metrics, tuple) or {"turns", "failed"} & set(cls.metrics):
-        raise ValueError(f"environment {cls.__name__}: metrics={cls.metrics!r} must be a tuple of names other than "
-                         "'turns' and 'failed'")
+    """Registers a class under its name. Raises ValueError if it lacks a method."""
+    for method in ("reset", "step"):
+        if not callable(getattr(cls, method, None)):
+            raise ValueError(f"environment {cls.__name__}: it needs a method {method}")
+    cls.metrics = tuple(getattr(cls, "metrics", ()))
     ENVIRONMENTS[cls.__name__] = cls
     return cls
 
@@ -109,15 +102,15 @@ class Episode:
         return answer if len(self.rewards) < self.config.max_turns else None
 
     def measure(self):
-        """Returns {name: (sum, count)} of what it measured."""
-        return self.attempt(lambda: {name: getattr(self.one, name) for name in self.make.metrics}, pairs_of_numbers,
-                            "metrics must be pairs (sum, count) of finite numbers")
+        """Returns {"environment/name": (sum, count)} of what it measured."""
+        return self.attempt(lambda: {f"environment/{name}": tuple(map(float, getattr(self.one, name)))
+                                     for name in self.make.metrics})
 
     def close(self):
-        self.attempt(getattr(self.one, "close", int), lambda _: None, "")
+        self.attempt(getattr(self.one, "close", int))
 
-    def attempt(self, call, convert, wanted):
-        """Returns what a call gives, converted to Python's own types."""
+    def attempt(self, call, check=lambda result: result, wanted=""):
+        """Returns the result of a call, as check() returns it."""
         try:
             with naming_line_of(self.make), time_limit(self.config.reward_timeout):
                 result = call()
@@ -125,15 +118,14 @@ class Episode:
             self.error = error
             return None
         try:
-            return convert(result)
-        except (TypeError, ValueError, OverflowError):
+            return check(result)
+        except (TypeError, ValueError):
             raise ValueError(f"environment={self.config.environment!r}: its {wanted}, not "
                              f"{one_line(result, write=repr)}") from None
 
 
 def text_or_messages(x):
-    """A text, messages or None, without classes of the user's."""
-    x = json.loads(json.dumps(x))
+    """A text, messages or None."""
     if x is None or isinstance(x, str) or are_messages(x):
         return x
     raise ValueError
@@ -142,22 +134,9 @@ def text_or_messages(x):
 def answer_and_reward(result):
     """The answer and the reward of a step."""
     answer, reward = result
-    return text_or_messages(answer), finite_number(reward)
-
-
-def pairs_of_numbers(measured):
-    """{name: (sum, count)}"""
-    pairs = {}
-    for name, (total, count) in measured.items():
-        pairs[name] = finite_number(total), finite_number(count)
-    return pairs
-
-
-def finite_number(x):
-    """A finite number."""
-    if math.isfinite(x):
-        return float(x)
-    raise ValueError
+    if not math.isfinite(reward):
+        raise ValueError
+    return text_or_messages(answer), float(reward)
 
 
 class Episodes:
@@ -185,10 +164,8 @@ class Episodes:
             records.append(self.with_prompt(record, prompts, longest))
             self.episodes += group
         self.given = torch.full((len(self.episodes), config.max_new_tokens), -1)
-        self.problems = problems
-        if any(new is not old for new, old in zip(records, problems["record"], strict=True)):
-            T = max(len(record["tokens"]) for record in records)
-            self.problems = as_problems(records, problems["number"], T, stop.tokenizer)
+        T = max(len(record["tokens"]) for record in records)
+        self.problems = as_problems(records, problems["number"], T, stop.tokenizer)
 
     def with_prompt(self, record, prompts, longest):
         """The record, with the prompt of its environments if they gave one. Raises ValueError if those of a group are
@@ -229,7 +206,7 @@ class Episodes:
     def give(self, n, first, text):
         """Gives completion n a text from column `first` on, as far as there is room. Returns the column behind it."""
         room = self.given.shape[1] - first
-        ids = self.stop.tokenizer.encode(text[: CHARACTERS * room])
+        ids = self.stop.tokenizer.encode(text)
         self.given[n, first : first + len(ids)] = torch.tensor(ids[:room], dtype=torch.long)
         return first + len(ids)
 
@@ -260,18 +237,16 @@ class Episodes:
     def close(self):
         """Ends the environments. Returns {name: (sum, count)} of what they measured. The error of one that failed is
         printed once for each line of the user's file."""
-        sums = {f"environment/{name}": (0.0, 0.0) for name in self.episodes[0].make.metrics}
-        begun = failed = 0
+        parts = []
         for episode in self.episodes:
-            measured = {} if episode.error is not None else episode.measure()
-            for name, (total, count) in (measured or {}).items():
-                before = sums[f"environment/{name}"]
-                sums[f"environment/{name}"] = before[0] + total, before[1] + count
+            measured = None if episode.error is not None else episode.measure()
             episode.close()
-            begun += sum(t < self.given.shape[1] for t in episode.turns)
-            failed += episode.error is not None
-            if episode.error is not None and episode.error.line not in WARNED:
-                WARNED.add(episode.error.line)
-                sys.stderr.write(f"environment: {episode.error}; it is counted as environment/failed\n")
-        N = len(self.episodes)
-        return sums | {"environment/turns": (begun, N), "environment/failed": (failed, N)}
+            begun = sum(t < self.given.shape[1] for t in episode.turns)
+            error = episode.error
+            own = {"environment/turns": (begun, 1), "environment/failed": (error is not None, 1)}
+            parts.append((measured or {}) | own)
+            if error is not None and error.line not in WARNED:
+                WARNED.add(error.line)
+                sys.stderr.write(f"environment: {error}; it is counted as environment/failed\n")
+        nothing = {f"environment/{name}": (0.0, 0.0) for name in self.episodes[0].make.metrics}
+        return join([nothing, *parts])

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import torch
 
 from core.config import UsageError
+from core.data_folder import OF_CONSUMER
 from core.settings.script import run_script
 from grpo.reward_functions.registry import (
     REWARDS,
@@ -53,13 +54,12 @@ class Rewards:
         self.config = config
         self.weights = config.reward_weights or (1.0,) * len(self.names)
         self.success = success(config, self.names)
-        self.fields = ()  # of the records, once `check` has seen them
+        self.fields = set()  # of the records, once `check` has seen them
         self.state = SimpleNamespace(global_step=0, max_steps=config.max_iters)  # as in transformers' TrainerState
         self.workers = None
         if config.reward_workers and any(REWARDS[name].slow for name in self.names):
             from grpo.reward_functions.workers import Workers
-            runs_code = any("sandbox" in REWARDS[name].settings for name in self.names)
-            self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file, runs_code)
+            self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file)
 
     @torch.no_grad()
     def __call__(self, rollouts):
@@ -77,7 +77,7 @@ class Rewards:
         texts: a Texts with consecutive groups; names: the functions to call; None: all of the run
         """
         values, log, late = {}, Log(), set()
-        settings = (self.config.reward_settings or {}) | vars(self.config) | {"trainer_state": self.state}
+        settings = vars(self.config) | (self.config.reward_settings or {}) | {"trainer_state": self.state}
         known = settings | self.models | {"group_size": group_size, "texts": texts}
         for name in names or self.names:
             slow = REWARDS[name].slow
@@ -95,12 +95,8 @@ class Rewards:
         return values, log
 
     def total(self, values):
-        """(N,) the weighted sum of `values`, as `score` returns them; NaN where every function skipped. A function of
-        weight 0 is only measured."""
-        weighted = [w * values[n] for n, w in zip(self.names, self.weights, strict=True) if w]
-        if not weighted:
-            return torch.zeros_like(values[self.names[0]])
-        stacked = torch.stack(weighted)
+        """(N,) the weighted sum of `values`, as `score` returns them; NaN where every function skipped."""
+        stacked = torch.stack([w * values[name] for name, w in zip(self.names, self.weights, strict=True)])
         return stacked.nansum(0).masked_fill(stacked.isnan().all(0), torch.nan)
 
     def right(self, values):
@@ -110,8 +106,7 @@ class Rewards:
 
     def check(self, records):
         """Raises ValueError with file and line of the first record that a reward cannot score."""
-        from core.prompts import as_columns
-        self.fields = tuple(as_columns(records)[1])
+        self.fields = set().union(*records) - OF_CONSUMER
         for name in self.names:
             check_records(name, records)
 
@@ -132,13 +127,13 @@ def check_settings(config, names, models):
                 raise ValueError(f"reward {name} needs {key}; name a model, or set other reward_functions")
     own = set().union(*(REWARDS[name].settings for name in names))
     for key in config.reward_settings or {}:
-        if key not in own or key in vars(config):
+        if key not in own:
             raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}")
     if config.reward_weights and len(config.reward_weights) != len(names):
         raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
-    if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):
+    if config.credit_window is not None and names != ("judge",):
         raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
-                         "that reward alone and reward_normalisation='none'")
+                         "reward_functions=('judge',)")
 
 
 def success(config, names):
