@@ -1,6 +1,6 @@
 """The rewards of a run: the weighted sum of named functions.
 
-python grpo/rewards.py lists the built-in ones with their ranges, and the presets; it has no options but --help.
+python grpo/rewards.py lists the built-in ones with their ranges, and the presets.
 """
 
 import os
@@ -14,7 +14,6 @@ from types import SimpleNamespace
 
 import torch
 
-from core.config import UsageError
 from core.data_folder import OF_CONSUMER
 from core.settings.script import run_script
 from grpo.reward_functions.registry import (
@@ -37,8 +36,8 @@ MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_chec
 class Rewards:
     """The rewards of a run. Called with rollouts it returns Scored:
 
-    reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    values: NaN where a function skipped a completion
+    reward: the weighted sum of the functions that did not skip a completion; NaN where all did
+    values: NaN where a function skipped a completion, or was late
 
     judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it. grpo/build.py: make_rewards makes those
     that give each token a credit (credit_window)
@@ -71,27 +70,21 @@ class Rewards:
         return Scored(self.total(values).view(-1, G), values=values, metrics=log.metrics)
 
     def score(self, texts, group_size, names=None):
-        """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion, and
-        infinity where it returned no finite number. Every function skips a completion that was late in a worker.
+        """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion or was late
+        in a worker, and infinity where it returned no finite number.
 
         texts: a Texts with consecutive groups; names: the functions to call; None: all of the run
         """
-        values, log, late = {}, Log(), set()
+        values, log = {}, Log()
         settings = vars(self.config) | (self.config.reward_settings or {}) | {"trainer_state": self.state}
         known = settings | self.models | {"group_size": group_size, "texts": texts}
         for name in names or self.names:
             slow = REWARDS[name].slow
             call = arguments(name, texts, settings if slow else known, self.fields)
-            if self.workers and slow:
-                numbers, own, missing = self.workers.call(call)
-                late |= missing
-            else:
-                numbers, own = run_reward(call)
+            numbers, own = self.workers.call(call) if self.workers and slow else run_reward(call)
             values[name] = torch.tensor(numbers)
             columns = {f"{name}/{key}" if key in log.columns else key: x for key, x in own.columns.items()}
             log = Log(join([log.metrics, own.metrics]), log.columns | columns)
-        for x in values.values():
-            x[list(late)] = math.nan
         return values, log
 
     def total(self, values):
@@ -150,9 +143,7 @@ def success(config, names):
 
 
 def main(argv):
-    """Prints the table of rewards and the presets."""
-    if argv:
-        raise UsageError(f"{argv[0]}: there are no options")
+    """Prints the table of rewards and the presets; argv is ignored."""
     import_rewards()
     for name, r in REWARDS.items():
         print(f"{name:<18}{r.range}".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])

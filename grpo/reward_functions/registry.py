@@ -103,7 +103,6 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
     """
     if callable(low):
         return reward()(low)
-    low, high = float(low), float(high)  # an error names the user's line
 
     def register(fn):
         add(fn.__name__, Reward(fn, low, high, slow, check, messages=False))

@@ -28,7 +28,7 @@ class Workers:
         self.pool = self.folder = None
 
     def call(self, call):
-        """(values, Log, indices of late completions) of a reward, which gets each completion in a call of its own.
+        """(values, Log) of a reward, which gets each completion in a call of its own.
 
         A completion is late if it is not done after `timeout` seconds, or if a process ends before: its value is NaN,
         and the processes are replaced. Raises ValueError if the reward does, or if the processes cannot start.
@@ -53,7 +53,7 @@ class Workers:
         values, logs = zip(*(found.get(i, late) for i in range(call.N)), strict=True)
         names = dict.fromkeys(column for log in logs for column in log.columns)
         columns = {name: [x for log in logs for x in log.columns.get(name, [None])] for name in names}
-        return sum(values, []), Log(join([log.metrics for log in logs]), columns), set(range(call.N)) - found.keys()
+        return sum(values, []), Log(join([log.metrics for log in logs]), columns)
 
     def start(self):
         """Starts the processes. Raises ValueError if they cannot start."""

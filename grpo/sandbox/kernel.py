@@ -165,5 +165,5 @@ def call(name, *arguments):
     result = function(*(ctypes.c_long(x) if isinstance(x, int) else x for x in arguments))
     if result == -1:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), f"{name} {arguments[0]}" if name == "syscall" else name)
+        raise OSError(number, os.strerror(number), name)
     return result

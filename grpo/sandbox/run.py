@@ -192,6 +192,7 @@ def describe_sandbox(sandbox="auto", sandbox_seconds=5.0, sandbox_megabytes=256,
     if verdict != "passed":
         raise ValueError(f"an empty program was {verdict} with sandbox_seconds={sandbox_seconds:g} sandbox_megabytes="
                          f"{sandbox_megabytes}: raise them, or free memory, processes and the disk of TMPDIR")
-    missing = f"; missing: {in_words(missing_parts())}: docs/rewards.md" if missing_parts() else ""
     parts = ", ".join([*chosen_parts(sandbox), "limits"])
-    return f"code runs under {parts}, for at most {sandbox_seconds:g} s in {sandbox_megabytes} MB{missing}"
+    missing = in_words(missing_parts()) or "nothing"
+    return (f"code runs under {parts}, for at most {sandbox_seconds:g} s in {sandbox_megabytes} MB; missing: {missing} "
+            "(docs/rewards.md)")
