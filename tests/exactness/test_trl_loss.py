@@ -1,4 +1,4 @@
-"""The same tensors into TRL's GRPOTrainer give the same loss. Runs where TRL is installed: pip install trl accelerate."""
+"""The same tensors into TRL's GRPOTrainer give the same loss (pip install trl accelerate)."""
 
 import dataclasses
 
@@ -60,7 +60,7 @@ def test_loss_and_gradient_equal_trls(name, loss_type, level, estimator, high):
 
 @pytest.mark.parametrize("name, loss_type, level", SEQUENCE)
 def test_trl_multiplies_the_sequence_ratio_into_the_kl(name, loss_type, level):
-    """Its issue #6586, open with 1.16.0. Ours has that of each token: tests/grpo/test_losses.py."""
+    """Its issue #6586, open with 1.16.0. Ours has that of each token."""
     def by_hand(_, logp, old, ref, advantage, mask, _tokens, _level, kl_beta, low, high, limit):
         lengths = [int(n) for n in mask.sum(1)]
 
@@ -126,9 +126,9 @@ def test_loss_and_gradient_of_a_hugging_face_model_equal_those_of_trls_trainer(n
     rollouts = policy.sample(problems, 0, c)
     for lengths in (problems["padding"].tolist(), rollouts.mask.sum(1).tolist()):
         assert len(set(lengths)) > 1, "prompts and completions of different lengths"
-    noise = lambda: 0.3 * torch.randn(rollouts.mask.shape) * rollouts.mask
+    noise = 0.3 * torch.randn(2, *rollouts.mask.shape) * rollouts.mask
     rollouts = dataclasses.replace(rollouts, advantage=torch.randn(len(rollouts.mask), 1),
-                                   old_logp=rollouts.old_logp + noise(), ref_logp=rollouts.old_logp + noise())
+                                   old_logp=rollouts.old_logp + noise[0], ref_logp=rollouts.old_logp + noise[1])
     weight, row = token_weights(rollouts.train_mask, OBJECTIVES[name].average, c.max_new_tokens), OBJECTIVES[name]
     our_loss, metrics = loss_of(policy, rollouts, weight, c)
     our_loss.backward()
@@ -157,8 +157,8 @@ def test_three_optimizer_steps_on_given_rollouts_move_the_weights_as_trls_do(lla
     rollouts = policy.sample(problems, 0, c)
     rollouts = dataclasses.replace(rollouts, advantage=torch.randn(len(rollouts.mask), 1))
     trainer = their_trainer(folder, None, "grpo", c, tmp_path)
-    for key, value in {"learning_rate": c.learning_rate, "adam_beta1": c.beta1, "adam_beta2": c.beta2, "weight_decay": c.weight_decay}.items():
-        setattr(trainer.args, key, value)
+    trainer.args.learning_rate, trainer.args.weight_decay = c.learning_rate, c.weight_decay
+    trainer.args.adam_beta1, trainer.args.adam_beta2 = c.beta1, c.beta2
     trainer.create_optimizer()
     inputs = their_inputs(problems, rollouts, c.group_size) | {"ref_per_token_logps": None, "old_per_token_logps": None}
     optimizers = build_optimizers(policy, c)
@@ -170,5 +170,6 @@ def test_three_optimizer_steps_on_given_rollouts_move_the_weights_as_trls_do(lla
         trainer.optimizer.step()
         trainer.optimizer.zero_grad()
     ours, theirs = dict(model.net.named_parameters()), dict(trainer.model.named_parameters())
-    moved, apart = (sum(float((p.detach() - other[key].detach()).norm() ** 2) for key, p in ours.items()) ** 0.5 for other in (before, theirs))
+    moved, apart = (torch.stack([(p - other[key]).detach().norm() for key, p in ours.items()]).norm()
+                    for other in (before, theirs))
     assert moved > 0 and apart < 1e-3 * moved

@@ -1,4 +1,4 @@
-"""Completions of several turns: exact to the token, equal starts in a group, and environments that fail."""
+"""Completions of several turns: exact to the token, equal starts in a group, answers that nothing trains on."""
 
 import math
 import random
@@ -15,7 +15,9 @@ from grpo.policies.causal import CausalPolicy
 from grpo.rewards import Rewards
 from tests.families import model_folder
 from tests.grpo.trainers import prompt_trainer, training_records
-from tests.tiny import CAUSAL, causal_policy, clear_gradient, flat_gradient, jsonl, prompt_config, prompt_consumer, same
+from tests.tiny import (
+    CAUSAL, causal_policy, clear_gradient, flat_gradient, grpo_step, jsonl, prompt_config, prompt_consumer, same,
+    step_gradient)
 
 SETTINGS = {"environment": "Echo", "max_turns": 4, "max_new_tokens": 24, "group_size": 4, "batch_size": 4, "top_p": 1.0,
             "reward_functions": ("environment",), "stop_sequences": tuple("abcdefghijklmnopqrstuvwxyz")}
@@ -90,7 +92,8 @@ def test_the_tokens_are_those_that_were_sampled_and_those_of_the_answers(prompts
             assert said == text or (said[:-1] == text and said[-1] in c.stop_sequences)
         if not rollouts.truncated[n]:
             assert (one.answers[-1] is None or len(one.answers) == c.max_turns) and len(one.heard) == len(wrote)
-        assert math.isclose(rollouts.texts.columns["environment_reward"][n], sum(map(len, one.heard)) / 10, abs_tol=1e-9)
+        reward = rollouts.texts.columns["environment_reward"][n]
+        assert math.isclose(reward, sum(map(len, one.heard)) / 10, abs_tol=1e-9)
         assert one.closed
     assert several > 3 and not rollouts.truncated.all()
     sums = rollouts.texts.metrics
@@ -137,8 +140,8 @@ def test_turns_of_a_chat_model_make_the_text_of_its_template(tmp_path, prompts):
     assert end in tokenizer.stop_token_ids
     c = prompt_config(**SETTINGS | {"template": "model", "stop_sequences": ("e",), "max_new_tokens": 70})
     form = PromptFormat("model")
-    data = PromptConsumer(jsonl(tmp_path / "p.jsonl", *({"prompt": f"{i}+1?", "split": "train" if i else "val"} for i in range(5))),
-                          4, format=form, tokenizer=tokenizer)
+    records = [{"prompt": f"{i}+1?", "split": "train" if i else "val"} for i in range(5)]
+    data = PromptConsumer(jsonl(tmp_path / "p.jsonl", *records), 4, format=form, tokenizer=tokenizer)
     problems = data.problems("train", 0)
     first = policy.sample(problems, 0, c)
     common = first.target[first.mask > 0].bincount().argmax()
@@ -148,7 +151,7 @@ def test_turns_of_a_chat_model_make_the_text_of_its_template(tmp_path, prompts):
     rollouts = policy.sample(problems, 0, c)
     torch.testing.assert_close(policy.score(rollouts, c.temperature).logp, rollouts.old_logp, rtol=0, atol=1e-4)
     decode, compared = tokenizer.backend.decode, {True: 0, False: 0}
-    for n, ids in enumerate(rollouts.texts.completion_ids):
+    for n in range(len(rollouts.target)):
         parts = pieces(rollouts, n)
         if len(parts) < 3:
             continue
@@ -160,35 +163,6 @@ def test_turns_of_a_chat_model_make_the_text_of_its_template(tmp_path, prompts):
         assert begin + decode(said + parts[1][1]) == form.render(messages, tokenizer)
         compared[ended] += 1
     assert all(compared.values())
-
-
-@pytest.mark.parametrize("opening", ["text", "messages"])
-def test_a_prompt_from_reset_is_the_prompt_of_its_group(prompts, tmp_path, monkeypatch, opening):
-    def reset(self, record):
-        Echo.opened = f"{record['prompt']}{self.random.randint(0, 10**6)}="
-        return Echo.opened if opening == "text" else [{"role": "user", "content": Echo.opened}]
-
-    monkeypatch.setattr(Echo, "reset", reset)
-    c, policy, problems, rollouts = episodes(prompts)
-    records = [{"prompt": text, "split": "train"} for text in rollouts.texts.prompts[:: c.group_size]]
-    assert not {record["prompt"] for record in records} & {record["prompt"] for record in problems["record"]}
-    written = jsonl(tmp_path / "p.jsonl", *records, {"prompt": "1", "split": "val"})
-    data = PromptConsumer(written, 4, tokenizer=CAUSAL)
-    monkeypatch.setattr(Echo, "reset", lambda self, record: self.random.randint(0, 10**6) and None)
-    same_prompts = data.pack(data.records["train"], problems["number"])
-    again = policy.sample(same_prompts, 0, c)
-    assert again.texts.completion_ids == rollouts.texts.completion_ids
-    torch.testing.assert_close(again.old_logp, rollouts.old_logp, rtol=0, atol=1e-4)
-    torch.testing.assert_close(policy.score(rollouts, c.temperature).logp, rollouts.old_logp, rtol=0, atol=1e-5)
-
-
-def test_a_prompt_from_reset_that_differs_in_a_group_or_is_too_long_is_refused(prompts, monkeypatch):
-    monkeypatch.setattr(Echo, "reset", lambda self, record: str(len(MADE)))
-    with pytest.raises(ValueError, match="^environment='Echo': its reset gave the completions of a group different prompts"):
-        episodes(prompts)
-    monkeypatch.setattr(Echo, "reset", lambda self, record: 50 * "1")  # the model reads 64 tokens
-    with pytest.raises(ValueError, match="gave a prompt of 50 tokens; max_prompt_length"):
-        episodes(prompts)
 
 
 def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):
@@ -250,3 +224,93 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_environments(prompts, tmp_path):
     second.run()
     assert same(whole.policy, second.policy)
     assert any("environment/turns" in record for record in training_records(tmp_path / "whole"))
+
+
+# what answers have no part in
+
+TAUGHT = {"teacher_checkpoint": "a teacher", "distill_beta": 0.7}  # the policy is handed over
+QUESTIONS = SETTINGS | {"environment": "Question", "kl_beta": 0.0}
+
+
+@environment
+class Question:
+    """Answers with a random number, three times out of four, and gives a tenth for each character."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+
+    def reset(self, record):
+        pass
+
+    def step(self, text):
+        answer = f"<{self.random.randint(10, 99)}>" if self.random.random() < 0.75 else None
+        return answer, len(text) / 10
+
+
+@environment
+class Often(Question):
+    """Gives the same reward for all completions of most problems."""
+
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.equal = self.random.random() < 0.6
+
+    def step(self, text):
+        answer, reward = super().step(text)
+        return answer, 0.0 if self.equal else reward
+
+
+def made(prompts, **settings):
+    """(config, policy, another policy as reference, data) of a step with environments."""
+    c = prompt_config(**QUESTIONS | settings)
+    return c, causal_policy(1, scale=3.0), causal_policy(2, scale=3.0).frozen(), prompt_consumer(prompts, c)
+
+
+def answers_of(rollouts):
+    """(N, M) True on the tokens that the environment answered."""
+    length = torch.tensor([len(ids) for ids in rollouts.texts.completion_ids])
+    return (torch.arange(rollouts.mask.shape[1]) < length[:, None]) & (rollouts.mask == 0)
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"kl_beta": 0.1}, {"kl_beta": 0.1, "kl_in_reward": True}, TAUGHT, {"objective": "gspo"}, {"objective": "dapo"},
+    {"environment": "Often"}, {"mask_truncated": True}, {"environment": "Often", "zero_std": "resample"},
+    {"max_staleness": 1}, {"max_staleness": 1, "ratio_to": "sampler", "objective": "dppo"}], ids=str)
+def test_what_answers_were_taken_for_has_no_part_in_the_gradient(prompts, settings):
+    """Other tokens and log-probabilities in their places, of what the policy reads nothing, change no bit."""
+    c, policy, reference, data = made(prompts, **settings)
+    if not c.kl_beta and c.teacher_checkpoint is None:
+        reference = None
+    expected, sample, spoiled = step_gradient(policy, reference, Rewards(c), data, c), policy.sample, []
+
+    def sample_and_spoil(*arguments):
+        rollouts = sample(*arguments)
+        answers = answers_of(rollouts)
+        rollouts.target[answers] += 1
+        rollouts.old_logp[answers] = 5.0
+        spoiled.append(int(answers.sum()))
+        return rollouts
+    policy.sample = sample_and_spoil
+    assert torch.equal(step_gradient(policy, reference, Rewards(c), data, c), expected)
+    assert expected.norm() > 0 and min(spoiled) > 0 and (len(spoiled) > 1) == (c.zero_std == "resample")
+
+
+@pytest.mark.parametrize("settings", [{"kl_beta": 0.1}, TAUGHT], ids=str)
+def test_the_kl_is_that_of_the_tokens_of_the_policy(prompts, settings):
+    c, policy, reference, data = made(prompts, **settings)
+    metrics = grpo_step(policy, reference, Rewards(c), data, c)
+    policy, problems = causal_policy(1, scale=3.0), data.problems("train", 0)
+    rollouts = policy.sample(problems, 0, c)
+    total = 0.0
+    for n, ids in enumerate(rollouts.texts.completion_ids):
+        before = problems["record"][n // 4]["tokens"]
+        with torch.no_grad():
+            p, q = (x.model(torch.tensor([before + ids]))[0].log_softmax(-1) for x in (policy, reference))
+        for t, token in enumerate(ids):
+            own, other = (x[len(before) - 1 + t] for x in (p, q))
+            if rollouts.mask[n, t] and c.teacher_checkpoint:
+                total += float((own.exp() * (own - other)).sum())
+            elif rollouts.mask[n, t]:
+                x = other[token] - own[token]
+                total += float(x.exp() - x - 1)
+    assert metrics["mean_kl"] == pytest.approx(total / float(rollouts.mask.sum()), rel=1e-4) and total > 0.1

@@ -1,6 +1,7 @@
-"""Attacks on the sandbox of code_execution: code that tries to leave it, to exhaust the machine, or to pass tests that
-it does not solve. An attack ends with an exception unless it succeeds, so the verdict "passed" means that it did. What it
-was after is looked at from outside too.
+"""Attacks on the sandbox of code_execution: code that tries to leave it, or to exhaust the machine.
+
+An attack ends with an exception unless it succeeds, so the verdict "passed" means that it did. What it was after is
+looked at from outside too.
 """
 
 import contextlib

@@ -76,11 +76,10 @@ def test_an_empty_text_is_one_pad_token():
 
 
 @pytest.mark.parametrize(("head", "room"), [("realness", 33), ("cls", 32)])
-def test_a_text_that_is_too_long_is_a_clear_error(head, room):
+def test_a_text_that_is_too_long_is_refused(head, room):
     reader = reader_of(judge_head=head)
     assert reader.scores(texts_of(room)).shape == (1,)
-    with pytest.raises(ValueError, match=f"judge_checkpoint reads {room} tokens, but a prompt with its completion has "
-                                         f"{room + 1}: lower max_new_tokens"):
+    with pytest.raises(ValueError, match="max_new_tokens"):
         reader.scores(texts_of(3, room + 1))
 
 

@@ -64,6 +64,5 @@ def test_a_search_has_the_result_of_re_for_any_text():
 
 @pytest.mark.parametrize("pattern", [5, "(a", "a{99999999999}"])
 def test_a_pattern_that_is_no_regular_expression_is_refused(pattern):
-    with pytest.raises(ValueError, match="^reward regex: "):
+    with pytest.raises(ValueError, match="regex: pattern"):
         REWARDS["regex"].check(pattern=pattern, answer="7")
-    REWARDS["regex"].check(pattern="^(a+)+$", answer=None)
