@@ -175,17 +175,6 @@ def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):
         assert ([one.opening for one in MADE] == first) == (iteration == 0)
 
 
-def test_padding_and_the_other_prompts_change_nothing(prompts):
-    c, policy, problems, whole = episodes(prompts)
-    for p in range(len(problems["number"])):
-        alone = {key: x[p : p + 1] for key, x in problems.items()}
-        part = policy.sample(alone, 0, c)
-        rows = slice(p * c.group_size, (p + 1) * c.group_size)
-        assert part.texts.completion_ids == whole.texts.completion_ids[rows]
-        M = part.old_logp.shape[1]
-        torch.testing.assert_close(part.old_logp, whole.old_logp[rows, :M], rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(prompts, monkeypatch, capfd, where):
     """In problems with an even first number; the others are as before."""
@@ -201,14 +190,10 @@ def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(p
 
     monkeypatch.setattr(Echo, where, fails)
     c, _, _, rollouts = episodes(prompts)
-    values, _ = Rewards(c).score(rollouts.texts, c.group_size)
-    skipped = values["environment"].isnan().tolist()
+    skipped = Rewards(c).score(rollouts.texts, c.group_size)[0]["environment"].isnan().tolist()
     assert any(skipped) and not any(s and not w for s, w in zip(skipped, wanted, strict=True))
-    assert where == "step" or skipped == wanted
-    failed, count = rollouts.texts.metrics["environment/failed"]
-    assert failed >= sum(skipped) and count == len(skipped)
-    said, = capfd.readouterr().err.strip().split("\n")
-    assert "test_turns.py, line " in said and "it is counted as environment/failed" in said
+    assert rollouts.texts.metrics["environment/failed"][0] >= sum(skipped)
+    assert capfd.readouterr().err.count("test_turns.py, line ") == 1
     for n, spoiled in enumerate(wanted):
         assert spoiled or rollouts.texts.completion_ids[n] == before.texts.completion_ids[n]
 
@@ -229,40 +214,20 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_environments(prompts, tmp_path):
 # what answers have no part in
 
 TAUGHT = {"teacher_checkpoint": "a teacher", "distill_beta": 0.7}  # the policy is handed over
-QUESTIONS = SETTINGS | {"environment": "Question", "kl_beta": 0.0}
 
 
 @environment
-class Question:
-    """Answers with a random number, three times out of four, and gives a tenth for each character."""
-
-    def __init__(self, seed):
-        self.random = random.Random(seed)
-
-    def reset(self, record):
-        pass
-
-    def step(self, text):
-        answer = f"<{self.random.randint(10, 99)}>" if self.random.random() < 0.75 else None
-        return answer, len(text) / 10
-
-
-@environment
-class Often(Question):
+class Often(Echo):
     """Gives the same reward for all completions of most problems."""
-
-    def __init__(self, seed):
-        super().__init__(seed)
-        self.equal = self.random.random() < 0.6
 
     def step(self, text):
         answer, reward = super().step(text)
-        return answer, 0.0 if self.equal else reward
+        return answer, 0.0 if self.opening < 0.6 else reward
 
 
 def made(prompts, **settings):
     """(config, policy, another policy as reference, data) of a step with environments."""
-    c = prompt_config(**QUESTIONS | settings)
+    c = prompt_config(**SETTINGS | {"kl_beta": 0.0} | settings)
     return c, causal_policy(1, scale=3.0), causal_policy(2, scale=3.0).frozen(), prompt_consumer(prompts, c)
 
 
