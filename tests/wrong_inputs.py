@@ -34,8 +34,8 @@ EPISODES = SUMS + " --reward_functions=environment --reward_file={rewards.py} --
 FILES |= {
     "half.jsonl": "".join(json.dumps({"prompt": f"{n}-9:"} | ({"answer": "1"} if n != 2 else {})) + "\n"
                           for n in range(40)),
-    "spoiled.jsonl": "".join(json.dumps({"prompt": f"{n}-9:", "numbers": "12", "target": 3, "pattern": "(a", "tests": " "})
-                             + "\n" for n in range(40)),
+    "spoiled.jsonl": "".join(json.dumps({"prompt": f"{n}-9:", "numbers": "12", "target": 3, "pattern": "(a",
+                                         "tests": " "}) + "\n" for n in range(40)),
     "broken.py": "import package_that_nobody_has\n",
     "rewards.py": """from grpo.environments import environment
 def one(completions): return [1.0]
@@ -61,7 +61,7 @@ REWARDS = [
     (TRAIN, f"{SUMS} --reward_functions=contains --reward_weights=(1.0,2.0)", 1, "reward_weights (1.0, contains"),
     (TRAIN, f"{SUMS} --reward_functions=contains --reward_weights=(1e999,)", 1, "reward_weights finite"),
     (TRAIN, SUMS + " --reward_settings={'least':1}", 1, "reward_settings 'least' length_penalty"),
-    (TRAIN, SUMS + " --reward_settings={'length_min':9,'length_max':9}", 1, "length_min=9 length_max=9 reward_settings"),
+    (TRAIN, SUMS + " --reward_settings={'length_min':9,'length_max':9}", 1, "length_min=9 reward_settings"),
     (TRAIN, f"{SUMS} --success_reward=countdown", 1, "success_reward='countdown' length_penalty"),
     (TRAIN, f"{SUMS} --train_pass_k=9", 1, "train_pass_k group_size"),
     (TRAIN, f"{SUMS} --train_pass_k=2 --advantage=leave_one_out --kl_in_reward=True", 1, "kl_in_reward train_pass_k"),

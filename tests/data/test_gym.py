@@ -97,10 +97,8 @@ def test_the_code_of_an_answer_is_never_run(tmp_path):
     task = package.create_dataset("countdown", size=1, seed=0)
     task.score_answer(ATTACKS[1].format(path), task[0])
     assert path.exists(), "the package itself would have run it"
-    for text in ("[[1, 2], ['a', 'b']]", "(1, 2)"):
-        assert is_harmless("n_queens", text)
-    for text in ("3*(x - 2)**2/5", "-x**2*sin(3*x) + exp(x) + C", "1 + 2*3"):
-        assert is_harmless("simple_integration", text)
+    assert is_harmless("n_queens", "[[1, 2], ['a', 'b']]")
+    assert is_harmless("simple_integration", "-x**2*sin(3*x) + exp(x) + C")
 
 
 def test_the_tasks_that_evaluate_an_answer_are_all_known():

@@ -79,7 +79,7 @@ FORMS = [
     "f(1) is None", "f(1) in [4, None, '4']", "4 in f(1)", "f(1) not in (4, 0)", "abs(f(1) - 4) < 1e-6", "f(1) == [4]",
     "math.isclose(f(1), 4.0, rel_tol=1e-3)", "math.fabs(f(1) - 4) <= 0", "round(f(1), 2) == 4", "f(1) == float('inf')",
     "set(f(1)) == set([4])", "sorted(f(1), reverse=True) == [4]", "isinstance(f(1), int)", "len(f(1)) == 1"]
-VALUES = [4, 4.0, 4.003, True, None, 0, "4", "", b"4", [4], (4,), {4}, {4: 4}, [[4]], float("nan"), float("inf"), -7, 4j]
+VALUES = [4, 4.0, 4.003, True, None, 0, "4", "", b"4", [4], (4,), {4}, {4: 4}, [[4]], math.nan, math.inf, -7, 4j]
 CHECK = ("METADATA = {'author': 'x'}\n\ndef check(candidate):\n    '''Squares.'''\n    import math\n"
          "    assert True, 'This prints'\n    assert candidate(2) == 4, 'two'\n"
          "    assert math.fabs(candidate(3) - 9) < 1e-6\n\ncheck(square)")

@@ -32,24 +32,13 @@ def test_texts_of_any_length_are_scored_as_if_each_were_alone_by_their_ids_or_th
     assert torch.equal(Judge(scorer, TOKENIZER, True).scores(SimpleNamespace(tokens=ids)), scores)
 
 
-def test_a_cls_judge_reads_each_text_after_cls():
-    reader, texts = reader_of(judge_head="cls"), texts_of(5, 9, 5)
-    for text, found in zip(texts.tokens, reader.scores(texts), strict=True):
-        alone = 1 - reader.model(torch.cat((torch.tensor([TOKENIZER.cls_token_id]), text))[None]).sigmoid()
-        torch.testing.assert_close(found, alone[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_judge_computes_in_its_own_type_and_scores_in_float32(dtype):
+def test_a_judge_computes_in_its_own_type_and_scores_in_float32():
     texts = texts_of(*[24] * 5)
-    reader, expected, seen = reader_of(dtype), reader_of().scores(texts), []
+    reader, seen = reader_of(torch.bfloat16), []
     reader.model.blocks[0].up.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
     scores, credit = reader.score_and_credit(texts, 2)
-    for found in (scores, reader.scores(texts)):
-        assert found.dtype == credit.dtype == torch.float32
-        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
-        assert torch.equal(found, expected) == (dtype == torch.float32)
-    assert set(seen) == {dtype}
+    assert scores.dtype == credit.dtype == torch.float32 and set(seen) == {torch.bfloat16}
+    torch.testing.assert_close(scores, reader_of().scores(texts), rtol=0.05, atol=0.02)
 
 
 @pytest.mark.parametrize("head", ["realness", "cls"])

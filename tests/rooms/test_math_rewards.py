@@ -85,8 +85,7 @@ def test_countdown_is_exact_in_any_notation_of_numbers(numbers, target, values):
 
 
 @pytest.mark.parametrize(("numbers", "target"), [
-    ("12", 3), ({"1": 2}, 3), ([1, "x"], 1), ([1, None], 1), ([1, float("inf")], 1), ([1], [1]), ([1], "1/0"),
-    ([1], "9" * 5000), ([1], "1e1000000000"), ([1], "1e１００００００００")])
+    ("12", 3), ([1, None], 1), ([1, float("inf")], 1), ([1], [1]), ([1], "9" * 5000), ([1], "1e1000000000")])
 def test_a_countdown_record_without_numbers_is_refused(numbers, target):
     with pytest.raises(ValueError, match="countdown: numbers="):
         REWARDS["countdown"].check(numbers=numbers, target=target, answer="7")

@@ -84,14 +84,10 @@ def test_equal_texts_are_read_once_and_those_of_like_length_together_where_there
     assert not scorer.model.training and not any(p.requires_grad for p in scorer.model.parameters())
 
 
-def test_what_is_no_reward_model_is_refused_in_one_line(tmp_path):
-    def refused(path, words):
+def test_what_is_no_reward_model_is_refused(tmp_path):
+    model_folder(tmp_path / "causal", "llama")
+    spoiled(tmp_path / "no head", tmp_path / "causal", num_labels=1)
+    for name, words in (("causal", "2 labels"), ("no head", "score.weight"), ("none", "folder")):
+        path = str(tmp_path / name)
         with pytest.raises((ValueError, FileNotFoundError), match=f"^reward_model_checkpoint={path}.*{words}"):
-            load_reward_model(str(path))
-
-    refused(model_folder(tmp_path / "causal", "llama"), "2 labels")
-    refused(spoiled(tmp_path / "no head", tmp_path / "causal", num_labels=1), "score.weight")
-    refused(tmp_path / "none", "folder")
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    refused(tmp_path / "adapter", "folder")
+            load_reward_model(path)

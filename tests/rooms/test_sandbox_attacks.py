@@ -1,5 +1,7 @@
-"""Attacks on the machine are contained, by all parts of the sandbox and by the part that is meant to, and wrong solutions
-cannot forge tests that are cut into calls. Attacks and forgeries that succeed where nothing protects show that they try."""
+"""Attacks on the machine are contained, and wrong solutions cannot forge tests that are cut into calls.
+
+Attacks and forgeries that succeed where nothing protects show that they try.
+"""
 
 import contextlib
 import os
