@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
+from core.config import UsageError
 from core.data_folder import OF_CONSUMER
 from core.settings.script import run_script
 from grpo.reward_functions.registry import (
@@ -143,7 +144,9 @@ def success(config, names):
 
 
 def main(argv):
-    """Prints the table of rewards and the presets; argv is ignored."""
+    """Prints the table of rewards and the presets."""
+    if argv:
+        raise UsageError(f"{argv[0]}: there are no options")
     import_rewards()
     for name, r in REWARDS.items():
         print(f"{name:<18}{r.range}".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])

@@ -136,8 +136,8 @@ def test_the_judge_alone_reads_token_ids_and_with_a_credit_window_gives_credit_t
 
 
 def test_joined_results_keep_each_problem_with_its_own():
-    a = Scored(torch.rand(3, 2), torch.rand(3, 2, 4), {"judge": torch.rand(6)}, {"seen": (1.0, 2)}, torch.rand(3, 2))
-    b = Scored(torch.rand(1, 2), torch.rand(1, 2, 6), metrics={"seen": (2.0, 1)}, weight=torch.rand(1, 2))
+    a = Scored(torch.rand(3, 2), torch.rand(3, 2, 4), weight=torch.rand(3, 2))
+    b = Scored(torch.rand(1, 2), torch.rand(1, 2, 6), weight=torch.rand(1, 2))
     joined = join([a.select(torch.tensor([0, 2])), a.select(torch.arange(0)), b])
     for row, (source, i) in enumerate(((a, 0), (a, 2), (b, 0))):
         M = source.credit.shape[2]
