@@ -1,6 +1,6 @@
 """The rewards of a run: the weighted sum of named functions.
 
-python grpo/rewards.py lists the built-in ones with their ranges, and the presets.
+python grpo/rewards.py lists the built-in ones with their ranges, and the presets; it has no options but --help.
 """
 
 import os

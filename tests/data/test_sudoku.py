@@ -115,12 +115,3 @@ def test_behind_a_prompt_every_solution_is_right_but_cells_are_compared_with_the
     assert rewards["sudoku_unseen"](every, [puzzle] * 288, [True] * 288) == [None] * 288
     same = [np.mean([board[k] == answer[k] for k in cells]) for board in every]
     assert rewards["sudoku_cells"](every, [puzzle] * 288, [answer] * 288) == pytest.approx(same)
-
-
-def test_puzzles_of_a_file_are_the_validation_prompts(tmp_path, boards):
-    seen, held_out = digits(boards["train"][0]), digits(boards["val"][0])
-    rows = [(seen[:-1] + "0", seen), ("0" + held_out[1:], held_out), ("0" * 15 + seen[15], seen)]
-    (tmp_path / "x.csv").write_text("Puzzle,Solution\n" + "".join(f"{a},{b}\n" for a, b in rows))
-    prepare("sudoku").main(["--prompts=50", f"--evaluate={tmp_path}/x.csv", f"--out={tmp_path}/d"])
-    found = [r for r in read_records(str(tmp_path / "d/prompts.jsonl")) if r["split"] == "val"]
-    assert [(r["puzzle"], r["answer"]) for r in found] == rows and [r["seen"] for r in found] == [True, False, True]

@@ -14,9 +14,8 @@ from grpo.environments import environment
 from grpo.policies.causal import CausalPolicy
 from grpo.rewards import Rewards
 from tests.families import model_folder
-from tests.grpo.trainers import prompt_trainer, training_records
 from tests.tiny import (
-    CAUSAL, causal_policy, clear_gradient, flat_gradient, grpo_step, jsonl, prompt_config, prompt_consumer, same,
+    CAUSAL, causal_policy, clear_gradient, flat_gradient, grpo_step, jsonl, prompt_config, prompt_consumer,
     step_gradient)
 
 SETTINGS = {"environment": "Echo", "max_turns": 4, "max_new_tokens": 24, "group_size": 4, "batch_size": 4, "top_p": 1.0,
@@ -196,19 +195,6 @@ def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(p
     assert capfd.readouterr().err.count("test_turns.py, line ") == 1
     for n, spoiled in enumerate(wanted):
         assert spoiled or rollouts.texts.completion_ids[n] == before.texts.completion_ids[n]
-
-
-def test_a_resumed_run_goes_on_bit_for_bit_with_environments(prompts, tmp_path):
-    settings = SETTINGS | {"max_new_tokens": 12, "max_iters": 4, "save_interval": 2, "learning_rate": 1e-3}
-    whole = prompt_trainer(prompts, tmp_path / "whole", **settings)
-    whole.run()
-    first = prompt_trainer(prompts, tmp_path / "parts", **settings | {"max_iters": 2})
-    first.run()
-    second = prompt_trainer(prompts, tmp_path / "parts", **settings)
-    second.resume()
-    second.run()
-    assert same(whole.policy, second.policy)
-    assert any("environment/turns" in record for record in training_records(tmp_path / "whole"))
 
 
 # what answers have no part in

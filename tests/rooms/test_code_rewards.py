@@ -125,11 +125,7 @@ def test_tests_of_another_form_are_not_cut(tests):
 def test_an_answer_that_is_not_the_expected_literal_does_not_hold(answer):
     assert not cut("assert f(2) == 4 + 1j").hold([answer])
     assert not cut("assert abs(f(2) - 4) < 0.1").hold([answer])
-
-
-def test_all_must_be_answered():
-    claims = cut("assert f(2) == 4\nassert f(3) == 9")
-    assert claims.hold(["4", "9"]) and not any(map(claims.hold, (["4"], ["4", "8"], ["4", "9", "16"])))
+    assert not cut("assert f(2) == 4\nassert f(3) == 9").hold(["4"]), "all must be answered"
 
 
 LONG = f"assert f() == {list(range(12000))}"  # more than a pipe holds

@@ -70,16 +70,12 @@ def test_a_chat_template_is_applied_to_the_prompt_of_the_record_and_adds_all_spe
     torch.testing.assert_close(load_reward_model(folder).scores(texts), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("changes", [PAD, {}], ids=str)
-def test_equal_texts_are_read_once_and_those_of_like_length_together_where_there_is_a_pad_token(tmp_path, changes):
+def test_equal_texts_are_read_once_and_have_equal_scores(tmp_path):
     texts, rows = written(40), []
-    number = len(set(texts.completions))
-    scorer = load_reward_model(folder_of(tmp_path / "m", "llama", **changes))
-    scorer.model.register_forward_pre_hook(
-        lambda m, a, given: rows.append(tuple(given["input_ids"].shape)), with_kwargs=True)
+    scorer = load_reward_model(folder_of(tmp_path / "m", "llama", **PAD))
+    scorer.model.register_forward_pre_hook(lambda m, a, given: rows.append(len(given["input_ids"])), with_kwargs=True)
     scores = scorer.scores(texts_of(texts.prompts * 3, texts.completions * 3))
-    assert [n for n, _ in rows] == ([BATCH, BATCH, number - 2 * BATCH] if changes else [1] * number)
-    assert rows == sorted(rows, key=lambda r: r[1])
+    assert sum(rows) == len(set(texts.completions)) and max(rows) == BATCH
     assert torch.equal(scores, scorer.scores(texts).repeat(3)) and not scores.requires_grad
     assert not scorer.model.training and not any(p.requires_grad for p in scorer.model.parameters())
 

@@ -64,14 +64,13 @@ def test_rewards_are_weighted_added_and_may_skip():
 
 
 PLAIN = """
-def lengths_of_ids(prompts, completions, completion_ids, level=None, **kwargs):
+def tokens(completions, completion_ids, level=None, **kwargs):
     kwargs["log_metric"]("mean_length", sum(map(len, completion_ids)) / len(completion_ids))
     kwargs["log_extra"]("first", [ids[0] for ids in completion_ids])
     step = kwargs["trainer_state"].global_step
     return [len(ids) + step if x is None or x > 0 else None for ids, x in zip(completion_ids, level, strict=True)]
 
-async def loud(completions, log_metric, log_extra):
-    log_metric("loud", sum(text.isupper() for text in completions))
+async def loud(completions, log_extra):
     log_extra("first", [text[-1:] for text in completions])
     return [float(text.isupper()) for text in completions]
 """
@@ -79,18 +78,15 @@ async def loud(completions, log_metric, log_extra):
 
 def test_a_plain_function_of_the_reward_file_is_a_reward(tmp_path):
     (tmp_path / "mine.py").write_text(PLAIN)
-    rewards = made("lengths_of_ids", "loud", "contains", reward_weights=(1.0, 10.0, 100.0),
-                   reward_file=str(tmp_path / "mine.py"), max_iters=7)
-    assert rewards.state == SimpleNamespace(global_step=0, max_steps=7) and rewards.success is None
-    rewards.check([{"answer": "a", "where": "line 1"}, {"answer": "b", "level": 3}])
-    texts = texts_of(["a", "BB", "ccc", "D"], answer=["c"] * 4, level=[1, 0, 1, None])
+    rewards = made("tokens", "loud", reward_weights=(1.0, 10.0), reward_file=str(tmp_path / "mine.py"), max_iters=7)
+    rewards.check([{"level": 3}, {}])
+    texts = texts_of(["a", "BB", "ccc", "D"], level=[1, 0, 1, None])
     found = scored(rewards, texts, 2)
-    assert found.reward.tolist() == [[1, 10], [103, 11]]
-    assert found.metrics == {"mean_length": (1.75, 1), "loud": (2.0, 1)}
+    assert found.reward.tolist() == [[1, 10], [3, 11]] and found.metrics == {"mean_length": (1.75, 1)}
     rewards.state.global_step = 5
     del texts.columns["level"]
     values, log = rewards.score(texts, 2)
-    assert values["lengths_of_ids"].tolist() == [6, 7, 8, 6], "a field that these records lack is None"
+    assert values["tokens"].tolist() == [6, 7, 8, 6], "a field that these records lack is None"
     assert log.columns == {"first": [97, 66, 99, 68], "loud/first": ["a", "B", "c", "D"]}
 
 
@@ -110,18 +106,6 @@ def test_rewards_that_cancel_when_normalised_teach_nothing():
     for weights, differ in (((1.0, 3.0), True), ((1.0, 1.0), False)):
         found = scored(made("up", "down", reward_weights=weights, reward_normalisation="group"), texts_of([""] * 4), 4)
         assert (found.credit.unique().numel() > 1) == differ, "equal to the last bit: the group can be dropped"
-
-
-def test_hard_problems_count_more_when_training_for_pass_at_k_and_a_skipped_completion_not_at_all():
-    @reward(0, 1)
-    def graded(completions):
-        return [None if text == "none" else float(text) for text in completions]
-
-    rewards = made("graded", "length_penalty", train_pass_k=2, advantage="leave_one_out")
-    found = scored(rewards, texts_of(["1", "0", "0", "0", "1", "1", "1", "0", "1", "none", "0", "none"]), 4)
-    expected = [[2, 4 / 3, 4 / 3, 4 / 3], [2 / 3, 2 / 3, 2 / 3, 0], [2, 1, 0, 1]]
-    torch.testing.assert_close(found.weight[..., 0], torch.tensor(expected))
-    assert not found.reward.isnan().any() and found.credit[..., 0].equal(found.reward), "another reward scored it"
 
 
 @pytest.mark.parametrize("window", [None, 2])

@@ -62,10 +62,3 @@ def test_calls_that_reach_others_are_allowed_on_oneself_alone(machine):
         assert answer(program, MACHINES[machine], known[name], *allowed) == ALLOW, name
         for arguments in refused:
             assert answer(program, MACHINES[machine], known[name], *arguments) == REFUSE, name
-
-
-def test_a_name_stands_in_the_table_once():
-    fields = TABLE.split()
-    for column in range(3):
-        found = [x for x in fields[column::3] if x != "-"]
-        assert len(found) == len(set(found)) > 80
