@@ -28,7 +28,7 @@ from grpo.reward_functions.registry import (
     run_reward,
 )
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
-from grpo.rollout import Scored, join
+from grpo.rollout import Rollouts, Scored, Texts, join
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
@@ -62,7 +62,7 @@ class Rewards:
             self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file)
 
     @torch.no_grad()
-    def __call__(self, rollouts):
+    def __call__(self, rollouts: Rollouts) -> Scored:
         device, G = rollouts.target.device, rollouts.group_size
         if not self.names:  # the teacher alone teaches
             return Scored(torch.zeros(rollouts.problems, G, device=device))
@@ -70,7 +70,7 @@ class Rewards:
         values = {name: x.to(device, non_blocking=True) for name, x in values.items()}  # (N,) each
         return Scored(self.total(values).view(-1, G), values=values, metrics=log.metrics)
 
-    def score(self, texts, group_size, names=None):
+    def score(self, texts: Texts, group_size: int, names=None) -> tuple[dict, Log]:
         """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion or was late
         in a worker, and infinity where it returned no finite number.
 
@@ -88,17 +88,21 @@ class Rewards:
             log = Log(join([log.metrics, own.metrics]), log.columns | columns)
         return values, log
 
-    def total(self, values):
-        """(N,) the weighted sum of `values`, as `score` returns them; NaN where every function skipped."""
-        stacked = torch.stack([w * values[name] for name, w in zip(self.names, self.weights, strict=True)])
+    def total(self, values: dict) -> torch.Tensor:
+        """(N,) the weighted sum of `values`, as `score` returns them; NaN where every function skipped. A function of
+        weight 0 is only measured."""
+        weighted = [w * values[name] for name, w in zip(self.names, self.weights, strict=True) if w]
+        if not weighted:
+            return torch.zeros_like(values[self.names[0]])
+        stacked = torch.stack(weighted)
         return stacked.nansum(0).masked_fill(stacked.isnan().all(0), torch.nan)
 
-    def right(self, values):
+    def right(self, values: dict) -> torch.Tensor:
         """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it is not finite."""
         x = values[self.success]
         return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
-    def check(self, records):
+    def check(self, records: list) -> None:
         """Raises ValueError with file and line of the first record that a reward cannot score."""
         self.fields = set().union(*records) - OF_CONSUMER
         for name in self.names:

@@ -61,6 +61,8 @@ def test_rewards_are_weighted_added_and_may_skip():
     assert scored(rewards, texts, 2).reward.tolist() == [[3.0, 2.0], [2.0, 1.0]], "a row for each problem"
     assert scored(made("half"), texts, 4).reward.isnan().tolist() == [[False, True, False, True]]
     assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"], "one can be asked alone"
+    measured = scored(made("half", "contains", reward_weights=(1.0, 0.0)), texts, 4)
+    assert measured.reward.isnan().tolist() == [[False, True, False, True]], "a weight of 0 scores nothing"
 
 
 PLAIN = """
