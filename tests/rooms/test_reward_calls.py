@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from grpo.reward_functions import registry
-from grpo.reward_functions.registry import Call, Log, Reward, arguments, run_reward
+from grpo.reward_functions.registry import Call, Reward, arguments, run_reward
 
 CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
 STATE = SimpleNamespace(global_step=3, max_steps=9)
@@ -140,18 +140,6 @@ def test_none_skips_a_completion_and_what_is_not_finite_is_infinite():
 def test_what_is_no_list_of_a_number_for_each_completion_is_refused(values):
     with pytest.raises(ValueError, match="mine .*test_reward_calls.py, line"):
         returned(values)
-
-
-def test_a_metric_is_a_mean_and_a_column_may_be_logged_in_parts():
-    def one_by_one(completions, log_metric, log_extra):
-        for text in completions:
-            log_metric("length", torch.tensor(len(text)))
-            log_metric("length", math.nan)
-            log_extra("upper", [text.upper()])
-        return [0.0] * len(completions)
-
-    _, log = run_reward(Call(plain(one_by_one), {"completions": ["a", "cc"]}, {}, 2))
-    assert log == Log({"length": (3.0, 2)}, {"upper": ["A", "CC"]})
 
 
 def test_async_rewards_share_one_event_loop():
