@@ -282,6 +282,12 @@ def test_code_runs_only_where_the_kernel_guards_calls_and_files(monkeypatch, mis
             run_tests("x = 1", "pass", sandbox=setting)
 
 
+def test_code_does_not_run_on_another_system(child, monkeypatch):
+    monkeypatch.setattr(sandbox.sys, "platform", "darwin")
+    with pytest.raises(ValueError, match="code_execution.*Linux"):
+        run_tests("x = 1", "pass")
+
+
 @pytest.mark.parametrize(("report", "lines", "reason"), [
     ("1 unshare: Operation not permitted", "sys.exit(1)", "unshare: Operation not permitted"),
     (f"{errno.ENOSPC} unshare: no room", "sys.exit(1)", "unshare: no room"),
