@@ -14,9 +14,9 @@ from grpo.environments import environment
 from grpo.policies.causal import CausalPolicy
 from grpo.rewards import Rewards
 from tests.families import model_folder
+from tests.grpo.trainers import prompt_trainer
 from tests.tiny import (
-    CAUSAL, causal_policy, clear_gradient, flat_gradient, jsonl, prompt_config, prompt_consumer,
-    step_gradient)
+    CAUSAL, causal_policy, clear_gradient, flat_gradient, jsonl, prompt_config, prompt_consumer, same, step_gradient)
 
 SETTINGS = {"environment": "Echo", "max_turns": 4, "max_new_tokens": 24, "group_size": 4, "batch_size": 4, "top_p": 1.0,
             "reward_functions": ("environment",), "stop_sequences": tuple("abcdefghijklmnopqrstuvwxyz")}
@@ -195,6 +195,26 @@ def test_an_environment_that_raises_is_counted_and_its_completions_are_skipped(p
     assert capfd.readouterr().err.count("test_turns.py, line ") == 1
     for n, spoiled in enumerate(wanted):
         assert spoiled or rollouts.texts.completion_ids[n] == before.texts.completion_ids[n]
+
+
+def test_padding_and_the_other_prompts_change_nothing(prompts):
+    c, policy, problems, whole = episodes(prompts)
+    for p in range(len(problems["number"])):
+        part = policy.sample({key: x[p : p + 1] for key, x in problems.items()}, 0, c)
+        rows, M = slice(p * c.group_size, (p + 1) * c.group_size), part.old_logp.shape[1]
+        assert part.texts.completion_ids == whole.texts.completion_ids[rows]
+        torch.testing.assert_close(part.old_logp, whole.old_logp[rows, :M], rtol=0, atol=1e-4)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit_with_environments(prompts, tmp_path):
+    settings = SETTINGS | {"max_new_tokens": 12, "max_iters": 4, "save_interval": 2, "learning_rate": 1e-3}
+    whole = prompt_trainer(prompts, tmp_path / "whole", **settings)
+    whole.run()
+    prompt_trainer(prompts, tmp_path / "parts", **settings | {"max_iters": 2}).run()
+    second = prompt_trainer(prompts, tmp_path / "parts", **settings)
+    second.resume()
+    second.run()
+    assert same(whole.policy, second.policy)
 
 
 # what answers have no part in
