@@ -171,8 +171,8 @@ def missing_parts():
 
 
 def chosen_parts(sandbox):
-    """All of PARTS that this machine offers. Raises ValueError if one is missing, with sandbox="auto" only if seccomp
-    is, or both others, which keep the code from other files."""
+    """All of PARTS that this machine offers. Raises ValueError if it lacks one; with sandbox="auto" it may lack either
+    namespaces or Landlock, because the other keeps the code from files outside."""
     missing = missing_parts()
     if "seccomp" in missing or len(missing) > (sandbox == "auto"):
         raise ValueError(f"sandbox={sandbox!r} needs what this machine does not offer: {in_words(missing)}; run where "

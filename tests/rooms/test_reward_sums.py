@@ -10,8 +10,7 @@ import torch
 from core.judge import calculate_judge_scores
 from grpo.build import make_rewards
 from grpo.reward_functions.judge import Judge
-from grpo.rewards import Scored, import_rewards, reward
-from grpo.rollout import join
+from grpo.rewards import import_rewards, reward
 from tests.tiny import TOKENIZER, config, fork_workers, judge, shaped
 
 import_rewards()
@@ -119,16 +118,6 @@ def test_the_judge_alone_reads_token_ids_and_with_a_credit_window_gives_credit_t
     assert torch.equal(found.reward, expected.view(2, 3)) and torch.equal(found.values["judge"], expected)
     credit = found.reward[..., None] if window is None else reader.score_and_credit(texts, 2)[1].view(2, 3, 4)
     assert torch.equal(found.credit, credit) and found.weight == 1
-
-
-def test_joined_results_keep_each_problem_with_its_own():
-    a = Scored(torch.rand(3, 2), torch.rand(3, 2, 4), weight=torch.rand(3, 2))
-    b = Scored(torch.rand(1, 2), torch.rand(1, 2, 6), weight=torch.rand(1, 2))
-    joined = join([a.select(torch.tensor([0, 2])), a.select(torch.arange(0)), b])
-    for row, (source, i) in enumerate(((a, 0), (a, 2), (b, 0))):
-        M = source.credit.shape[2]
-        assert joined.reward[row].equal(source.reward[i]) and joined.weight[row].equal(source.weight[i])
-        assert joined.credit[row, :, :M].equal(source.credit[i]) and not joined.credit[row, :, M:].any()
 
 
 def lengths(completions):
