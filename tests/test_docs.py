@@ -16,7 +16,6 @@ from core.supervised.config import PretrainConfig
 from grpo import losses
 from grpo.grpo_config import GRPOConfig
 from grpo.losses import OBJECTIVES
-from grpo.policies.fill_views import FILL_ESTIMATORS
 from grpo.reward_functions.registry import REWARDS
 from grpo.rewards import Rewards
 from tests.tiny import ROOT, all_settings, documented_keys, run_script

@@ -17,7 +17,7 @@ from core.distributed import Distributed
 from core.models import save_model
 from core.pretrain import main as pretrain
 from core.sample import main as sample
-from grpo.policies.model_policy import ModelPolicy
+from grpo.policies.policy import ModelPolicy
 from grpo.tools import gpu_check
 from grpo.train_grpo import main as train
 from tests.families import model_folder, write_sums

@@ -7,7 +7,8 @@ import torch
 from grpo.grpo_training_step import with_advantage as compared
 from grpo.losses import objective_of
 from grpo.rewards import Scored
-from grpo.rollout import Policy, Rollouts
+from grpo.policies.policy import Policy
+from grpo.rollout import Rollouts
 from tests.tiny import config, one_process, shaped
 
 G, P, M, V, MAX_TOKENS = 4, 3, 5, 7, 8

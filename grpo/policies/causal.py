@@ -15,7 +15,7 @@ from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns
-from grpo.policies.model_policy import ModelPolicy, inputs_of, sampling_of
+from grpo.policies.policy import ModelPolicy, inputs_of, sampling_of
 from grpo.rollout import Rollouts, Texts
 
 PART_TOKENS = 128       # what reading one more part of like length costs on a CPU, in tokens

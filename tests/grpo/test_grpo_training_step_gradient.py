@@ -12,7 +12,8 @@ from grpo.grpo_training_step import grpo_training_step
 from grpo.losses import ADVANTAGES, OBJECTIVES, compute_advantages, token_weights
 from grpo.reference import with_reference
 from grpo.rewards import Rewards
-from grpo.rollout import Policy, Rollouts, Texts
+from grpo.policies.policy import Policy
+from grpo.rollout import Rollouts, Texts
 from tests.tiny import (Catcher, causal_policy, clear_gradient, config, consumer, fill_policy, flat_gradient,
                         judge, length_reward, loss_of, one_process, prompt_config, prompt_consumer, rewards,
                         sampled, step_gradient)

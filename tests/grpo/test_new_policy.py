@@ -14,7 +14,8 @@ from grpo.grpo_training_step import grpo_training_step
 from grpo.losses import OBJECTIVES
 from grpo.reference import REFERENCES
 from grpo.rewards import Scored
-from grpo.rollout import Policy, Rollouts, Texts
+from grpo.policies.policy import Policy
+from grpo.rollout import Rollouts, Texts
 from tests.tiny import config, one_process, same
 
 PROMPTS, TOKENS, LENGTH = 6, 5, 3

@@ -8,7 +8,7 @@ import torch
 
 from grpo.losses import OBJECTIVES, compute_advantages, token_weights
 from grpo.reference import visiting, with_reference
-from grpo.rollout import Policy
+from grpo.policies.policy import Policy
 from tests.tiny import (causal_policy, clear_gradient, config, fill_policy, flat_gradient, loss_of, prompt_config,
                         prompt_consumer, sampled)
 

@@ -1,12 +1,77 @@
-"""The part that the policies of both kinds share: precision, weights, copies, files."""
+"""The interface of a policy, and what the policies of all kinds share: scores, precision, weights, copies, files."""
 
 import copy
 
 import torch
+from torch import Tensor
 
 from core.distributed import autocast, is_sharded
+from core.distributions import entropy, in_parts, restrict, rows_at_once, sampling_logp
 from core.models import save_model
-from grpo.rollout import Policy, counts, join
+from grpo.losses import exact_kl
+from grpo.rollout import Rollouts, Scores, counts, join
+
+
+class Policy:
+    """A generator as the algorithm sees it: it samples completions, and it scores them. A kind of generator defines
+    sample, states and project; score and distributions are made of them.
+
+    device: where it computes; vocabulary: number of tokens that it can sample; kl_estimator: "exact" or "k3", the one
+    that suits it; suffix: the ending of the name of what `save` writes, "" of a folder
+    parameters(): those that are trained; parameters_by_kind(): {"matrices", "embeddings", "vectors"}, the same
+    weights(): {name: tensor}, sharing memory with the policy; load_weights(weights): takes over what `weights` gave
+    frozen(): a policy that stays as this one is now; to(device): moves it
+    save(path, **facts): writes a model file or folder; facts: plain values to keep in it
+    Only a policy whose model is sharded needs calls(rollouts) -> number of times that `states` calls the model, and
+    idle_loss(times); its `save` also gets `weights`. Only a run that grpo/build.py puts together also needs `model`,
+    `tokenizer`, compile() and, to evaluate prompts, greedy(problems, config).
+    """
+
+    def sample(self, problems: dict, iteration: int, config) -> Rollouts:
+        """Rollouts of config.group_size completions of every problem, with the log-probability of each token as drawn.
+        The noise depends on (config.seed, iteration, number of the problem, member of the group) alone."""
+
+    def states(self, rollouts: Rollouts) -> Tensor:
+        """Hidden states (K, C): one for each True of rollouts.inputs["chosen"], in its order."""
+
+    def project(self, states: Tensor) -> Tensor:
+        """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. One that it must not sample has a very
+        negative logit; minus infinity would make the exact KL NaN."""
+
+    def score(self, rollouts: Rollouts, temperature: float, learn_entropy: bool = False) -> Scores:
+        """Scores of the sampled tokens, each read once. Logits are made for them alone, and in parts if they are many.
+
+        learn_entropy: the entropy has a gradient
+        """
+        h = self.states(rollouts)                                                    # (K, C)
+        index = rollouts.index().to(h.device, non_blocking=True)                     # (K, g)
+        target = rollouts.target.flatten()[index]                                    # (K, g)
+        kept = rollouts.inputs.get("kept")
+        if kept:
+            kept = kept[0].join(kept)
+        reference = rollouts.inputs.get("reference")
+        if reference:
+            reference = torch.cat(reference).to(h.device)                            # (K, V)
+
+        def token_scores(h, target, kept, reference):
+            full = sampling_logp(self.project(h), temperature)                       # (K, V)
+            drawn = restrict(full, kept)                                             # (K, V)
+            kl = [] if reference is None else [exact_kl(full, reference)]            # (K,)
+            read = full if learn_entropy else full.detach()
+            return drawn.gather(-1, target), entropy(read), *kl
+
+        found = in_parts(token_scores, self.vocabulary, h, target, kept, reference)
+        return Scores(*(rollouts.by_token(x, index) for x in found))
+
+    def distributions(self, rollouts: Rollouts, temperature: float) -> list:
+        """The untruncated log-probabilities (k, V) at the states of each problem, a list. Written in place, so that
+        besides them only the logits of one part exist."""
+        h = self.states(rollouts)                                                    # (K, C)
+        full = torch.empty(len(h), self.vocabulary, device=h.device)                 # (K, V)
+        size = rows_at_once(self.vocabulary, h.device)
+        for part, states in zip(full.split(size), h.split(size), strict=True):
+            part.copy_(sampling_logp(self.project(states), temperature))
+        return full.split(counts(rollouts.inputs["chosen"]))
 
 
 def sampling_of(config):
