@@ -45,7 +45,7 @@ LLAMA = ("--dataset=FOLDER/sums.jsonl", "--generator_checkpoint=FOLDER/llama", *
 TWO_STEPS = ("--ppo_epochs=2", "--minibatches=2", "--top_p=0.9")
 JOBS = {  # {name: arguments of grpo/train_grpo.py}
     "fill": (*TEXTS, "--credit_window=2", "--gold_judge_checkpoint=FOLDER/judge.safetensors"),
-    "passes": (*TEXTS, "--unmask_steps=3", "--top_p=1.0", "--fill_estimator=agrpo", "--micro_batch_tokens=64"),
+    "passes": (*TEXTS, "--unmask_steps=3", "--top_p=1.0", "--fill_estimator=one_step", "--micro_batch_tokens=64"),
     "causal": (*PROMPTS, *TWO_STEPS, "--min_p=0.01", "--judge_checkpoint=FOLDER/judge.safetensors",
                "--reward_functions=('judge', 'distinct')"),
     "exact_kl": (*PROMPTS, "--kl_estimator=exact", "--grad_checkpoint=True", "--optimizer=muon", "--ref_offload=True",

@@ -12,7 +12,7 @@ from grpo.rewards import Scored
 from grpo.shaping import drop, normalised
 from tests.test_docs import CODE, tables
 from tests.tiny import config, loss_of, one_process
-from tests.tiny_objectives import MAX_TOKENS, G, M, N, P, table_rollouts
+from tests.objectives.tables import MAX_TOKENS, G, M, N, P, table_rollouts
 
 SETTINGS = {cells[0].partition(",")[0]: cells[1] for heading, cells in tables("docs/algorithm.md")
             if heading == ["paper", "settings"]}

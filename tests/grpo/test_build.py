@@ -17,7 +17,7 @@ from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
 from tests.families import folder_maker, write_prose, write_sums
-from tests.grpo.trainers import assembled
+from tests.trainers import assembled
 from tests.tiny import (
     CAUSAL,
     TOKENIZER,

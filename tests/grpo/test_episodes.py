@@ -8,7 +8,7 @@ import torch
 
 from grpo.environments import environment
 from grpo.rewards import Rewards
-from tests.grpo.trainers import prompt_trainer
+from tests.trainers import prompt_trainer
 from tests.tiny import (
     causal_policy,
     grpo_step,

@@ -7,7 +7,7 @@ import pytest
 from core.models import save_model
 from grpo.plan import plan
 from grpo.sandbox import run as sandbox
-from tests.grpo.trainers import assembled
+from tests.trainers import assembled
 from tests.tiny import CAUSAL, causal_model, jsonl, one_process, prompt_config
 
 

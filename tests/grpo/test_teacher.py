@@ -16,7 +16,7 @@ from grpo.losses import (
     KL_ESTIMATORS, OBJECTIVES, compute_advantages, kl_as_reward, kl_penalty, kl_per_token, policy_loss)
 from grpo.rewards import Rewards
 from grpo.rollout import Scores
-from tests.grpo.trainers import prompt_trainer, records, run
+from tests.trainers import prompt_trainer, records, run
 from tests.tiny import (
     CAUSAL,
     Catcher,

@@ -14,7 +14,7 @@ from grpo.environments import environment
 from grpo.policies.causal import CausalPolicy
 from grpo.rewards import Rewards
 from tests.families import model_folder
-from tests.grpo.trainers import prompt_trainer, training_records
+from tests.trainers import prompt_trainer, training_records
 from tests.tiny import CAUSAL, causal_policy, clear_gradient, flat_gradient, jsonl, prompt_config, prompt_consumer, same
 
 SETTINGS = {"environment": "Echo", "max_turns": 4, "max_new_tokens": 24, "group_size": 4, "batch_size": 4, "top_p": 1.0,

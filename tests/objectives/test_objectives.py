@@ -9,7 +9,7 @@ import torch
 from grpo import losses
 from grpo.losses import AVERAGES, OBJECTIVES, Objective, policy_loss, token_weights
 from tests.tiny import config, consumer, fill_policy, grpo_step, judge, loss_of, rewards, same
-from tests.tiny_objectives import MAX_TOKENS, G, M, N, P, V, objective_config, table_rollouts, with_advantage
+from tests.objectives.tables import MAX_TOKENS, G, M, N, P, V, objective_config, table_rollouts, with_advantage
 from tests.vectors.make import PAPERS, advantage_by_hand, kl_by_hand, loss_by_hand
 
 ESTIMATORS = ["none", "exact", "k2", "k3", "in reward"]
@@ -58,20 +58,18 @@ def test_loss_and_gradient_equal_the_papers_sum(name, estimator, clip):
         torch.testing.assert_close(metrics["pg_loss"][0] + metrics["kl_penalty"][0], loss.detach())
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_ratio_to_the_sampler_counts_from_the_first_step_on(name):
-    """The loss and its gradient are those of the formula with the sampler's probabilities in the place of the old ones."""
-    policy, rollouts, reference, reward = table_rollouts()
-    c = objective_config(name, "k3", ratio_to="sampler")
-    rollouts = with_advantage("k3", rollouts, reference, reward, c)
-    weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
-    loss, _ = loss_of(policy, rollouts, weight, c)
-    loss.backward()
-    twin = policy.logits.detach().clone().requires_grad_()
-    by_hand = objective_by_hand(name, twin, rollouts, reference, reward, "k3", 0.3)
-    by_hand.backward()
-    torch.testing.assert_close(loss, by_hand)
-    torch.testing.assert_close(policy.logits.grad, twin.grad)
+def test_the_expected_gradient_with_the_ratio_to_the_sampler_is_the_policys():
+    """Over all tokens that the sampler can write, each with its probability there: without a bound on the ratio the
+    gradient is that of the expected advantage under the policy."""
+    g = torch.Generator().manual_seed(4)
+    theta, q, A = (torch.randn(7, dtype=torch.float64, generator=g) for _ in range(3))
+    theta.requires_grad_()
+    p, q = theta.log_softmax(0), q.log_softmax(0)
+    unbounded = dataclasses.replace(OBJECTIVES["rloo"], clip_low=1.0, clip_high=1e9)
+    loss, *_ = policy_loss(p[:, None], q[:, None], A[:, None], q.exp()[:, None], unbounded)
+    found, = torch.autograd.grad(-loss, theta)
+    expected, = torch.autograd.grad((theta.softmax(0) * A).sum(), theta)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("of_tokens", [False, True], ids=["completions", "tokens"])
@@ -119,17 +117,12 @@ def test_clipped_tokens_are_those_that_lose_their_gradient(name):
 
 
 @pytest.mark.parametrize("average", AVERAGES)
-def test_completions_without_a_token_in_the_loss_do_not_shrink_the_step(average):
+def test_weights_count_over_all_ranks_and_only_completions_with_a_token_in_the_loss(average):
     mask = torch.ones(8, 3)
     mask[2:] = 0
-    torch.testing.assert_close(token_weights(mask, average, 3)[:2], token_weights(mask[:2], average, 3))
-
-
-def test_weights_count_over_all_ranks():
-    mask = torch.ones(4, 2)
-    for average in AVERAGES:
-        alone = token_weights(mask, average, 1)
-        assert torch.equal(token_weights(mask, average, 1, total=lambda x: 2 * x), alone / 2)
+    alone = token_weights(mask[:2], average, 3)
+    torch.testing.assert_close(token_weights(mask, average, 3)[:2], alone)
+    assert torch.equal(token_weights(mask[:2], average, 3, total=lambda x: 2 * x), alone / 2)
 
 
 def test_a_new_algorithm_is_a_row(dataset, monkeypatch):

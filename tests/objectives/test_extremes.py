@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from core.huggingface.model import BANNED
 from grpo.losses import ADVANTAGES, KL_ESTIMATORS, OBJECTIVES, compute_advantages, exact_kl, token_weights
 from tests.tiny import loss_of
-from tests.tiny_objectives import MAX_TOKENS, G, M, N, P, Table, V, objective_config, table_rollouts, with_advantage
+from tests.objectives.tables import MAX_TOKENS, G, M, N, P, Table, V, objective_config, table_rollouts, with_advantage
 
 ESTIMATORS = ["none", "exact", "k2", "k3", "in reward"]
 FEW_EXAMPLES = settings(derandomize=True, max_examples=15, deadline=None, database=None)

@@ -1,7 +1,6 @@
 """A policy of another kind, in forty lines: the proof that the algorithm needs nothing but the interface."""
 
 import copy
-import inspect
 
 import numpy as np
 import pytest
@@ -92,7 +91,10 @@ def trained(out_dir, steps, resume=False, **settings):
     c = config(group_size=8, batch_size=PROMPTS, learning_rate=0.1, kl_beta=0.01, out_dir=str(out_dir), max_iters=steps,
                lr_decay_iters=60, eval_interval=50, sample_interval=50, save_interval=50, log_interval=50, **settings)
     policy = TablePolicy()
-    evaluation = lambda policy, temperature: ({"entropy": float(policy.table.detach().softmax(-1).max())}, [])
+
+    def evaluation(policy, temperature):
+        return {"entropy": float(policy.table.detach().softmax(-1).max())}, []
+
     trainer = GRPOTrainer(policy, policy.frozen(), share_of_last_token, Prompts(), evaluation, c,
                           Logger(c.out_dir, steps, ("loss", "mean_reward")), one_process())
     if resume:
@@ -110,7 +112,3 @@ def test_the_trainer_trains_saves_and_resumes_it(tmp_path, settings):
     assert same(whole, trained(tmp_path / "cut", 60, resume=True, **settings))
     with open(tmp_path / "cut" / "model.table", "rb") as f:  # the policy's own format
         assert torch.equal(torch.load(f)["table"], whole.table)
-
-
-def test_the_policy_is_at_most_forty_lines():
-    assert len(inspect.getsource(TablePolicy).rstrip().split("\n")) <= 40

@@ -1,6 +1,6 @@
 """Run by test_ranks.py, alone or under torchrun: steps of every objective, KL estimator and advantage.
 
-python tests/grpo/rank_worker.py DATASET PROMPTS OUT LAYOUT...
+python tests/runs/rank_worker.py DATASET PROMPTS OUT LAYOUT...
 A layout is BATCH_SIZExACCUMULATION, as 4x2. Writes <OUT>-<layout>-<rank>.pt for each.
 """
 
@@ -186,7 +186,7 @@ for name in layouts:
         part()
     torch.save(layout.result, f"{out}-{name}-{dist.rank}.pt")
 if dist.world > 1:
-    from tests.grpo.bad_step_worker import bad_steps
+    from tests.runs.bad_step_worker import bad_steps
     torch.save(bad_steps(dataset, f"{out}-run", dist), f"{out}-bad-{dist.rank}.pt")
 dist.close()
 threads = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]  # where there is such a folder

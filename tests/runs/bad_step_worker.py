@@ -11,7 +11,7 @@ from core.optim import build_optimizers
 from core.supervised.config import PretrainConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.rewards import Scored
-from tests.grpo.trainers import RARELY, no_evaluation
+from tests.trainers import RARELY, no_evaluation
 from tests.tiny import config, consumer, fill_policy, grpo_step, judge, model, rewards
 
 

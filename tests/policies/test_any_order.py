@@ -8,8 +8,7 @@ import torch
 
 from core.distributions import restrict, sampling_logp
 from core.truncation import kept_tokens
-from grpo.policies import fill
-from grpo.policies.fill_views import FILL_ESTIMATORS
+from grpo.policies import prompt_fill
 from tests.tiny import CAUSAL, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy
 
 SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
@@ -25,11 +24,12 @@ def more_ends(policy):
 
 
 def passes_of(policy, problems, config):
-    """The Filled of a rollout, and the rollout."""
-    with mock.patch.object(fill, "Filled", wraps=fill.Filled) as filled:
+    """The pass (P, G, L) that drew each token, the texts (P, G, S, T) that the passes read, and the rollout."""
+    with mock.patch.object(prompt_fill, "views_of", wraps=prompt_fill.views_of) as views_of:
         rollouts = policy.sample(problems, 0, config)
-    arguments, named = filled.call_args
-    return fill.Filled(*arguments, **named), rollouts
+    _, _, turn, read, _ = views_of.call_args[0]
+    shape = len(problems["number"]), config.group_size
+    return turn.unflatten(0, shape), read.unflatten(0, shape), rollouts
 
 
 @pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "left_to_right", "unmask_steps": 4},
@@ -40,18 +40,18 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
     policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
     assert problems["padding"].any()
-    filled, rollouts = passes_of(policy, problems, c)
+    turns, read, rollouts = passes_of(policy, problems, c)
     scores = policy.score(rollouts, c.temperature)
     torch.testing.assert_close(scores.logp, rollouts.old_logp, rtol=0, atol=1e-5)
     G, L = c.group_size, c.max_new_tokens
-    T = filled.input.shape[1] - L
+    T = read.shape[-1] - L
     blocks = -(-L // (c.block_length or L))
     ended_early = 0
     for n in range(len(rollouts.mask)):
         p, g = divmod(n, G)
         prompt = torch.from_numpy(problems["input"][p, problems["padding"][p] :])
         text = torch.cat((prompt, torch.full((L,), MASK)))
-        turn, target = filled.turn[p, g], rollouts.target[n].where(rollouts.mask[n] > 0, MASK)
+        turn, target = turns[p, g], rollouts.target[n].where(rollouts.mask[n] > 0, MASK)
         for s in range(blocks * c.unmask_steps):
             now = (turn == s).nonzero().flatten().tolist()
             logits = policy.project(policy.model.states(text[None]))[0]
@@ -60,7 +60,7 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
             for m in now:
                 if rollouts.mask[n, m]:
                     assert abs(float(logp[len(prompt) + m, target[m]] - rollouts.old_logp[n, m])) < 1e-4
-            later = filled.read[p, g, s + 1 :, T:]                                   # what is drawn behind an end, too
+            later = read[p, g, s + 1 :, T:]                                   # what is drawn behind an end, too
             for m in now:
                 text[len(prompt) + m] = later[0, m] if len(later) else target[m]
         drawn = turn >= 0
@@ -81,8 +81,8 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
 def test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for(prompts, order):
     c = prompt_config(**SETTINGS | {"unmask_order": order, "unmask_steps": 4, "max_new_tokens": 8, "group_size": 16})
     policy = prompt_fill_policy(2)
-    filled, _ = passes_of(policy, prompt_consumer(prompts, c).problems("train", 0), c)
-    turn = filled.turn.flatten(0, 1)                                                 # (N, 8)
+    turns, _, _ = passes_of(policy, prompt_consumer(prompts, c).problems("train", 0), c)
+    turn = turns.flatten(0, 1)                                                       # (N, 8)
     whole = turn[(turn >= 0).all(1)]
     assert len(whole) > 10
     assert (whole[:, :4].sort(1)[0] == torch.arange(4)).all() and (whole[:, 4:].sort(1)[0] == torch.arange(4, 8)).all()
@@ -105,13 +105,12 @@ def test_padding_and_the_other_prompts_change_nothing(prompts):
         torch.testing.assert_close(part.old_logp, whole.old_logp[rows], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("estimator", FILL_ESTIMATORS)
+@pytest.mark.parametrize("estimator", ["trajectory", "one_step"])
 def test_micro_batches_and_completions_read_alone_have_the_gradient_of_all(prompts, estimator):
     c = prompt_config(**SETTINGS | {"fill_estimator": estimator})
     policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     rollouts = policy.sample(data.problems("train", 0), 0, c)
-    weight = torch.rand(rollouts.target.shape) * rollouts.scored
-    assert torch.equal(rollouts.train_mask, rollouts.mask) and rollouts.scored.any()
+    weight = torch.rand(rollouts.target.shape) * rollouts.mask
     found = []
     for parts in ([torch.arange(rollouts.problems)], torch.arange(rollouts.problems).split(1)):
         for p in policy.parameters():

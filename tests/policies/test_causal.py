@@ -1,69 +1,16 @@
-"""The causal policy: prompts that are read once, the texts that it samples, and greedy completions."""
+"""The causal policy: the texts that it samples, greedy completions, and the stop token, which is trained."""
 
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
+from core.optim import build_optimizers
 from core.tokenizer import CharTokenizer
-from grpo.policies import causal
 from grpo.policies.causal import CausalPolicy
-from grpo.rollout import Rollouts
+from grpo.rewards import Scored
 from tests.tiny import (
-    CAUSAL,
-    causal_model,
-    causal_policy,
-    clear_gradient,
-    flat_gradient,
-    prompt_config,
-    prompt_consumer,
-    sampled,
-)
-
-
-def unequal_rollouts(seed=1):
-    """Rollouts of prompts of 2 to 10 tokens with completions of 1 to 7."""
-    rng, (P, G, M, T) = np.random.default_rng(seed), (5, 4, 7, 9)
-    length, prompt_length = torch.from_numpy(rng.integers(1, M + 1, (P, G))), torch.from_numpy(rng.integers(1, T + 1, P))
-    prompt_length[0] = T
-    ids = lambda *shape: torch.from_numpy(rng.integers(0, CAUSAL.base_vocab_size, shape))
-    inputs = {"chosen": torch.arange(M) < length[..., None], "prompt": ids(P, T), "prompt_length": prompt_length,
-              "tokens": ids(P, G, M)}
-    mask, target = inputs["chosen"].flatten(0, 1).float(), ids(P * G, M)
-    return Rollouts(target, mask, mask, torch.zeros(P * G, M), torch.zeros(P * G, dtype=torch.bool), M, inputs)
-
-
-class WithoutCache(CausalPolicy):
-    """Reads the prompt again with each completion, all of them padded to the longest."""
-
-    def states(self, rollouts):
-        x, G = rollouts.inputs, rollouts.group_size
-        T = x["prompt"].shape[1]
-        prompt, padding = x["prompt"].flip(1).repeat_interleave(G, 0), (T - x["prompt_length"]).repeat_interleave(G)
-        h = self.model.states(torch.cat((prompt, x["tokens"].flatten(0, 1)), 1), padding=padding)[:, T:]
-        return h[x["chosen"].flatten(0, 1)]
-
-
-@pytest.mark.parametrize("overhead", [1, 8])
-@pytest.mark.parametrize("again", [False, True])
-def test_reading_prompts_once_and_like_lengths_together_gives_the_gradient_of_padded_rows(monkeypatch, overhead, again):
-    monkeypatch.setattr(causal, "PART_TOKENS", overhead)
-    net, rollouts, found, read = causal_model(seed=1).double(), unequal_rollouts(), [], []
-    weight = torch.rand(rollouts.target.shape, dtype=torch.float64) * rollouts.mask
-    net.embed.register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
-    policy = CausalPolicy(net, CAUSAL, grad_checkpoint=again)
-    for each in (policy, WithoutCache(net, CAUSAL, grad_checkpoint=again)):
-        clear_gradient(policy), read.append("forwards")
-        scores = each.score(rollouts, 0.7, learn_entropy=True)
-        ((scores.logp + 0.1 * scores.entropy) * weight).sum().backward()
-        found.append((scores.logp.detach(), flat_gradient(policy)))
-    # Less padding moves a prompt to other positions, and the rotary table is in float32
-    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-6, atol=1e-6)
-    assert (found[0][1] - found[1][1]).norm() < 1e-6 * found[1][1].norm()
-    second = read.index("forwards", 1)
-    once, alone = read[1:second], read[second + 1 :]
-    assert len(once) == policy.calls(rollouts) > len(alone) == 1 and sum(once) < 0.5 * sum(alone)
+    CAUSAL, causal_model, causal_policy, grpo_step, length_reward, prompt_config, prompt_consumer, sampled)
 
 
 class SeveralEnds(CharTokenizer):
@@ -116,3 +63,17 @@ def test_greedy_completions_are_the_likeliest_tokens_one_by_one(prompts):
             if ids[-1] == CAUSAL.stop_token_id:
                 break
         assert text == CAUSAL.decode(ids[len(record["tokens"]) :])
+
+
+def test_the_stop_token_is_trained(prompts):
+    """The reward is to be short: a policy whose stop token had no gradient could not learn it."""
+    c = prompt_config(kl_beta=0.0, learning_rate=3e-2, batch_size=8)
+    policy, data, lengths = causal_policy(scale=1.0), prompt_consumer(prompts, c), []
+    optimizers = build_optimizers(policy, c)
+
+    def brief(rollouts):
+        return Scored(-length_reward(rollouts).reward)
+
+    for number in range(60):
+        lengths.append(grpo_step(policy, None, brief, data, c, number, optimizers)["completion_length"])
+    assert lengths[0] > 5 and np.mean(lengths[-5:]) < 2

@@ -1,6 +1,8 @@
-"""What the policies of both kinds do alike: precision, weights, copies, files, and the indices of their readings."""
+"""What all kinds of policies do alike: noise that belongs to the problem, frozen copies, precision."""
 
+import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,8 @@ from tests.tiny import (
     consumer,
     fill_policy,
     flat_gradient,
+    grpo_step,
+    length_reward,
     prompt_consumer,
     same,
     sampled,
@@ -113,3 +117,16 @@ def test_the_backward_pass_needs_no_autocast_around_it(sample, grad_checkpoint):
         (policy.score(rollouts, 1.0).logp * rollouts.mask).sum().backward()
         found.append(flat_gradient(policy))
     assert (found[0] - found[1]).norm() <= 1e-5 * found[0].norm()
+
+
+def test_a_step_leaves_the_global_random_states_alone(dataset, prompts):
+    def states():
+        return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+
+    of_texts, of_prompts = settings("passes"), settings("causal")
+    runs = [(fill_policy(dropout=0.5), of_texts, consumer(dataset, of_texts)),
+            (causal_policy(dropout=0.5), of_prompts, prompt_consumer(prompts, of_prompts))]
+    before = states()
+    for policy, c, data in runs:
+        grpo_step(policy, policy.frozen(), length_reward, data, c)
+    assert states() == before

@@ -16,11 +16,11 @@ pytestmark = pytest.mark.slow
 def ranks(dataset, prompts, tmp_path_factory):
     """(path of the results, stdout of the two ranks)."""
     out = tmp_path_factory.mktemp("ranks") / "of"
-    two = run_script("tests/grpo/rank_worker.py", dataset, prompts, out, "4x1", ranks=2)
+    two = run_script("tests/runs/rank_worker.py", dataset, prompts, out, "4x1", ranks=2)
     assert two.returncode == 0, two.stderr
     for rank in (0, 1):
         os.rename(f"{out}-4x1-{rank}.pt", f"{out}-two-{rank}.pt")
-    one = run_script("tests/grpo/rank_worker.py", dataset, prompts, out, "8x1", "4x2")
+    one = run_script("tests/runs/rank_worker.py", dataset, prompts, out, "8x1", "4x2")
     assert one.returncode == 0, one.stderr
     return out, two.stdout
 
