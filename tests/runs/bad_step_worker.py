@@ -4,15 +4,11 @@ from types import SimpleNamespace
 
 import torch
 
-from core import trainer as supervised
-from core.data import unpack_batch
 from core.logger import create_logger
-from core.optim import build_optimizers
-from core.supervised.config import PretrainConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.rewards import Scored
 from tests.trainers import RARELY, no_evaluation
-from tests.tiny import config, consumer, fill_policy, grpo_step, judge, model, rewards
+from tests.tiny import config, consumer, fill_policy, grpo_step, judge, rewards
 
 
 def bad_steps(dataset, out_dir, dist):
@@ -53,12 +49,6 @@ def bad_steps(dataset, out_dir, dist):
     step("loss", with_bad_logits(fill_policy(), in_training=True))
     step("sampler", with_bad_logits(fill_policy(), in_training=False))
     step("reward", fill_policy(), reward_of(-torch.inf))
-
-    net, sums = model(), supervised.supervised_sums
-    before, optimizers = weights(net), build_optimizers(net, PretrainConfig())
-    batch = consumer(dataset, config(batch_size=2), **ranks).batch("train", 0, 0)
-    supervised.supervised_sums = lambda *arguments: {name: x * bad for name, x in sums(*arguments).items()}
-    note("supervised", net, before, supervised.training_step(net, [unpack_batch(batch, "cpu")], optimizers, 1.0, dist))
 
     class OnceBad:
         state = SimpleNamespace(global_step=0)

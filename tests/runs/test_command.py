@@ -1,8 +1,6 @@
-"""The command, as a user runs it: what works, and one clear line for what does not."""
+"""The command, as a user runs it."""
 
-import json
 import os
-import shutil
 
 import pytest
 
@@ -11,19 +9,8 @@ from core.models import save_model
 from grpo.grpo_config import GRPOConfig
 from tests.families import model_folder
 from tests.tiny import (
-    CAUSAL,
-    ROOT,
-    TEXT,
-    WORDS,
-    causal_model,
-    judge,
-    model,
-    read_records,
-    run_here,
-    save,
-    write_prompt_dataset,
-    write_text_dataset,
-)
+    CAUSAL, WORDS, causal_model, causal_policy, judge, model, read_records, run_here, same, save, write_prompt_dataset)
+from tests.trainers import prompt_trainer, records, run
 
 TRAIN = "grpo/train_grpo.py"
 SMALL = {"batch_size": 4, "group_size": 3, "max_iters": 3, "eval_problems": 4, "eval_completions": 2,
@@ -31,30 +18,13 @@ SMALL = {"batch_size": 4, "group_size": 3, "max_iters": 3, "eval_problems": 4, "
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """A folder with a dataset of text and checkpoints of every kind; the arguments of a run that works."""
-    folder = tmp_path_factory.mktemp("world")
-    write_text_dataset(folder / "data", TEXT)
-    files = {"generator": model(), "judge": judge(), "gold": judge(seed=6)}
-    paths = {name: save(folder / f"{name}.safetensors", net) for name, net in files.items()}
-    return folder, SMALL | {
-        "dataset": folder / "data", "generator_checkpoint": paths["generator"], "judge_checkpoint": paths["judge"],
-        "gold_judge_checkpoint": paths["gold"], "dtype": "float32", "block_size": 32, "out_dir": folder / "out"}
-
-
-@pytest.fixture(scope="module")
 def causal_world(tmp_path_factory):
-    """A folder with a dataset of prompts and a causal generator; the arguments of a run that works."""
+    """The arguments of a run that works, of a causal generator on a dataset of prompts."""
     folder = tmp_path_factory.mktemp("causal")
     write_prompt_dataset(folder / "sums")
     save_model(str(folder / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
-    save(folder / "judge.safetensors", judge())
-    shutil.copytree(folder / "sums", folder / "lacking")
-    lines = (folder / "sums" / "prompts.jsonl").read_text().split("\n")
-    lines[6] = json.dumps({key: value for key, value in json.loads(lines[6]).items() if key != "answer"})
-    (folder / "lacking" / "prompts.jsonl").write_text("\n".join(lines))
-    return folder, SMALL | {"dataset": folder / "sums", "generator_checkpoint": folder / "g.safetensors",
-                            "task_type": "general", "max_new_tokens": 5, "out_dir": folder / "out"}
+    return SMALL | {"dataset": folder / "sums", "generator_checkpoint": folder / "g.safetensors", "task_type": "general",
+                    "max_new_tokens": 5, "out_dir": folder / "out"}
 
 
 def arguments(settings):
@@ -69,8 +39,7 @@ def train(base, **changes):
 @pytest.mark.slow
 def test_a_masked_fill_model_learns_to_answer_prompts_and_is_then_trained_on_rewards(causal_world, tmp_path):
     """The two commands: supervised on the records' completions, then GRPO in blocks."""
-    folder, base = causal_world
-    done = run_here("core/pretrain.py", f"--dataset={folder}/sums", "--mode=masked_fill", "--block_size=24", "--n_layer=1",
+    done = run_here("core/pretrain.py", f"--dataset={causal_world['dataset']}", "--mode=masked_fill", "--block_size=24", "--n_layer=1",
                     "--n_embd=16", "--n_head=2", "--max_iters=12", "--eval_interval=6", "--batch_size=16", "--device=cpu",
                     "--warmup_iters=0", f"--out_dir={tmp_path}/start")
     assert done.returncode == 0, done.stderr
@@ -78,76 +47,62 @@ def test_a_masked_fill_model_learns_to_answer_prompts_and_is_then_trained_on_rew
     assert losses[-1] < losses[0]
     settings = {"generator_checkpoint": f"{tmp_path}/start/model.safetensors", "reward_functions": "exact_match",
                 "unmask_steps": 2, "block_length": 3, "temperature": 1.0, "top_p": 1.0, "out_dir": tmp_path / "out"}
-    done = train(base, **settings)
+    done = train(causal_world, **settings)
     assert done.returncode == 0, done.stderr
     steps = [r for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
     assert steps[0]["mean_kl"] == 0.0 and steps[0]["mismatch_max"] < 1e-4 and steps[0]["ratio_minus_one"] < 1e-4
     assert all(0 < r["completion_length"] <= 6 and 0 <= r["truncated"] <= 1 for r in steps)
-    resumed = train(base, **settings | {"max_iters": 4, "resume": True})
+    resumed = train(causal_world, **settings | {"max_iters": 4, "resume": True})
     assert resumed.returncode == 0, resumed.stderr
 
 
 @pytest.mark.slow
-def test_a_run_of_no_steps_evaluates_and_ends(causal_world):
-    folder, base = causal_world
-    done = train(base, reward_functions="exact_match", max_iters=0, out_dir=folder / "evaluated")
+def test_a_run_of_no_steps_evaluates_and_ends(causal_world, tmp_path):
+    done = train(causal_world, reward_functions="exact_match", max_iters=0, out_dir=tmp_path)
     assert done.returncode == 0, done.stderr
-    only, = read_records(folder / "evaluated" / "metrics.jsonl")
+    only, = read_records(tmp_path / "metrics.jsonl")
     assert only["step"] == 0 and 0 <= only["eval/sampled_accuracy"] <= 1 and "the model" not in done.stdout
-    assert not {"model.safetensors", "state.pt"} & set(os.listdir(folder / "evaluated"))
+    assert not {"model.safetensors", "state.pt"} & set(os.listdir(tmp_path))
 
 
-def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(world):
-    folder, base = world
-    changed = base | {"out_dir": folder / "dry", "dry_run": True}
+def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(dataset, tmp_path):
+    changed = SMALL | {
+        "dataset": dataset, "generator_checkpoint": save(tmp_path / "generator.safetensors", model()),
+        "judge_checkpoint": save(tmp_path / "judge.safetensors", judge()), "dtype": "float32", "block_size": 32,
+        "gold_judge_checkpoint": save(tmp_path / "gold.safetensors", judge(seed=6)), "out_dir": tmp_path / "dry", "dry_run": True}
     done = train(changed)
     out = done.stdout
-    assert done.returncode == 0 and done.stderr == "" and "nothing was trained" in out
-    assert all(len(line) <= WIDTH for line in out.split("\n") if str(folder) not in line), out
+    assert done.returncode == 0 and done.stderr == "" and not (tmp_path / "dry").exists()
+    assert all(len(line) <= WIDTH for line in out.split("\n") if "/" not in line), out
     settings, _, plan = out.replace("\n    ", " ").partition("effective batch: 4 problems x 3 completions ")
     keys = [line.split(" = ")[0] for line in settings.strip().split("\n")]
     assert sorted(keys) == sorted(key for key, value in changed.items() if str(getattr(GRPOConfig(), key)) != str(value))
-    assert plan.count("frozen") == 3 and not (folder / "dry").exists()
+    assert plan.count("frozen") == 3
 
 
-REFUSED = {  # {mistake: (changed settings, exit code, words of the line)}; every other one is refused by its own file
-    "unknown key": ({"grup_size": 4}, 2, "unknown key grup_size; did you mean group_size"),
-    "not prepared": ({"dataset": "nowhere"}, 1, "dataset not prepared"),
-    "nothing to resume": ({"resume": True}, 1, "resume=True"),
-    "no answer": ({"dataset": "lacking", "reward_functions": "('exact_match',)"}, 1,
-                  "prompts.jsonl, line 7: reward exact_match needs the field 'answer'")}
+# A teacher
+
+def test_the_teacher_stays_and_the_student_comes_nearer(prompts, tmp_path):
+    save_model(str(tmp_path / "teacher"), causal_model(seed=9, n_layer=2), CAUSAL)
+    t = prompt_trainer(prompts, tmp_path / "out", teacher_checkpoint=str(tmp_path / "teacher"), kl_beta=0.0, task_type="fill_in",
+                       group_size=1, batch_size=8, max_iters=30, learning_rate=1e-2, min_lr=1e-2, eval_interval=30)
+    run(t)
+    assert same(t.reference, causal_policy(seed=9, n_layer=2))
+    kl = [record["eval/kl"] for record in records(tmp_path / "out") if "eval/kl" in record]
+    assert 0.1 < kl[0] and 0 < kl[-1] < 0.5 * kl[0]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_mistake_is_one_clear_line_before_anything_is_written(world, causal_world, monkeypatch, name):
-    folder, base = causal_world if name == "no answer" else world
-    monkeypatch.chdir(folder)
-    changes, expected, message = REFUSED[name]
-    done = train(base, **{"out_dir": folder / "mistake"} | changes)
-    lines = [line for line in done.stderr.strip().split("\n") if line]
-    assert done.returncode == expected and not list((folder / "mistake").glob("*.json*"))
-    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr
+def test_a_run_without_rewards_has_a_plan_a_doctor_and_a_report(causal_world, tmp_path):
+    save_model(str(tmp_path / "teacher"), causal_model(seed=9, n_layer=2), CAUSAL)
+    taught = causal_world | {"teacher_checkpoint": tmp_path / "teacher", "kl_beta": 0.0, "task_type": "fill_in",
+                             "out_dir": tmp_path / "out", "group_size": 1}
+    for more in ({"dry_run": True}, {"doctor": True}, {"max_iters": 2}):
+        done = train(taught, **more)
+        assert done.stderr == "" and (done.returncode == 0 or "doctor" in more), done.stderr
+    assert {"report.html", "curves.png"} <= set(os.listdir(tmp_path / "out"))
 
 
-@pytest.mark.slow
-def test_what_is_missing_is_built_from_its_recipe(world, monkeypatch):
-    folder, base = world
-    built = folder / "built"
-    built.mkdir()
-    (built / "prepare.py").write_text(open(os.path.join(ROOT, "data", "char_diffusion", "prepare.py")).read().replace(
-        "pathlib.Path(__file__).resolve().parents[2]", repr(ROOT)).replace(
-        'options = {}', f'argv, options = [*argv, "--input={folder}/text.txt"], {{}}'))
-    (folder / "text.txt").write_text(TEXT)
-    (folder / "config").mkdir()
-    (folder / "config" / "pretrain_equations.py").write_text("block_size = 32\nn_layer = 1\nn_embd = 16\nn_head = 2\nmax_iters = 3\n"
-                                                         "eval_batches = 1\n")
-    monkeypatch.chdir(folder)
-    made = "out-equations/generator.safetensors"
-    done = train(base, dataset=built, generator_checkpoint=made, max_iters=1, out_dir=folder / "out-built")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("building it with") == 2 and (folder / made).exists()
-    assert (built / "meta.json").exists()
-
+# Shipped configs on small models
 
 PUBLISHED = {  # the form of a row of the data set of the hub that the config names
     "gsm8k": {"question": "Ann has {} cats and gets {} more. How many has she?",
