@@ -3,7 +3,7 @@
 import os
 
 from core.logger import Logger
-from grpo.build import Models, build_data, build_models, build_reference, build_rewards, fill_in_evaluation
+from grpo.build import Models, build_reference, fill_in_evaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.reward_functions.judge import Judge
@@ -83,11 +83,3 @@ def training_records(out_dir):
 
 def logged_keys(out_dir):
     return {key for record in records(out_dir) for key in record} - {"step"}
-
-
-def assembled(c):
-    """(data, models, rewards) of a config, as the script builds them."""
-    dist = one_process()
-    data = build_data(c, dist)
-    models = build_models(c, data, dist)
-    return data, models, build_rewards(c, models, data, dist)

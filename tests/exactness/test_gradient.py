@@ -23,6 +23,7 @@ from tests.tiny import (
     loss_of,
     prompt_config,
     prompt_consumer,
+    prompt_fill_policy,
     rewards,
     sampled,
     step_gradient,
@@ -148,7 +149,8 @@ def test_on_prompts_the_gradient_does_not_depend_on_the_cut(prompts, cuts, setti
 @pytest.mark.parametrize("estimator", ["trajectory", "one_step"])
 def test_selected_and_joined_rollouts_have_the_scores_that_they_had(dataset, prompts, estimator):
     for build, folder, settings in ((fill_policy, dataset, {"unmask_steps": 3, "fill_estimator": estimator}),
-                                    (fill_policy, dataset, {"top_k": 9}), (causal_policy, prompts, {"top_k": 9})):
+                                    (fill_policy, dataset, {"top_k": 9}), (causal_policy, prompts, {"top_k": 9}),
+                                    (prompt_fill_policy, prompts, {"unmask_steps": 2, "fill_estimator": estimator})):
         c, policy = prompt_config(**settings), build(seed=1)
         parts = [with_reference(sampled(policy, folder, c, i), build(seed=2).frozen(), "exact", c) for i in range(3)]
         parts[0], _ = parts[0].select(torch.tensor([3, 1]))

@@ -3,20 +3,8 @@
 import pytest
 import torch
 
-from core.distributions import draw_uniforms, sampling_logp
-from core.fill_in_passes import fill_in_passes
+from core.distributions import sampling_logp
 from tests.tiny import TOKENIZER, config, consumer, fill_policy, masked_problems, sampled
-
-
-def test_one_pass_writes_what_the_sampler_of_passes_writes(dataset):
-    c, policy = config(top_p=0.9, temperature=0.8), fill_policy()
-    batch, input, position, chosen = masked_problems(consumer(dataset, c))
-    noise = draw_uniforms(c.seed, 0, batch["number"], (c.group_size, c.block_size))
-    again, logp, *_ = fill_in_passes(policy.model, input, position, chosen, noise, noise, 1, temperature=0.8, top_p=0.9)
-    rollouts, hidden = sampled(policy, dataset, c), chosen.repeat_interleave(4, 0)
-    assert torch.equal(rollouts.target[hidden], again[hidden]) and torch.equal(rollouts.mask > 0, hidden)
-    torch.testing.assert_close(rollouts.old_logp[hidden], logp[hidden])
-    assert rollouts.max_tokens == c.block_size and not rollouts.truncated.any()
 
 
 @pytest.mark.parametrize("S", [1, 3])

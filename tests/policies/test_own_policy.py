@@ -2,13 +2,10 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 
-from core.logger import Logger
 from core.optim import build_optimizers
-from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import grpo_training_step
 from grpo.losses import OBJECTIVES
 from grpo.reference import REFERENCES
@@ -78,37 +75,3 @@ def test_a_table_of_logits_trains_with_the_whole_zoo(objective, kl_estimator):
     policy, metrics = train(objective=objective, kl_estimator=kl_estimator)
     assert policy.table.softmax(-1)[..., -1].mean() > 0.8 and metrics["mean_reward"] > 0.7
     assert metrics["mean_kl"] > 0 and metrics["skipped_steps"] == 0
-
-
-class Prompts:
-    """The same prompts in every iteration."""
-
-    def problems(self, split, iteration, micro=0):
-        return {"number": np.arange(PROMPTS)}
-
-
-def trained(out_dir, steps, resume=False, **settings):
-    c = config(group_size=8, batch_size=PROMPTS, learning_rate=0.1, kl_beta=0.01, out_dir=str(out_dir), max_iters=steps,
-               lr_decay_iters=60, eval_interval=50, sample_interval=50, save_interval=50, log_interval=50, **settings)
-    policy = TablePolicy()
-
-    def evaluation(policy, temperature):
-        return {"entropy": float(policy.table.detach().softmax(-1).max())}, []
-
-    trainer = GRPOTrainer(policy, policy.frozen(), share_of_last_token, Prompts(), evaluation, c,
-                          Logger(c.out_dir, steps, ("loss", "mean_reward")), one_process())
-    if resume:
-        trainer.resume()
-    trainer.run()
-    return policy
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema"}])
-def test_the_trainer_trains_saves_and_resumes_it(tmp_path, settings):
-    whole = trained(tmp_path / "whole", 60, **settings)
-    assert whole.table.softmax(-1)[..., -1].mean() > 0.7
-    trained(tmp_path / "cut", 30, **settings)
-    assert same(whole, trained(tmp_path / "cut", 60, resume=True, **settings))
-    with open(tmp_path / "cut" / "model.table", "rb") as f:  # the policy's own format
-        assert torch.equal(torch.load(f)["table"], whole.table)

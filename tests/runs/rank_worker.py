@@ -9,6 +9,7 @@ import itertools
 import os
 import pathlib
 import sys
+from types import SimpleNamespace
 
 sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")))
 
@@ -16,9 +17,11 @@ import torch
 
 from core.data import unpack_batch
 from core.distributed import Distributed
+from core.logger import create_logger
 from core.optim import build_optimizers
 from core.supervised.config import PretrainConfig
 from core.trainer import training_step
+from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.losses import ADVANTAGES, OBJECTIVES
 from grpo.rewards import Rewards, Scored
@@ -26,15 +29,16 @@ from grpo.samplers.sampler import LocalSampler, Prefetcher
 from tests.tiny import (
     Catcher, causal_policy, collect, config, consumer, fill_policy, grpo_step, judge, model, prompt_consumer, rewards,
     step_problems, train)
+from tests.trainers import RARELY, no_evaluation
 
-KL = [{"kl_estimator": "exact"}, {"kl_beta": 0.0}, {"kl_estimator": "k2"}, {"kl_estimator": "k3"}, {"kl_in_reward": True},
-      {"entropy_bonus": 0.1}]
+KL = [{"kl_estimator": "exact"}, {"kl_beta": 0.0}, {"kl_estimator": "k2"}, {"kl_estimator": "k3"},
+      {"kl_in_reward": True}, {"entropy_bonus": 0.1}]
 CHOICES = [(name, None) for name in OBJECTIVES] + [("plain", name) for name in ADVANTAGES]
 PROMPTS = {"max_new_tokens": 6, "task_type": "general", "reward_settings": {"length_min": 1, "length_max": 6}}
 MOVING = {"learning_rate": 1e-3, "min_lr": 1e-3, "grad_clip": 1.0}
 STEP = ("loss", "mean_reward", "std_reward", "entropy", "grad_norm", "unique_completions")
-LATER = ("loss", "pg_loss", "kl_penalty", "mean_kl", "entropy", "mean_reward", "grad_norm", "clip_fraction", "kl_to_old")
-MISMATCH = ("mismatch_max", "mismatch_kl", "ratio_minus_one", "effective_sample_size")
+LATER = ("loss", "pg_loss", "kl_penalty", "mean_kl", "entropy", "mean_reward", "grad_norm", "mismatch_max", "mismatch_kl",
+         "ratio_minus_one", "effective_sample_size", "clip_fraction", "kl_to_old")
 
 
 def weights(policy):
@@ -77,7 +81,16 @@ class Layout:
             self.result[f"{name}/last"] = weights(policy)
 
     def later_gradient(self, policy, name, c, data, scorer, reference=None):
-        """Collects rollouts and moves the policy, the same way on every rank; then the gradient of its step on them."""
+        """Collects rollouts and moves the policy, the same way on every rank; then the gradient of its step on them.
+        Sampler and scorer differ by more the larger the number of the problem is: by most on one rank."""
+        sample = policy.sample
+
+        def sample_with_errors(problems, iteration, config):
+            rollouts = sample(problems, iteration, config)
+            off = 1e-3 * (1 + torch.as_tensor(problems["number"])).repeat_interleave(config.group_size)[:, None]
+            return dataclasses.replace(rollouts, old_logp=rollouts.old_logp - off * rollouts.mask)
+
+        policy.sample = sample_with_errors
         rollouts, sums = collect(policy, scorer, data, c, reference, dist)
         torch.manual_seed(7)
         with torch.no_grad():
@@ -101,25 +114,6 @@ class Layout:
             c = self.config(ppo_epochs=2, unmask_steps=3, fill_estimator=estimator)
             policy, reference = fill_policy(seed=1, scale=3.0), fill_policy(seed=9).frozen()
             self.later_gradient(policy, f"passes/{estimator}", c, self.texts(c), rewards(c, judge()), reference)
-
-    def mismatches(self):
-        """Sampler and scorer differ by more the larger the number of the problem is: by most on one rank."""
-        policy = causal_policy(seed=1, scale=3.0)
-        sample = policy.sample
-
-        def sample_with_errors(problems, iteration, config):
-            rollouts = sample(problems, iteration, config)
-            off = 1e-3 * (1 + torch.as_tensor(problems["number"])).repeat_interleave(config.group_size)[:, None]
-            return dataclasses.replace(rollouts, old_logp=rollouts.old_logp - off * rollouts.mask)
-
-        policy.sample = sample_with_errors
-        # Scored in training, and before it; then with the ratio to the sampler
-        for i, settings in enumerate(({}, {"ppo_epochs": 2}, {"ratio_to": "sampler", "max_staleness": 1})):
-            c = self.config(kl_beta=0.0, **PROMPTS, **settings)
-            rollouts, sums = collect(policy, Rewards(c), self.prompts(c), c, None, dist)
-            catcher = Catcher(policy)
-            self.note(f"mismatch/{i}", train(policy, rollouts, sums, c, [catcher], dist), MISMATCH)
-            self.result[f"mismatch/{i}"] = catcher.gradient
 
     def steps_ahead(self):
         """Completions that were written an iteration ago, each rank its own share."""
@@ -167,17 +161,60 @@ class Layout:
         self.result["supervised"] = weights(policy) - start
 
 
+def bad_steps(out_dir):
+    """Steps of two ranks, of which rank 1 alone has a number that is not finite: {case: facts} of this rank."""
+    bad, result = torch.nan if dist.rank == 1 else 1.0, {}
+    layout = Layout(2, 1)
+
+    def reward_of(value):
+        """A rewards object: random, but on rank 1 this value for the first completion."""
+        def scored(rollouts):
+            x = torch.rand(rollouts.problems, 4, generator=torch.Generator().manual_seed(dist.rank))
+            x[0, 0] = value if dist.rank == 1 else x[0, 0]
+            return Scored(x)
+        return scored
+
+    def step(name, policy, value=0.5):
+        c, before = layout.config(grad_clip=1.0, kl_beta=0.0), weights(policy).clone()
+        metrics = grpo_step(policy, None, reward_of(value), layout.texts(c), c, dist=dist)
+        result[name] = {"moved": not torch.equal(before, weights(policy)), "skipped_steps": metrics["skipped_steps"]}
+
+    step("nothing", fill_policy())
+    step("reward", fill_policy(), -torch.inf)
+    policy = fill_policy()
+    next(policy.model.parameters()).register_hook(lambda gradient: gradient * bad)
+    step("gradient", policy)
+    for name, in_training in (("loss", True), ("sampler", False)):
+        policy = fill_policy()
+        project = policy.model.project
+        policy.model.project = lambda h, at=in_training, real=project: real(h) * (bad if torch.is_grad_enabled() == at else 1.0)
+        step(name, policy)
+
+    class OnceBad:
+        state = SimpleNamespace(global_step=0)
+
+        def __call__(self, rollouts):
+            return reward_of(torch.inf if self.state.global_step == 2 else 0.5)(rollouts)
+
+    # A whole run whose second of three iterations has a bad reward
+    c = layout.config(max_iters=6, minibatches=2, kl_beta=0.0, out_dir=out_dir, save_interval=1, **RARELY)
+    trainer = GRPOTrainer(fill_policy(), None, OnceBad(), layout.texts(c), no_evaluation, c,
+                          create_logger(c, dist, 6, ("loss",)), dist)
+    trainer.run()
+    names = "skipped_steps", "step", "iteration"
+    return result | {"run": {name: getattr(trainer, name) for name in names} | {"weights": weights(trainer.policy)}}
+
+
 dataset, prompts, out, *layouts = sys.argv[1:]
 dist = Distributed("cpu", "float32")
 for name in layouts:
     layout = Layout(*map(int, name.split("x")))
-    for part in (layout.several_steps, layout.later_steps, layout.mismatches, layout.steps_ahead,
-                 layout.groups_on_one_rank, layout.supervised):
+    for part in (layout.several_steps, layout.later_steps, layout.steps_ahead, layout.groups_on_one_rank,
+                 layout.supervised):
         part()
     torch.save(layout.result, f"{out}-{name}-{dist.rank}.pt")
 if dist.world > 1:
-    from tests.runs.bad_step_worker import bad_steps
-    torch.save(bad_steps(dataset, f"{out}-run", dist), f"{out}-bad-{dist.rank}.pt")
+    torch.save(bad_steps(f"{out}-run"), f"{out}-bad-{dist.rank}.pt")
 dist.close()
 threads = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]  # where there is such a folder
 assert not any("gloo" in name for name in threads), "a thread that outlives Python can abort the process as it ends"

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -89,20 +88,6 @@ def test_if_a_rank_fails_all_end_with_a_line_each(base, tmp_path):
                    {"parallel": "fsdp", "optimizer": "adamw"})], ids=["in a step", "while a sharded run is saved"])
 def test_if_a_rank_is_killed_the_other_ends_with_a_line(base, tmp_path, fault, more):
     expect_end(run_script(TRAIN, *settings_of(base, tmp_path, fault, **more), ranks=2), tmp_path)
-
-
-def test_a_signal_to_a_whole_group_ends_a_run_with_exit_code_0_after_its_step(base, tmp_path):
-    """As the signal of a terminal does, while a worker scores a completion."""
-    arguments = settings_of(base, tmp_path, "time.sleep(1)", "0", call=30, reward_workers=1, eval_interval=100)
-    process = subprocess.Popen([sys.executable, TRAIN, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-                               stderr=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True)
-    while not (tmp_path / "done").exists() and process.poll() is None:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate()
-    assert process.returncode == 0 and "Traceback" not in err, err
-    assert "stopped by SIGINT after step" in out and "go on with --resume=True" in out
-    assert 0 < state_of(tmp_path / "out")["step"] < 6
 
 
 def test_a_full_disk_ends_the_run_in_one_line_with_its_last_state(base, tmp_path):

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from core.models import load_model
 from core.optim import build_optimizers
-from grpo.policies.causal import CausalPolicy
 from grpo.reference import ADAPT_RANGE, adapted, ema, periodic
-from grpo.rollout import DataBuffer, Texts, join
-from tests.families import model_folder
+from grpo.rollout import DataBuffer
 from tests.tiny import (
     collect, config, consumer, count_rows, fill_policy, judge, rewards, same, sampled, train, without_clock)
 from tests.trainers import run, trainer, training_records
@@ -83,15 +80,6 @@ def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
     assert buffer.rollouts is None and not buffer.queue
 
 
-def test_texts_are_joined_with_the_fields_of_all_records():
-    a = Texts(["p"], ["c"], {"answer": [7]}, [torch.tensor([1, 2])], [[2]], torch.tensor([[1]]), {"length": (torch.tensor(1.0), 1)})
-    b = Texts(["q"], ["d"], {"level": ["hard"]}, [torch.tensor([3])], [[3, 4]], torch.tensor([[1, 2]]), {"length": (2.0, 1)})
-    joined = join([a, b])
-    assert joined.columns == {"answer": [7, None], "level": [None, "hard"]} and joined.metrics == {"length": (3.0, 2)}
-    assert joined.prompts == ["p", "q"] and joined.completion_ids == [[2], [3, 4]]
-    assert joined.place.tolist() == [[1, 0], [1, 2]]
-
-
 # The reference and kl_beta
 
 def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path):
@@ -119,9 +107,8 @@ def test_kl_beta_moves_by_a_tenth_of_at_most_a_fifth_and_is_clamped(kl_beta, mea
     assert adapted(kl_beta, mean_kl, config(kl_beta=0.1)) == kl_beta, "without a target it stays"
 
 
-def test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix(tmp_path):
-    pytest.importorskip("transformers")
-    policy = CausalPolicy(*load_model(model_folder(tmp_path / "gpt2", "gpt2")))
+def test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix():
+    policy = fill_policy(tied=True)
     reference, before = policy.frozen(), policy.frozen().weights()
     with torch.no_grad():
         for p in policy.parameters():

@@ -37,7 +37,6 @@ def test_both_ranks_hold_the_same_weights(layouts):
 
 @pytest.mark.parametrize("other", ["8x1-0", "4x2-0"])
 def test_two_ranks_equal_one(layouts, other):
-    assert len(layouts["two-0"]) > 160
     for name, weights in layouts["two-0"].items():
         if name.startswith("alone"):  # the problems that replace others depend on the rank
             continue
@@ -58,8 +57,8 @@ def test_the_steps_that_were_compared_did_something(layouts):
     clipped = {}
     for name, metrics in layouts["8x1-0"].items():
         if name.endswith("/metrics") and name.startswith(("causal", "passes")):
-            clip_fraction, kl_to_old = metrics[-2:].tolist()
-            assert kl_to_old > 1e-4, name
+            mismatch_kl, clip_fraction, kl_to_old = metrics[[8, -2, -1]].tolist()
+            assert kl_to_old > 1e-4 and mismatch_kl > 0, name
             clipped[name.split("/")[1]] = clipped.get(name.split("/")[1], 0.0) + clip_fraction
     assert all(clipped[name] > 0 for name in OBJECTIVES if name not in ("cispo", "dppo")), clipped
     assert layouts["two-0"]["ahead/metrics"][0] == 1.0
@@ -78,7 +77,7 @@ def bad(ranks):
 
 def test_both_ranks_skip_a_step_that_one_cannot_take(bad):
     names = [name for name in bad[0] if name not in ("nothing", "run")]
-    assert names == ["gradient", "loss", "sampler", "reward"] and bad[0].keys() == bad[1].keys()
+    assert names == ["reward", "gradient", "loss", "sampler"] and bad[0].keys() == bad[1].keys()
     for found in bad:
         for name in names:
             assert found[name]["skipped_steps"] == 1 and not found[name]["moved"], name

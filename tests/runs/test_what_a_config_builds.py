@@ -53,23 +53,6 @@ def test_the_advantage_is_the_settings_or_what_the_objective_or_the_rewards_need
     assert baseline_of(load(arguments)) == advantage
 
 
-@pytest.mark.parametrize("arguments", [
-    "--max_iters=0", "--lora_rank=4 --reference_mode=ema --kl_beta=0.0", "--ref_offload=True",
-    "--teacher_checkpoint=t --kl_beta=0.0 --group_size=1", "--teacher_checkpoint=t --kl_beta=0.0 --kl_in_reward=True --objective=rloo",
-    "--teacher_checkpoint=t --kl_beta=0.0 --group_size=1 --reward_functions=math_number --reward_weights=(0.0,)"])
-def test_settings_that_suit_each_other_are_not_refused(arguments):
-    assert load(arguments)
-
-
-def test_other_rewards_on_the_command_line_forget_the_weights_and_the_success_reward_of_the_file():
-    path = "config/grpo_arithmetic.py"
-    assert load(path).reward_weights and load(path).success_reward
-    assert load(f"{path} --reward_functions=exact_match") == replace(
-        load(path), reward_functions=("exact_match",), reward_weights=(), success_reward=None)
-    own = load(f"{path} --reward_weights=(2.0,) --reward_functions=exact_match")
-    assert (own.reward_weights, own.success_reward) == ((2.0,), None)
-
-
 def test_a_room_is_imported_when_it_opens():
     code = (f"import sys; sys.path.insert(0, {ROOT!r}); from grpo.grpo_config import GRPOConfig; GRPOConfig(SETTING); "
             "print(*sys.modules, sep='\\n')")
