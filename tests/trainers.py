@@ -53,9 +53,11 @@ def evaluated_trainer(dataset, out_dir, logger=Logger, **settings):
 
 def prompt_trainer(prompts, out_dir, evaluates=True, logger=Logger, **settings):
     """A trainer of a causal policy, with its evaluation or without one."""
-    c = config(**{"out_dir": str(out_dir), "max_new_tokens": 5, "task_type": "general"}
-                  | ({} if {"reward_functions", "teacher_checkpoint"} & settings.keys() else {"reward_settings": {"length_min": 1, "length_max": 6}})
-                  | (EVALUATED if evaluates else RARELY) | settings)
+    settings = {"out_dir": str(out_dir), "max_new_tokens": 5, "task_type": "general"} | (
+        EVALUATED if evaluates else RARELY) | settings
+    if not {"reward_functions", "teacher_checkpoint"} & settings.keys():
+        settings["reward_settings"] = {"length_min": 1, "length_max": 6}
+    c = config(**settings)
     dist, policy = one_process(), causal_policy(seed=1, scale=3.0)
     data, scoring, reference = prompt_consumer(prompts, c), Rewards(c), build_reference(c, policy, dist)
     evaluation, columns = no_evaluation, ("loss",)

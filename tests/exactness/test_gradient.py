@@ -1,4 +1,4 @@
-"""The gradient of a GRPO step: against loops over completions and tokens, finite differences, and other cuts of the step."""
+"""The gradient of a GRPO step: against loops over tokens, finite differences, and other cuts of the step."""
 
 import dataclasses
 
@@ -81,7 +81,8 @@ def test_on_prompts_the_gradient_equals_that_of_every_completion_forwarded_on_it
     for n in range(len(rollouts.target)):
         prompt, length = batch["record"][n // c.group_size]["tokens"], int(rollouts.mask[n].sum())
         written = rollouts.target[n, :length].tolist()
-        p, q = ((x.model(torch.tensor([prompt + written]))[0] / c.temperature).log_softmax(-1) for x in (policy, reference))
+        text = torch.tensor([prompt + written])
+        p, q = ((x.model(text)[0] / c.temperature).log_softmax(-1) for x in (policy, reference))
         for t, token in enumerate(written):
             at = len(prompt) - 1 + t
             logp, ratio = p[at, token], (p[at, token] - p[at, token].detach()).exp()
@@ -136,7 +137,7 @@ CUTS = {"batch_size": [{"batch_size": 4}, {"batch_size": 1, "gradient_accumulati
 
 
 @pytest.mark.parametrize("settings", [
-    *({"objective": objective} for objective in OBJECTIVES), {"ppo_epochs": 2}, {"kl_estimator": "exact"}, TAUGHT], ids=str)
+    *({"objective": name} for name in OBJECTIVES), {"ppo_epochs": 2}, {"kl_estimator": "exact"}, TAUGHT], ids=str)
 @pytest.mark.parametrize("cuts", CUTS)
 def test_on_prompts_the_gradient_does_not_depend_on_the_cut(prompts, cuts, settings):
     found, policy, reference = [], causal_policy(seed=1), causal_policy(seed=2).frozen()

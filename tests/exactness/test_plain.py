@@ -22,8 +22,8 @@ LOOPS = {"grpo_example": (plain, {"P": 2, "G": 4, "T": 64}, "--block_size=64", "
 def test_the_loop_to_read_gives_the_numbers_and_weights_of_the_trainer(config, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     loop, sizes, *settings = LOOPS[config]
-    main([f"config/{config}.py", f"--batch_size={sizes['P']}", f"--group_size={sizes['G']}", *settings, f"--max_iters={STEPS}",
-          "--eval_problems=2", "--eval_completions=2", f"--out_dir={tmp_path}"])
+    main([f"config/{config}.py", f"--batch_size={sizes['P']}", f"--group_size={sizes['G']}", *settings,
+          f"--max_iters={STEPS}", "--eval_problems=2", "--eval_completions=2", f"--out_dir={tmp_path}"])
     with open(tmp_path / "metrics.jsonl") as f:
         records = [record for record in map(json.loads, f) if "loss" in record]
     folder = "arithmetic" if loop is plain_causal else "char_diffusion"

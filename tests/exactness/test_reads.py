@@ -1,4 +1,4 @@
-"""Nothing is read twice and nothing is padded in vain, with the numbers of the plain way; logits fit in bounded memory."""
+"""Nothing is read twice or padded in vain, with the numbers of the plain way; logits need bounded memory."""
 
 from types import SimpleNamespace
 
@@ -42,7 +42,8 @@ def test_each_distinct_input_is_read_once(dataset):
 def unequal_rollouts(seed=1):
     """Rollouts of prompts of 2 to 10 tokens with completions of 1 to 7."""
     rng, (P, G, M, T) = np.random.default_rng(seed), (5, 4, 7, 9)
-    length, prompt_length = torch.from_numpy(rng.integers(1, M + 1, (P, G))), torch.from_numpy(rng.integers(1, T + 1, P))
+    length = torch.from_numpy(rng.integers(1, M + 1, (P, G)))
+    prompt_length = torch.from_numpy(rng.integers(1, T + 1, P))
     prompt_length[0] = T
 
     def ids(*shape):

@@ -48,7 +48,7 @@ def table_rollouts():
 
 
 def objective_config(name, estimator, **more):
-    """A config for table_rollouts with this objective and this estimator of the KL: "none", "in reward", or its name."""
+    """A config for table_rollouts. estimator: of the KL, "none", "in reward", or its name."""
     named = estimator not in ("none", "in reward")
     return config(objective=name, kl_beta=0.0 if estimator == "none" else 0.3, kl_in_reward=estimator == "in reward",
                   batch_size=P, group_size=G, max_new_tokens=MAX_TOKENS, kl_estimator=estimator if named else None,

@@ -69,7 +69,11 @@ def test_resampling_is_bounded_and_groups_that_are_left_are_dropped(dataset, pro
     calls, policy, data = [], fill_policy(), consumer(dataset, c)
     if kind == "prompts":
         policy, data = causal_policy(), prompt_consumer(prompts, c)
-    equal = lambda r: calls.append(r.problems) or Scored(torch.full((r.problems, 4), 0.5))
+
+    def equal(rollouts):
+        calls.append(rollouts.problems)
+        return Scored(torch.full((rollouts.problems, 4), 0.5))
+
     rollouts, sums = collect(policy, equal, data, c)
     assert calls == [4] * (1 + MOST_RESAMPLES) and sums["resampled"] == (4 * MOST_RESAMPLES, 4)
     assert rollouts.problems == 0

@@ -8,16 +8,11 @@ import torch
 
 from core.models import freeze_in
 from core.optim import build_optimizers
-from grpo.policies.causal import CausalPolicy
 from tests.tiny import (
-    CAUSAL,
-    causal_model,
     causal_policy,
-    clear_gradient,
     config,
     consumer,
     fill_policy,
-    flat_gradient,
     grpo_step,
     length_reward,
     prompt_consumer,

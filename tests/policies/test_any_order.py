@@ -32,8 +32,9 @@ def passes_of(policy, problems, config):
     return turn.unflatten(0, shape), read.unflatten(0, shape), rollouts
 
 
-@pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "left_to_right", "unmask_steps": 4},
-                                  {"unmask_order": "confidence", "group_size": 12}, {"block_length": None, "unmask_steps": 3}], ids=str)
+@pytest.mark.parametrize("more", [
+    {}, {"top_p": 0.7}, {"unmask_order": "left_to_right", "unmask_steps": 4},
+    {"unmask_order": "confidence", "group_size": 12}, {"block_length": None, "unmask_steps": 3}], ids=str)
 @torch.no_grad()
 def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(prompts, more):
     c = prompt_config(**SETTINGS | {"temperature": 0.8} | more)

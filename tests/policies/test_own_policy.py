@@ -12,7 +12,7 @@ from grpo.reference import REFERENCES
 from grpo.rewards import Scored
 from grpo.policies.policy import Policy
 from grpo.rollout import Rollouts, Texts
-from tests.tiny import config, one_process, same
+from tests.tiny import config, one_process
 
 PROMPTS, TOKENS, LENGTH = 6, 5, 3
 

@@ -37,8 +37,8 @@ CHOICES = [(name, None) for name in OBJECTIVES] + [("plain", name) for name in A
 PROMPTS = {"max_new_tokens": 6, "task_type": "general", "reward_settings": {"length_min": 1, "length_max": 6}}
 MOVING = {"learning_rate": 1e-3, "min_lr": 1e-3, "grad_clip": 1.0}
 STEP = ("loss", "mean_reward", "std_reward", "entropy", "grad_norm", "unique_completions")
-LATER = ("loss", "pg_loss", "kl_penalty", "mean_kl", "entropy", "mean_reward", "grad_norm", "mismatch_max", "mismatch_kl",
-         "ratio_minus_one", "effective_sample_size", "clip_fraction", "kl_to_old")
+LATER = ("loss", "pg_loss", "kl_penalty", "mean_kl", "entropy", "mean_reward", "grad_norm", "mismatch_max",
+         "mismatch_kl", "ratio_minus_one", "effective_sample_size", "clip_fraction", "kl_to_old")
 
 
 def weights(policy):
@@ -102,11 +102,12 @@ class Layout:
 
     def later_steps(self):
         """Second steps on completions of prompts, of unequal lengths, and on texts filled in in several passes."""
-        settings = [*((*choice, KL[i % len(KL)]) for i, choice in enumerate(CHOICES)), *(("grpo", None, kl) for kl in KL)]
-        for objective, advantage, kl in settings:
+        settings = [(*choice, KL[i % len(KL)]) for i, choice in enumerate(CHOICES)]
+        for objective, advantage, kl in (*settings, *(("grpo", None, kl) for kl in KL)):
             c = self.config(objective=objective, advantage=advantage, ppo_epochs=2, **PROMPTS, **kl)
             policy, reference = causal_policy(seed=1, scale=3.0), causal_policy(seed=9).frozen() if c.kl_beta else None
-            self.later_gradient(policy, f"causal/{objective}/{advantage}/{kl}", c, self.prompts(c), Rewards(c), reference)
+            name = f"causal/{objective}/{advantage}/{kl}"
+            self.later_gradient(policy, name, c, self.prompts(c), Rewards(c), reference)
         c = self.config(teacher_checkpoint="passed below", kl_beta=0.0, group_size=1, max_new_tokens=6, ppo_epochs=2)
         teacher = causal_policy(seed=9, n_layer=2).frozen()
         self.later_gradient(causal_policy(seed=1, scale=3.0), "taught", c, self.prompts(c), Rewards(c), teacher)
@@ -133,7 +134,7 @@ class Layout:
         self.note("ahead", metrics, ("staleness", "mean_reward"))
 
     def groups_on_one_rank(self):
-        """Groups that are replaced on one rank more than on the other; groups that differ on rank 1 alone, or on none."""
+        """Groups that are replaced on one rank more than on the other; that differ on rank 1 alone, or on none."""
         def equal_on_a_rank(rollouts):
             reward = inner(rollouts).reward
             alone = dist.rank == 1 or dist.world == 1
@@ -186,8 +187,11 @@ def bad_steps(out_dir):
     step("gradient", policy)
     for name, in_training in (("loss", True), ("sampler", False)):
         policy = fill_policy()
-        project = policy.model.project
-        policy.model.project = lambda h, at=in_training, real=project: real(h) * (bad if torch.is_grad_enabled() == at else 1.0)
+
+        def project(h, at=in_training, real=policy.model.project):
+            return real(h) * (bad if torch.is_grad_enabled() == at else 1.0)
+
+        policy.model.project = project
         step(name, policy)
 
     class OnceBad:

@@ -1,4 +1,4 @@
-"""Steps with a number that is not finite, in sampling, rewards, reference, loss or gradient: skipped, counted, named."""
+"""A step with a number that is not finite, in sampling, rewards, loss or gradient, is skipped, counted and named."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -10,7 +10,8 @@ from core.optim import build_optimizers
 from grpo.reward_functions.registry import reward
 from grpo.rewards import Rewards
 from tests.tiny import (
-    causal_policy, config, consumer, fill_policy, grpo_step, judge, optimizer_state, prompt_config, prompt_consumer, rewards)
+    causal_policy, config, consumer, fill_policy, grpo_step, judge, optimizer_state, prompt_config, prompt_consumer,
+    rewards)
 from tests.trainers import run, trainer, training_records
 
 NAN, INF = float("nan"), float("inf")

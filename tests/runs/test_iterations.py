@@ -1,4 +1,4 @@
-"""Several optimizer steps on the rollouts of an iteration: what runs once, in which order, and what moves afterwards."""
+"""Several optimizer steps on the rollouts of an iteration: what runs once, in which order, what moves afterwards."""
 
 import dataclasses
 
@@ -100,8 +100,8 @@ def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path)
 
 
 @pytest.mark.parametrize("kl_beta, mean_kl, moved", [
-    (0.1, 0.5, 0.1), (0.1, 0.55, 0.1 * 1.01), (0.1, 50.0, 0.1 * 1.02), (0.1, 1e-9, 0.1 * 0.98), (0.1, 0.0, 0.1), (0.1, np.nan, 0.1),
-    (0.1 * ADAPT_RANGE, 50.0, 0.1 * ADAPT_RANGE), (0.1 / ADAPT_RANGE, 1e-9, 0.1 / ADAPT_RANGE)])
+    (0.1, 0.5, 0.1), (0.1, 0.55, 0.1 * 1.01), (0.1, 50.0, 0.1 * 1.02), (0.1, 1e-9, 0.1 * 0.98), (0.1, 0.0, 0.1),
+    (0.1, np.nan, 0.1), (0.1 * ADAPT_RANGE, 50.0, 0.1 * ADAPT_RANGE), (0.1 / ADAPT_RANGE, 1e-9, 0.1 / ADAPT_RANGE)])
 def test_kl_beta_moves_by_a_tenth_of_at_most_a_fifth_and_is_clamped(kl_beta, mean_kl, moved):
     assert adapted(kl_beta, mean_kl, config(kl_beta=0.1, kl_target=0.5)) == pytest.approx(moved, rel=1e-12)
     assert adapted(kl_beta, mean_kl, config(kl_beta=0.1)) == kl_beta, "without a target it stays"

@@ -16,7 +16,8 @@ from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
 from tests.tiny import (
-    CAUSAL, ROOT, TOKENIZER, causal_model, causal_policy, config, fill_policy, judge, model, one_process, prompt_config, same, save)
+    CAUSAL, ROOT, TOKENIZER, causal_model, causal_policy, config, fill_policy, judge, model, one_process, prompt_config,
+    same, save)
 
 
 def load(arguments):
@@ -25,16 +26,17 @@ def load(arguments):
 
 def test_canonical_defaults():
     expected = {
-        "group_size": 8, "kl_beta": 0.1, "learning_rate": 1e-5, "min_lr": None, "temperature": 0.8, "top_p": 0.95, "batch_size": 16,
-        "gradient_accumulation_steps": 1, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "grad_clip": 1.0, "seed": 1337,
-        "device": "auto", "out_dir": "out-grpo", "optimizer": "adamw", "max_iters": 200, "warmup_iters": 10, "max_bad_steps": 5}
+        "group_size": 8, "kl_beta": 0.1, "learning_rate": 1e-5, "temperature": 0.8, "top_p": 0.95, "batch_size": 16,
+        "gradient_accumulation_steps": 1, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "grad_clip": 1.0,
+        "seed": 1337, "device": "auto", "out_dir": "out-grpo"}
     assert {key: getattr(GRPOConfig(), key) for key in expected} == expected
 
 
 def test_a_config_can_add_an_objective_of_its_own(tmp_path, monkeypatch):
     monkeypatch.delitem(OBJECTIVES, "mine", raising=False)  # and so once more at the end
     path = tmp_path / "c.py"
-    path.write_text("from grpo import losses\n\nlosses.OBJECTIVES['mine'] = losses.OBJECTIVES['dapo']\nobjective = 'mine'\n")
+    path.write_text("from grpo import losses\nlosses.OBJECTIVES['mine'] = losses.OBJECTIVES['dapo']\n"
+                    "objective = 'mine'\n")
     assert baseline_of(load(str(path))) == OBJECTIVES["dapo"].advantage
 
 
@@ -57,14 +59,15 @@ def test_a_room_is_imported_when_it_opens():
     code = (f"import sys; sys.path.insert(0, {ROOT!r}); from grpo.grpo_config import GRPOConfig; GRPOConfig(SETTING); "
             "print(*sys.modules, sep='\\n')")
     for setting, opened in (("", False), ("sampler='ray', lora_rank=4, report_to=('wandb',)", True)):
-        done = subprocess.run([sys.executable, "-c", code.replace("SETTING", setting)], capture_output=True, text=True, check=True)
+        command = [sys.executable, "-c", code.replace("SETTING", setting)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         rooms = ("grpo.samplers.settings", "core.huggingface.settings", "core.trackers")
         assert all((room in done.stdout.split()) == opened for room in rooms)
 
 
 def test_a_users_file_adds_a_mask(dataset, tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text("import numpy as np\nfrom core.data import mask\n\n\n@mask\ndef first(rng, tokens, count, newline):\n"
+    path.write_text("import numpy as np\nfrom core.data import mask\n@mask\ndef first(rng, tokens, count, newline):\n"
                     "    return np.arange(len(tokens)) < count\n")
     c = config(dataset=dataset, generator_checkpoint="x.safetensors", reward_file=str(path), masks={"first": 1.0},
                mask_low=0.25, mask_high=0.25)
@@ -85,9 +88,11 @@ def test_the_policy_is_of_the_kind_that_checkpoint_and_dataset_say(tmp_path, dat
     paths = {name: save(tmp_path / name, net) for name, net in
              {"text": model(), "judge": judge(), "gold": judge(seed=6), "other": model(seed=3)}.items()}
     models = built(config(dataset=dataset, generator_checkpoint=paths["text"], judge_checkpoint=paths["judge"],
-                          gold_judge_checkpoint=paths["gold"], reference_checkpoint=paths["other"], reference_mode="ema"))
+                          gold_judge_checkpoint=paths["gold"], reference_checkpoint=paths["other"],
+                          reference_mode="ema"))
     assert type(models.policy) is FillPolicy and same(models.policy, fill_policy())
-    assert same(models.reference, fill_policy(seed=3)) and not any(p.requires_grad for p in models.reference.parameters())
+    assert same(models.reference, fill_policy(seed=3))
+    assert not any(p.requires_grad for p in models.reference.parameters())
     assert same(models.judge.model, judge()) and same(models.gold_judge.model, judge(seed=6))
     assert models.judge.reads_ids and models.judge.tokenizer.description() == TOKENIZER.description()
     models = built(prompt_config(dataset=prompts, generator_checkpoint=str(causal)))
