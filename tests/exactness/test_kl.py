@@ -8,27 +8,24 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from grpo.grpo_training_step import with_advantage
 from grpo.losses import (
     KL_ESTIMATORS, OBJECTIVES, compute_advantages, exact_kl, k2, k3, kl_as_reward, kl_penalty, kl_per_token,
     policy_loss)
-from grpo.metrics import rollout_sums
 from grpo.reference import choose_estimator, with_reference
-from grpo.rewards import Rewards, Scored
+from grpo.rewards import Rewards
 from grpo.rollout import Scores
 from tests.tiny import (
     causal_policy,
     config,
+    consumer,
     fill_policy,
     fixed_rewards,
     grpo_step,
-    one_process,
     prompt_config,
     prompt_consumer,
     sampled,
     shaped,
     step_gradient,
-    train,
 )
 
 
@@ -92,20 +89,17 @@ def test_another_reference_gives_another_gradient_and_the_policy_itself_none(pro
 
 def test_kl_in_the_reward_moves_the_advantage_and_not_the_loss(dataset):
     policy, reference = fill_policy(seed=1), fill_policy(seed=2).frozen()
-    c = config(kl_in_reward=True, kl_beta=0.5)
+    c, equal = config(kl_in_reward=True, kl_beta=0.5), fixed_rewards(torch.zeros(4, 4))
     rollouts = with_reference(sampled(policy, dataset, c), reference, "k3", c)
-    _, scored = shaped(rollouts, Scored(torch.zeros(4, 4)), c)
     expected = [-0.5 * sum(float(rollouts.old_logp[n, m] - rollouts.ref_logp[n, m])
                            for m in range(rollouts.mask.shape[1]) if rollouts.mask[n, m]) for n in range(16)]
+    _, scored = shaped(rollouts, equal(rollouts), c)
     assert (scored.reward == 0).all(), "metrics and zero_std see the reward of the task"
     torch.testing.assert_close(scored.penalty.flatten(), torch.tensor(expected))
-    torch.testing.assert_close(scored.values["kl"], torch.tensor(expected))
-    sums = rollout_sums(rollouts, scored, torch.ones(4, dtype=torch.bool))
-    rollouts = with_advantage(rollouts, scored, "group_std", one_process())
-    assert rollouts.advantage.abs().max() > 0
-    sums["mean_advantage"] = rollouts.advantage.sum(), rollouts.train_mask.sum()
-    metrics = train(policy, rollouts, sums, c)
-    assert metrics["kl_penalty"] == 0 and metrics["loss"] == metrics["pg_loss"] and metrics["mean_kl"] > 0
+    metrics = grpo_step(policy, reference, equal, consumer(dataset, c), c)
+    assert metrics["reward/kl"] == pytest.approx(sum(expected) / 16, rel=1e-4)
+    assert metrics["kl_penalty"] == 0 and metrics["loss"] == metrics["pg_loss"]
+    assert metrics["mean_kl"] > 0 and metrics["grad_norm"] > 0
 
 
 # Of whole completions, by enumeration

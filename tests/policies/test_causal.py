@@ -25,27 +25,22 @@ def test_texts_are_prompt_and_completion_without_padding_and_stop_token(prompts)
     c, tokenizer = prompt_config(max_new_tokens=30, batch_size=8), SeveralEnds()
     policy = CausalPolicy(causal_model(scale=2.0), tokenizer)
     batch, rollouts = prompt_consumer(prompts, c).problems("train", 0), sampled(policy, prompts, c)
-    texts, ended, lengths, ends = rollouts.texts, 0, set(), set(tokenizer.stop_token_ids)
-    last = set()
+    texts, ends, last = rollouts.texts, set(tokenizer.stop_token_ids), []
     for n in range(len(rollouts.target)):
         record = batch["record"][n // 4]
         written = rollouts.target[n, : int(rollouts.mask[n].sum())].tolist()
         stopped = written[-1] in ends
         assert not ends.intersection(written[:-1]) and stopped != bool(rollouts.truncated[n])
-        assert texts.completion_ids[n] == written
+        assert texts.completion_ids[n] == written and texts.completions[n] == CAUSAL.decode(written)
         assert texts.tokens[n].tolist() == [*record["tokens"], *(written[:-1] if stopped else written)]
-        assert texts.completions[n] == CAUSAL.decode(written) and texts.prompts[n] == record["prompt"]
-        assert texts.columns["answer"][n] == record["answer"]
+        assert (texts.prompts[n], texts.columns["answer"][n]) == (record["prompt"], record["answer"])
         for m in range(len(written) - stopped):
             assert texts.tokens[n][int(texts.place[n, m])] == rollouts.target[n, m]
-        ended += stopped
-        last.add(written[-1])
-        lengths.add(len(record["tokens"]))
-    assert 0 < ended < len(rollouts.target) and len(lengths) > 1, "with and without a stop token, of several lengths"
-    assert len(last & ends) > 2
-    assert texts.metrics["truncated"][0] == len(rollouts.target) - ended
+        last.append(written[-1])
+    ended = sum(token in ends for token in last)
+    assert 0 < ended < len(last) and len(ends.intersection(last)) > 2, "some end, with several tokens"
+    assert texts.metrics["truncated"][0] == len(last) - ended
     assert [float(x) for x in texts.metrics["completion_length"]] == [float(rollouts.mask.sum()), 32.0]
-    assert rollouts.max_tokens == 30
     behind = rollouts.mask == 0
     other = rollouts.inputs["tokens"].flatten(0, 1).masked_fill(behind, 7).view_as(rollouts.inputs["tokens"])
     other = replace(rollouts, inputs=rollouts.inputs | {"tokens": other})

@@ -185,14 +185,10 @@ def bad_steps(out_dir):
     policy = fill_policy()
     next(policy.model.parameters()).register_hook(lambda gradient: gradient * bad)
     step("gradient", policy)
-    for name, in_training in (("loss", True), ("sampler", False)):
-        policy = fill_policy()
-
-        def project(h, at=in_training, real=policy.model.project):
-            return real(h) * (bad if torch.is_grad_enabled() == at else 1.0)
-
-        policy.model.project = project
-        step(name, policy)
+    policy = fill_policy()
+    project = policy.model.project
+    policy.model.project = lambda h: project(h) * (bad if torch.is_grad_enabled() else 1.0)
+    step("loss", policy)
 
     class OnceBad:
         state = SimpleNamespace(global_step=0)

@@ -1,6 +1,5 @@
 """A resumed run has the bits of the uninterrupted one; what a run writes; states of other runs are refused."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -8,11 +7,8 @@ import signal
 import pytest
 import torch
 
-from core.checkpoint_manager import as_plain
 from core.models import load_model
-from grpo.reference import with_reference
-from grpo.rollout import DataBuffer, Rollouts
-from tests.tiny import causal_policy, config, fill_policy, same, same_momentum, sampled, without_clock
+from tests.tiny import same, same_momentum, without_clock
 from tests.trainers import evaluated_trainer, logged_keys, prompt_trainer, records, run, trainer, training_records
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -29,7 +25,8 @@ def expect_whole(whole, resumed):
     assert one == two
 
 
-MOVING = [{"ppo_epochs": 2, "minibatches": 2}, {"reference_mode": "ema", "ema_alpha": 0.8, "kl_target": 1e-3},
+MOVING = [{"ppo_epochs": 2, "minibatches": 2, "top_p": 0.9},
+          {"reference_mode": "ema", "ema_alpha": 0.8, "kl_target": 1e-3},
           {"reference_mode": "periodic", "reference_update_freq": 2, "kl_in_reward": True},
           {"reference_mode": "none", "kl_beta": 0.0, "ppo_epochs": 3}]
 
@@ -47,7 +44,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(dataset, tmp_path, settings)
 
 
 def test_a_resumed_causal_run_with_evaluations_equals_the_uninterrupted_one(prompts, tmp_path):
-    settings = {"success_reward": "length_penalty", "overlong_buffer": 4}
+    settings = {"success_reward": "length_penalty", "overlong_buffer": 4, "ppo_epochs": 2, "top_p": 0.9}
     whole = run(prompt_trainer(prompts, tmp_path / "whole", max_iters=6, **settings))
     run(prompt_trainer(prompts, tmp_path / "cut", max_iters=3, **settings))
     expect_whole(whole, run(prompt_trainer(prompts, tmp_path / "cut", max_iters=6, **settings), resume=True))
@@ -106,38 +103,3 @@ def test_a_state_of_another_run_is_refused_in_one_line(dataset, tmp_path, change
     with pytest.raises(ValueError, match=f"state.pt .*{word}") as error:
         trainer(dataset, tmp_path, max_iters=2, resume=True, **settings)
     assert "\n" not in str(error.value)
-
-
-# The buffer
-
-def assert_equal(a, b):
-    """Two dictionaries or lists of tensors and values."""
-    if isinstance(a, (dict, list)):
-        assert len(a) == len(b)
-        for key, x in a.items() if isinstance(a, dict) else enumerate(a):
-            assert_equal(x, b[key])
-    else:
-        assert torch.equal(a, b) if torch.is_tensor(a) else a == b
-
-
-@pytest.mark.parametrize("kind", ["fill", "causal"])
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_a_buffer_read_back_hands_out_the_same_minibatches(dataset, prompts, tmp_path, kind, top_p):
-    build, folder, estimator = (fill_policy, dataset, "exact") if kind == "fill" else (causal_policy, prompts, "k3")
-    rollouts = sampled(build(), folder, config(max_new_tokens=6, top_p=top_p))
-    rollouts = dataclasses.replace(rollouts, advantage=torch.randn(len(rollouts.target), 1), texts=None)
-    rollouts = with_reference(rollouts, build(seed=2), estimator, config())
-    assert ("kept" in rollouts.inputs) == (top_p < 1)
-    buffer = DataBuffer(seed=3)
-    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {"a": (1.0, None)}), 2, 2)
-    buffer.store_evaluation_data(0, {"x": 0.5})
-    buffer.next_minibatch()
-    torch.save(buffer.state_dict(), tmp_path / "state.pt")
-    twin = DataBuffer(seed=3)
-    twin.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert twin.get_buffer_statistics() == buffer.get_buffer_statistics()
-    assert list(twin.evaluations) == [{"step": 0, "x": 0.5}]
-    for (a, sums), (b, twin_sums) in zip(buffer, twin, strict=True):
-        assert sums == twin_sums and isinstance(b, Rollouts)
-        assert_equal(as_plain(a), as_plain(b))
-    assert twin.rollouts is None
