@@ -26,7 +26,7 @@ SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "eval
 class GRPOTrainer:
     """Trains `policy` for `rewards`, near `reference`, on the problems of `data`.
 
-    policy, reference (or None): policies (grpo/rollout.py: Policy); rewards: a Rewards, or rollouts -> Scored
+    policy, reference (or None): policies (grpo/policies/policy.py); rewards: a Rewards, or rollouts -> Scored
     data: problems(split, iteration, micro) -> a batch that the policy can sample for, as numpy arrays
     evaluation: (policy, temperature) -> (metrics, samples), run on rank 0
     a sample: {"problem", "best", "worst": texts, "best_score", "worst_score": numbers}

@@ -7,6 +7,7 @@ import sys
 from functools import cached_property, partial
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from core.cache import new_cache
@@ -32,7 +33,7 @@ class CausalPolicy(ModelPolicy):
 
     kl_estimator = "k3"
 
-    def sample_part(self, problems, iteration, config):
+    def sample_part(self, problems: dict, iteration: int, config) -> Rollouts:
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
         response_prefix"""
         stop = self._stop(config)
@@ -107,7 +108,7 @@ class CausalPolicy(ModelPolicy):
         prompt = F.pad(prompt, (-cut, 0))                   # cuts columns off, or adds one to prompts of one token
         return self.put(prompt), padding - cut
 
-    def states(self, rollouts):
+    def states(self, rollouts: Rollouts) -> Tensor:
         """Reads prompts of like length together, and then their completions of like length."""
         prompts, prompt_length = rollouts.inputs["prompt"], rollouts.inputs["prompt_length"]
         inputs = rollouts.inputs["tokens"].flatten(0, 1)                             # (N, M)

@@ -74,12 +74,12 @@ class Policy:
         return full.split(counts(rollouts.inputs["chosen"]))
 
 
-def sampling_of(config):
+def sampling_of(config) -> dict:
     """The settings of core.distributions.sample_tokens."""
     return {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
-def inputs_of(chosen, kept, size, **own):
+def inputs_of(chosen: Tensor, kept, size: Tensor, **own: Tensor) -> dict:
     """The inputs of Rollouts (grpo/rollout.py). kept: the KeptTokens of all states, or None; own: tensors of a kind."""
     inputs = {"chosen": chosen, "size": size} | {name: x.cpu() for name, x in own.items()}
     if kept is not None:
@@ -100,46 +100,46 @@ class ModelPolicy(Policy):
         model.grad_checkpoint = grad_checkpoint
 
     @property
-    def device(self):
+    def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
     @property
-    def vocabulary(self):
+    def vocabulary(self) -> int:
         return self.model.vocabulary
 
     @property
-    def suffix(self):
+    def suffix(self) -> str:
         return self.model.suffix
 
     @torch.no_grad()
-    def sample(self, problems, iteration, config):
+    def sample(self, problems: dict, iteration: int, config) -> Rollouts:
         """Rollouts, of few enough problems at a time."""
         at_once = self.at_once(config)
         starts = range(0, len(problems["number"]), at_once)
         parts = ({key: x[i : i + at_once] for key, x in problems.items()} for i in starts)
         return join([self.sample_part(part, iteration, config) for part in parts])
 
-    def rows(self, config):
+    def rows(self, config) -> int:
         """Completions that are sampled at a time. A GPU takes as long for all of an iteration as for a few."""
         problems = config.batch_size if self.device.type == "cpu" else config.problems
         return config.sample_rows or problems * config.group_size
 
-    def at_once(self, config):
+    def at_once(self, config) -> int:
         """Problems that are sampled at a time."""
         return max(1, self.rows(config) // config.group_size)
 
     def autocast(self):
         return autocast(self.device, self.dtype)
 
-    def put(self, x):
+    def put(self, x: Tensor) -> Tensor:
         """A tensor of the CPU on the device. Does not wait for what the device still computes."""
         return x.to(self.device, non_blocking=True)
 
-    def on_device(self, padding):
+    def on_device(self, padding: Tensor) -> Tensor | None:
         """The padding of texts, or None if there is none: attention is faster without."""
         return self.put(padding) if padding.any() else None
 
-    def project(self, states):
+    def project(self, states: Tensor) -> Tensor:
         with self.autocast():
             return self.model.project(states)
 
@@ -154,21 +154,21 @@ class ModelPolicy(Policy):
     def parameters_by_kind(self):
         return self.model.parameters_by_kind()
 
-    def weights(self):
+    def weights(self) -> dict:
         return self.model.weights()
 
-    def load_weights(self, weights):
+    def load_weights(self, weights: dict):
         own = self.model.weights()
         if any(map(is_sharded, own.values())):
             from core.performance.sharding import cut_like
             weights = {name: cut_like(x, own[name]) for name, x in weights.items()}
         self.model.load_weights(weights)
 
-    def calls(self, rollouts):
+    def calls(self, rollouts: Rollouts) -> int:
         """Number of times that `states` calls the model."""
         return 1
 
-    def idle_loss(self, times):
+    def idle_loss(self, times: int) -> Tensor:
         """0, with gradients of 0, of `times` calls: every rank takes part in putting a sharded model together."""
         token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         with self.autocast():
