@@ -41,8 +41,6 @@ def describe_models(config, models):
             yield "reference  the generator's weights without the adapter, or with the one that it starts from, frozen"
         else:
             yield f"{title:<10} {size_of(part.model)}, frozen"
-    if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
-        yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
     path = config.generator_checkpoint
     if is_huggingface(path):
         from core.huggingface.files import is_adapter

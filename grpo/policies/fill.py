@@ -74,16 +74,28 @@ class FillPolicy(ModelPolicy):
 
     def states(self, rollouts: Rollouts) -> Tensor:
         texts, position, chosen = (rollouts.inputs[name] for name in ("texts", "position", "chosen"))
+        if texts.shape[1] > 1:
+            return self.states_in_texts(rollouts)
+        place = chosen.flatten().nonzero()[:, 0]                                     # (K,)
+        with self.autocast():  # no other states are wanted
+            h = self.model.states(self.put(texts[:, 0]), self.put(position[:, 0]))   # (P, M, C)
+        return h.flatten(0, 1)[self.put(place)]
+
+    def states_in_texts(self, rollouts: Rollouts) -> Tensor:
+        """Reads the texts in which tokens are scored, without the columns that are padding in all."""
+        texts, position, chosen = (rollouts.inputs[name] for name in ("texts", "position", "chosen"))
         P, W, T = texts.shape
-        begin = torch.arange(0, P * W * T, W * T)                                    # (P,)
-        place = position + begin[:, None, None]                                      # (P, 1 or G, M)
-        read = None
-        if W == 1:  # no other states are wanted
-            place = torch.arange(position.numel()).view_as(position)                 # (P, 1 or G, M)
-            read = self.put(position.flatten(1))                                     # (P, r M)
+        padding = rollouts.inputs.get("padding", torch.zeros(P, dtype=torch.long))   # (P,)
+        problem = chosen.nonzero()[:, 0]                                             # (K,)
+        number = problem * W + position[chosen] // T                                 # (K,) of its text among P W
+        column = position[chosen] % T                                                # (K,) in that text
+        used, text = number.unique(return_inverse=True)                              # (U,), (K,)
+        cut = int(padding.min())
+        tokens = self.put(texts.flatten(0, 1)[used, cut:])                           # (U, T - cut)
+        padding = self.on_device((padding - cut)[used // W])                         # (U,) or None
         with self.autocast():
-            h = self.model.states(self.put(texts.flatten(0, 1)), read)               # (P W, T or r M, C)
-        return h.flatten(0, 1)[self.put(place[chosen])]
+            h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
+        return h[self.put(text), self.put(column - cut)]
 
 
 def views_of(input: Tensor, position: Tensor, turn: Tensor, read: Tensor, estimator: str) -> tuple:

@@ -5,7 +5,6 @@ first end token or stop sequence; what was drawn behind it is not trained on, an
 """
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
@@ -29,6 +28,7 @@ class PromptFillPolicy(FillPolicy):
         super().__init__(model, *settings)
 
     greedy = CausalPolicy.greedy  # each token is the likeliest of its pass
+    states = FillPolicy.states_in_texts
 
     def sample_part(self, problems: dict, iteration: int, config) -> Rollouts:
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, unmask_steps, block_length,
@@ -79,19 +79,3 @@ class PromptFillPolicy(FillPolicy):
                 position=place.expand(P, G, L),
                 padding=padding),
             texts=completion_texts(stop, problems, target, mask, truncated))
-
-    def states(self, rollouts: Rollouts) -> Tensor:
-        """Reads the texts in which tokens of completions are scored, without the columns that are padding in all."""
-        names = "chosen", "texts", "position", "padding"
-        chosen, texts, position, padding = (rollouts.inputs[name] for name in names)
-        _, W, T = texts.shape
-        problem = chosen.nonzero()[:, 0]                                             # (K,)
-        number = problem * W + position[chosen] // T                                 # (K,) of its text among P W
-        column = position[chosen] % T                                                # (K,) in that text
-        used, text = number.unique(return_inverse=True)                              # (U,), (K,)
-        cut = int(padding.min())
-        tokens = self.put(texts.flatten(0, 1)[used, cut:])                           # (U, T - cut)
-        padding = self.on_device((padding - cut)[used // W])                         # (U,) or None
-        with self.autocast():
-            h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
-        return h[self.put(text), self.put(column - cut)]
