@@ -11,7 +11,7 @@ import numpy as np
 
 from core.checkpoint_manager import CheckpointManager, check_same_step, shapes
 from core.files import CURVES, REPORT, SAMPLES, each_record, keep_records
-from core.logger import format_number
+from core.logger import folded, format_number
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from core.run import BadSteps, StopSignal, run_loop
 from grpo.evaluation.samples import append_samples, comparison_table, evaluations, format_samples
@@ -203,13 +203,11 @@ class GRPOTrainer:
         self.logger.say("  evaluating ...")
         self.progress.global_step = self.step
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
-        metrics = {f"eval/{name}": value for name, value in metrics.items()}
-        finite = {name: x for name, x in metrics.items() if math.isfinite(x)}
-        self.buffer.store_evaluation_data(self.step, finite)
+        shown = [f"{name} {format_number(x)}" for name, x in metrics.items()]
+        self.logger.say("\n".join(folded(["held out | " + " | ".join(shown)])))
+        metrics = {f"eval/{name}": x for name, x in metrics.items()}
+        self.buffer.store_evaluation_data(self.step, metrics)
         self.logger.log(self.step, metrics, show=False)
-        shown = [f"{name.removeprefix('eval/')} {format_number(value)}" for name, value in metrics.items()]
-        for first in range(0, len(shown), 3):
-            self.logger.say("  held out | " + " | ".join(shown[first : first + 3]))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.checkpoints.out_dir, self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
