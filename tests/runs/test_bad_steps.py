@@ -114,8 +114,7 @@ def test_too_many_bad_steps_end_the_run_at_its_last_good_state(dataset, tmp_path
     t = bad_at(range(2, 99), dataset, tmp_path, max_iters=50, max_bad_steps=3)
     with pytest.raises(ValueError) as error:
         t.run()
-    assert "3 steps in a row" in str(error.value) and "\n" not in str(error.value)
-    assert f"resume=True from {tmp_path}/state.pt" in str(error.value)
+    assert all(word in str(error.value) for word in ("max_bad_steps", "learning_rate", f"{tmp_path}/state.pt"))
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     assert state["step"] == 2 and state["skipped_steps"] == 0, "no state is saved among bad steps"
 

@@ -32,5 +32,5 @@ def test_fill_in_training_needs_nothing_that_windows_lacks(tmp_path, dataset):
 def test_code_is_not_run_on_a_system_that_cannot_limit_it(monkeypatch):
     monkeypatch.delattr("os.killpg")
     monkeypatch.setattr(sandbox, "FOUND", {})
-    with pytest.raises(ValueError, match="code_execution needs Linux or macOS.*; use WSL 2, or leave it out"):
+    with pytest.raises(ValueError, match="code_execution .*WSL"):
         sandbox.machine_parts()
