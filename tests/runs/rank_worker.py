@@ -22,13 +22,11 @@ from core.optim import build_optimizers
 from core.supervised.config import PretrainConfig
 from core.trainer import training_step
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.losses import ADVANTAGES, OBJECTIVES
 from grpo.rewards import Rewards, Scored
-from grpo.samplers.sampler import LocalSampler, Prefetcher
 from tests.tiny import (
     Catcher, causal_policy, collect, config, consumer, fill_policy, grpo_step, judge, model, prompt_consumer, rewards,
-    step_problems, train)
+    train)
 from tests.trainers import RARELY, no_evaluation
 
 KL = [{"kl_estimator": "exact"}, {"kl_beta": 0.0}, {"kl_estimator": "k2"}, {"kl_estimator": "k3"},
@@ -116,23 +114,6 @@ class Layout:
             policy, reference = fill_policy(seed=1, scale=3.0), fill_policy(seed=9).frozen()
             self.later_gradient(policy, f"passes/{estimator}", c, self.texts(c), rewards(c, judge()), reference)
 
-    def steps_ahead(self):
-        """Completions that were written an iteration ago, each rank its own share."""
-        c = self.config(max_staleness=1, kl_beta=0.0, **MOVING)
-        policy, data = fill_policy(seed=1, scale=3.0), self.texts(c)
-        prefetcher = Prefetcher(LocalSampler(policy, c), policy, lambda number: step_problems(data, c, number)(), c)
-        optimizers = build_optimizers(policy, c)
-        for step in range(6):
-            def sample(again, count=None, step=step):
-                return prefetcher.get(step_problems(data, c, step)(), step, again, last=5)
-
-            rollouts, sums, _ = collect_rollouts(policy, None, rewards(c, judge()), sample, c, dist, Timer())
-            metrics = train_on_rollouts(policy, rollouts, sums, optimizers, c, dist)
-            if step == 0:
-                self.result["ahead/first"] = weights(policy)
-        self.result["ahead/last"] = weights(policy)
-        self.note("ahead", metrics, ("staleness", "mean_reward"))
-
     def groups_on_one_rank(self):
         """Groups that are replaced on one rank more than on the other; that differ on rank 1 alone, or on none."""
         def equal_on_a_rank(rollouts):
@@ -209,8 +190,7 @@ dataset, prompts, out, *layouts = sys.argv[1:]
 dist = Distributed("cpu", "float32")
 for name in layouts:
     layout = Layout(*map(int, name.split("x")))
-    for part in (layout.several_steps, layout.later_steps, layout.steps_ahead, layout.groups_on_one_rank,
-                 layout.supervised):
+    for part in (layout.several_steps, layout.later_steps, layout.groups_on_one_rank, layout.supervised):
         part()
     torch.save(layout.result, f"{out}-{name}-{dist.rank}.pt")
 if dist.world > 1:

@@ -9,7 +9,7 @@ from core.models import save_model
 from grpo.grpo_config import GRPOConfig
 from tests.families import model_folder
 from tests.tiny import (
-    CAUSAL, WORDS, causal_model, causal_policy, judge, model, read_records, run_here, same, save, write_prompt_dataset)
+    CAUSAL, causal_model, causal_policy, judge, model, read_records, run_here, same, save, write_prompt_dataset)
 from tests.trainers import prompt_trainer, records, run
 
 TRAIN = "grpo/train_grpo.py"
@@ -132,25 +132,3 @@ def test_a_config_of_a_published_run_works_on_a_small_model_and_rows_of_that_for
     assert "nswer:" in done.stdout or name == "gsm8k", "the text around the prompt is its end"
     evaluation = read_records(tmp_path / "out" / "metrics.jsonl")[0]
     assert evaluation["eval/greedy_accuracy"] == 0
-
-
-@pytest.mark.slow
-def test_electra_runs_on_small_models_of_that_shape(tmp_path):
-    """Folders in the place of the names of the hub, and its two commands: the text is prepared as word pieces."""
-    pytest.importorskip("transformers")
-    generator, detector = (model_folder(tmp_path / name, name) for name in ("electra", "electra_judge"))
-    lines = [" ".join(WORDS[(i * j + i // 17) % len(WORDS)] for j in range(12)) for i in range(1500)]
-    (tmp_path / "text.txt").write_text("\n".join(lines))
-    done = run_here("data/char_diffusion/prepare.py", f"--input={tmp_path}/text.txt", f"--tokenizer={generator}",
-                    f"--out={tmp_path}/pieces")
-    assert done.returncode == 0, done.stderr
-    settings = {"dataset": tmp_path / "pieces", "generator_checkpoint": generator, "judge_checkpoint": detector,
-                "gold_judge_checkpoint": None, "block_size": 126}
-    done = run_here(TRAIN, "config/grpo_example.py", *arguments(SMALL | settings | {
-        "max_iters": 2, "sample_interval": 1, "out_dir": tmp_path / "out"}))
-    assert done.returncode == 0 and "credit_window = 2" in done.stdout and "sequence_scorer" in done.stdout, done.stderr
-    steps = [r for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
-    assert len(steps) == 2 and all(0 < r["reward/judge"] < 1 and r["grad_norm"] > 0 for r in steps)
-    assert steps[0]["mean_kl"] == 0.0 and steps[0]["mismatch_max"] < 1e-4
-    samples = read_records(tmp_path / "out" / "samples.jsonl")
-    assert samples and all("_" in r["problem"] and "[mask]" not in r["best"].lower() for r in samples)

@@ -53,7 +53,7 @@ def test_two_ranks_equal_one(layouts, other):
 
 
 def test_the_steps_that_were_compared_did_something(layouts):
-    """Later steps left the ratio of 1 and were clipped; rollouts of an iteration ago were trained on."""
+    """Later steps left the ratio of 1 and were clipped; sampler and policy differed."""
     clipped = {}
     for name, metrics in layouts["8x1-0"].items():
         if name.endswith("/metrics") and name.startswith(("causal", "passes")):
@@ -61,7 +61,6 @@ def test_the_steps_that_were_compared_did_something(layouts):
             assert kl_to_old > 1e-4 and mismatch_kl > 0, name
             clipped[name.split("/")[1]] = clipped.get(name.split("/")[1], 0.0) + clip_fraction
     assert all(clipped[name] > 0 for name in OBJECTIVES if name not in ("cispo", "dppo")), clipped
-    assert layouts["two-0"]["ahead/metrics"][0] == 1.0
 
 
 def test_a_step_is_empty_only_if_no_rank_has_a_group(layouts):
