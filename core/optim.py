@@ -7,7 +7,6 @@ import torch
 from core.distributed import is_sharded
 
 
-
 def build_optimizers(learner, config, device_type="cpu"):
     """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest. Muon's update is
     scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Vectors do not decay.

@@ -16,7 +16,7 @@ VLLM = {"sampler": "vllm", "vllm_url": "http://x", "top_p": 1.0}
     (VLLM | {"temperature": 3.0}, "temperature=3.0 .* 0.01 to 2"),
     *((VLLM | {"vllm_url": url}, "^vllm_url=") for url in (
         "localhost:8000", "http://127.0.0.1:1/\r\nX: y", "http://name:password@x")),
-    ({"ratio_to": "sampler", "ppo_epochs": 2, "unmask_steps": 2, "fill_estimator": "agrpo"}, "ratio_to='sampler' .* fill_estimator")])
+    ({"ratio_to": "sampler", "ppo_epochs": 2, "unmask_steps": 2, "fill_estimator": "one_step"}, "ratio_to='sampler' .* fill_estimator")])
 def test_a_setting_without_effect_or_against_another_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         config(**settings)
