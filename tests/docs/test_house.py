@@ -145,7 +145,8 @@ def test_expected_names_are_importable():
              "core.fill_in": ["predict_and_sample_tokens"], "core.judge": ["calculate_judge_scores"],
              "core.checkpoint_manager": ["CheckpointManager"], "core.optim": ["CosineLRScheduler"],
              "core.logger": ["create_logger"], "core.trainer": ["Trainer"],
-             "grpo.rewards": ["reward", "Rewards", "Scored"], "grpo.rollout": ["Rollouts"], "grpo.policies.policy": ["Policy"]}
+             "grpo.rewards": ["reward", "Rewards", "Scored"], "grpo.rollout": ["Rollouts"],
+             "grpo.policies.policy": ["Policy"]}
     for module, members in names.items():
         for member in members:
             assert hasattr(importlib.import_module(module), member), f"{module}.{member}"

@@ -3,7 +3,6 @@ papers on the files as they are."""
 
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from safetensors.torch import load_file
 from core import export
 from core.model import MASKED_FILL
 from core.models import load_model, load_tokenizer, save_model
-from grpo.policies.prompt_fill import PromptFillPolicy
 from tests.families import DIFFUSION_FAMILIES, model_folder, name_in_llada, random_ids, refused, spoiled
 
 HEADS, KEY_HEADS, SIZE, THETA = 4, 2, 8, 5000.0
