@@ -79,7 +79,7 @@ FAULTS = [
      "tests/core/test_distributions.py tests/core/test_truncation.py"),
     ("tokens are scored over the whole vocabulary", "core/distributions.py",
      "return logp.masked_fill(~mask, -torch.inf).log_softmax(-1)", "return logp",
-     "tests/core/test_distributions.py tests/exactness/test_gradient.py"),
+     "tests/core/test_distributions.py tests/exactness/test_first_ratio.py"),
     ("the temperature is left out of scoring", "core/distributions.py", "return (logits / temperature).log_softmax(-1)",
      "return logits.log_softmax(-1)", "tests/core/test_distributions.py tests/core/test_generation.py"),
     ("a token of probability 0 can be drawn", "core/distributions.py", "right=True).clamp_", "right=False).clamp_",
