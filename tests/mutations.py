@@ -51,12 +51,15 @@ FAULTS = [
     ("k3 is mirrored", "grpo/losses.py", "x = (ref_logp - logp).clamp(-20, 20)", "x = (logp - ref_logp).clamp(-20, 20)",
      "tests/exactness/test_kl.py tests/runs/test_iterations.py tests/vectors"),
     ("the exact KL is mirrored", "grpo/losses.py", "return (logp.exp() * (logp - ref_logp)).sum(-1)",
-     "return (ref_logp.exp() * (ref_logp - logp)).sum(-1)", "tests/objectives/test_objectives.py tests/exactness/test_kl.py tests/runs/test_iterations.py "
+     "return (ref_logp.exp() * (ref_logp - logp)).sum(-1)",
+     "tests/objectives/test_objectives.py tests/exactness/test_kl.py tests/runs/test_iterations.py "
      "tests/exactness/test_gradient.py"),
     ("the KL loses the importance weight", "grpo/losses.py",
-     'return (ratio.detach() if estimator == "k2" else ratio) * kl', "return kl", "tests/vectors tests/objectives/test_objectives.py"),
+     'return (ratio.detach() if estimator == "k2" else ratio) * kl', "return kl",
+     "tests/vectors tests/objectives/test_objectives.py"),
     ("log-ratios are not clamped", "grpo/losses.py", "torch.where(counted, logp - old_logp, 0.0).clamp(-20, 20)",
-     "torch.where(counted, logp - old_logp, 0.0)", "tests/objectives/test_objectives.py tests/objectives/test_extremes.py"),
+     "torch.where(counted, logp - old_logp, 0.0)",
+     "tests/objectives/test_objectives.py tests/objectives/test_extremes.py"),
     ("MaxRL divides by the standard deviation's place", "grpo/losses.py",
      "return x / mean.masked_fill(mean == 0, 1.0)", "return x / (mean.masked_fill(mean == 0, 1.0) + 0.1)",
      "tests/objectives/test_advantages.py"),
@@ -70,10 +73,12 @@ FAULTS = [
      "", "tests/exactness/test_first_ratio.py tests/objectives/test_groups.py"),
     ("the moving reference takes the wrong share", "grpo/reference.py", "1 - config.ema_alpha", "config.ema_alpha",
      "tests/exactness/test_kl.py tests/runs/test_iterations.py"),
-    ("kl_beta moves the wrong way", "grpo/reference.py", "mean_kl / config.kl_target - 1", "1 - mean_kl / config.kl_target",
+    ("kl_beta moves the wrong way", "grpo/reference.py", "mean_kl / config.kl_target - 1",
+     "1 - mean_kl / config.kl_target",
      "tests/exactness/test_kl.py tests/runs/test_iterations.py"),
     # sampling and scoring
-    ("the nucleus stops one token early", "core/truncation.py", "kept = before < top_p", "kept = ordered.cumsum(-1) < top_p",
+    ("the nucleus stops one token early", "core/truncation.py", "kept = before < top_p",
+     "kept = ordered.cumsum(-1) < top_p",
      "tests/core/test_distributions.py tests/core/test_truncation.py"),
     ("min_p compares without a logarithm", "core/truncation.py", "math.log(min_p)", "min_p - 1",
      "tests/core/test_distributions.py tests/core/test_truncation.py"),
@@ -88,8 +93,10 @@ FAULTS = [
      "text = fill_in(text, column, now, target[:, None])[:, 0]", "pass", "tests/core/test_fill_in_passes.py"),
     ("a cached token sees the padding", "core/cache.py", "return attention_mask(self.length, T, padding, device)",
      "return attention_mask(self.length, T, None, device)", "tests/core/test_cache.py tests/core/test_generation.py"),
-    ("the stop token is not trained", "core/generation.py", "drawn = self.live                                                            # (n,)",
-     "drawn = self.live & ~torch.isin(token[:, 0], ids_on(token.device, *self.stop.ids))", "tests/core/test_generation.py "
+    ("the stop token is not trained", "core/generation.py",
+     "drawn = self.live                                                            # (n,)",
+     "drawn = self.live & ~torch.isin(token[:, 0], ids_on(token.device, *self.stop.ids))",
+     "tests/core/test_generation.py "
      "tests/policies/test_causal.py"),
     ("a row that stays takes another's noise", "core/generation.py",
      "self.noise = self.noise[keep.to(self.noise.device)]", "self.noise = self.noise[: len(keep)]",
@@ -129,14 +136,17 @@ FAULTS = [
     ("a setting outside its range is accepted", "core/settings/setting.py", "    if not fits:\n", "    if False:\n",
      "tests/core/settings/test_setting.py tests/runs/test_wrong_inputs.py"),
     ("an own number beside the answer counts", "grpo/reward_functions/verify_math.py",
-     "return sorted(used), value", "return sorted(set(used)), value", "tests/grpo/reward_functions/test_verify_math.py"),
+     "return sorted(used), value", "return sorted(set(used)), value",
+     "tests/grpo/reward_functions/test_verify_math.py"),
 ]
 
 
 def copy_of_the_code(folder):
     """Copies what git tracks, and the data sets that were prepared here, to a folder."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    prepared = [str(path.relative_to(ROOT)) for pattern in ("*.bin", "meta.json") for path in ROOT.glob(f"data/*/{pattern}")]
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = done.stdout.split("\n")
+    prepared = [str(path.relative_to(ROOT)) for pattern in ("*.bin", "meta.json")
+                for path in ROOT.glob(f"data/*/{pattern}")]
     for name in filter(None, {*listed, *prepared}):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -145,8 +155,8 @@ def copy_of_the_code(folder):
 
 def run_tests(folder, tests):
     """The test that fails first, or None. A run that ends in another way counts as a failure of it."""
-    done = subprocess.run([sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests.split()],
-                          cwd=folder, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests.split()]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
     return failed[1] if failed else done.stdout[-200:] if done.returncode else None
 
