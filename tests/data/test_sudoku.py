@@ -7,11 +7,9 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from core.data import DatasetConsumer
 from core.data_folder import load_meta
-from core.model import MASKED_FILL
 from core.records import read_records
-from grpo.reward_functions.registry import REWARDS, load_reward_file
+from grpo.reward_functions.registry import load_reward_file
 from tests.data.test_prepare import ids_in, prepare
 from tests.tiny import ROOT
 
@@ -21,9 +19,7 @@ SIZE = len(BOARD)
 
 @pytest.fixture
 def rewards():
-    """{name: function}"""
-    load_reward_file(os.path.join(ROOT, "data", "sudoku", "reward.py"))
-    return {name: found.fn for name, found in REWARDS.items()}
+    return load_reward_file(os.path.join(ROOT, "data", "sudoku", "reward.py"))
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +67,6 @@ def test_the_files_have_every_board_once_and_no_held_out_one_is_a_renaming_of_a_
     assert not renamed & set(boards["train"])
 
 
-def test_a_problem_is_a_whole_board_whose_newlines_are_visible(folder, boards):
-    data = DatasetConsumer(str(folder), MASKED_FILL, SIZE, 64, masks={"in_lines": 1.0}, mask_low=0.4, mask_high=0.6)
-    drawn = set()
-    for step in range(40):
-        batch = data.batch("val", step)
-        drawn |= {data.tokenizer.decode(row) for row in batch["target"].tolist()}
-        assert not batch["mask"][batch["target"] == data.tokenizer.newline_token_id].any()
-        assert set(batch["mask"].sum(1)) <= set(range(8, 13))
-    assert drawn == set(boards["val"]), "each board is drawn, the last one too"
-
-
 @pytest.mark.parametrize("count", [0, 10, 16])
 def test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong(rewards, count):
     every, rng = every_board(), np.random.default_rng(0)
@@ -97,13 +82,11 @@ def test_a_wrong_digit_costs_its_row_its_column_and_its_quarter(rewards):
             wrong = BOARD[:i] + other + BOARD[i + 1 :]
             assert rewards["sudoku"]([hide(BOARD, range(16))], [wrong]) == [0.0]
             assert rewards["sudoku_units"]([hide(BOARD, range(16))], [wrong]) == [9 / 12]
-    rows_alone = "1234\n1234\n1234\n1234\n"
-    assert rewards["sudoku_units"]([hide(BOARD, range(16))], [rows_alone]) == [4 / 12]
 
 
 def digits(board):
-    """A board or a puzzle of a prompt: 16 digits, 0 for a hidden one."""
-    return board.replace("\n", "").replace("_", "0")
+    """A board of a prompt: 16 digits."""
+    return board.replace("\n", "")
 
 
 def solves(puzzle, board):
@@ -111,19 +94,14 @@ def solves(puzzle, board):
 
 
 def test_a_prompt_is_a_puzzle_of_its_answer_and_the_answers_of_validation_are_held_out_boards(tmp_path, boards):
-    prepare("sudoku").main(["--prompts=2000", f"--out={tmp_path}/d"])
-    found = read_records(str(tmp_path / "d" / "prompts.jsonl"))
-    records = {split: [r for r in found if r["split"] == split] for split in ("train", "val")}
-    train = list(map(digits, boards["train"]))
-    prompts = {split: {r["prompt"] for r in found} for split, found in records.items()}
+    prepare("sudoku").main(["--prompts=2000", f"--out={tmp_path}"])
+    records, train = read_records(str(tmp_path / "prompts.jsonl")), list(map(digits, boards["train"]))
+    prompts = {split: {r["prompt"] for r in records if r["split"] == split} for split in ("train", "val")}
     assert len(prompts["val"]) == 200 and not prompts["val"] & prompts["train"]
-    for split, found in records.items():
-        assert {r["answer"] for r in found} <= set(map(digits, boards[split]))
-        assert {r["puzzle"].count("0") for r in found} == set(range(6, 13))
-        for r in found:
-            assert r["prompt"] == r["puzzle"] + "=" and r["answer"] == r["completion"]
-            assert solves(r["puzzle"], r["answer"])
-            assert r["seen"] == any(solves(r["puzzle"], board) for board in train)
+    for r in records:
+        assert r["answer"] in map(digits, boards[r["split"]])
+        assert r["prompt"] == r["puzzle"] + "=" and solves(r["puzzle"], r["answer"])
+        assert r["seen"] == any(solves(r["puzzle"], board) for board in train)
 
 
 @pytest.mark.parametrize("count", [1, 6, 10, 16])
