@@ -36,7 +36,7 @@ FILES = {
     "cut.safetensors": b"\x10\0\0\0",
     "other.safetensors": b"\x08\0\0\0\0\0\0\0{}      ",
     "typo.py": "seed = 1\nn_layerz = 4\n",
-    "broken.py": "seed = 1\n\nbatch_size = 1 // 0\n",
+    "raises.py": "seed = 1\n\nbatch_size = 1 // 0\n",
     "no_python.py": b"\xff\xfe",
     "mine/thesis.tex": "mine",
     "damaged/metrics.jsonl": b'{"step": 1}\n{"step": \xff}\n',
@@ -60,7 +60,7 @@ SETTINGS = [
     (PRETRAIN, "--n_layer=four", 2, "n_layer='four' int"),
     (PRETRAIN, "--fill_checkpoints=a,b", 2, "fill_checkpoints tuple"),
     (PRETRAIN, "{typo.py}", 2, "typo.py n_layer"),
-    (PRETRAIN, "{broken.py}", 1, "broken.py line 3 ZeroDivisionError"),
+    (PRETRAIN, "{raises.py}", 1, "raises.py line 3 ZeroDivisionError"),
     (PRETRAIN, "{no_python.py}", 1, "no_python.py SyntaxError"),
     (PRETRAIN, "config/gone.py", 1, "config/gone.py path"),
     (PRETRAIN, "--min_lr=1.0", 1, "min_lr learning_rate"),
@@ -73,7 +73,7 @@ SETTINGS = [
     (PRETRAIN, "--report_to=wanb", 1, "report_to wandb"),
     (PRETRAIN, "--out_dir={folder}/mine", 1, "out_dir thesis.tex new"),
     (PRETRAIN, f"{LEARN} --out_dir={{text.txt}}/deep", 1, "out_dir text.txt"),
-    (PRETRAIN, f"{LEARN} --resume=True", 1, "state.pt resume"),
+    (PRETRAIN, f"{LEARN} --resume=True --out_dir={{folder}}/resumed", 1, "state.pt resume"),
 ]
 
 DATA_AND_MODELS = [

@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from core.logger import WIDTH
 from core.models import save_model
 from grpo.grpo_config import GRPOConfig
 from tests.families import model_folder
@@ -75,7 +74,6 @@ def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(d
     done = train(changed)
     out = done.stdout
     assert done.returncode == 0 and done.stderr == "" and not (tmp_path / "dry").exists()
-    assert all(len(line) <= WIDTH for line in out.split("\n") if "/" not in line), out
     settings, _, plan = out.replace("\n    ", " ").partition("effective batch: 4 problems x 3 completions ")
     keys = [line.split(" = ")[0] for line in settings.strip().split("\n")]
     assert set(keys) == {key for key, value in changed.items() if str(getattr(GRPOConfig(), key)) != str(value)}
