@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import shutil
 from importlib.util import find_spec
 
 import pytest
@@ -43,6 +44,7 @@ def test_a_wrong_input_is_one_line_with_its_key_and_the_remedy(row, places):
         text += f" --out_dir={places['out']}"
     before = inputs(places)
     done = run_here(script, *text.split())
+    shutil.rmtree(places["out"], ignore_errors=True)  # what a run wrote before it failed
     lines = done.stderr.strip().split("\n")
     assert done.returncode == code and len(lines) == 1, (done.returncode, done.stderr)
     assert all(word in lines[0] for word in words.split()), lines
