@@ -171,7 +171,7 @@ def test_docstrings_say_what_is_meant():
             if (docstring or "It").split()[0].rstrip(",:") in (
                     "What", "Whether", "How", "Of", "As", "Those", "Where", "Which", "Who"):
                 wrong.append(f"{path}: {name} begins with a fragment")
-        for node in nodes_of(path)[0].body:  # of the module
+        for node in nodes_of(path)[0].body if str(path.relative_to(ROOT)) in OURS else ():  # of the module
             public = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
             if public and not ast.get_docstring(node) and node.end_lineno - node.lineno > 12:
                 wrong.append(f"{path}: {node.name} has no docstring")

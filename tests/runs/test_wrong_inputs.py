@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import shutil
 from importlib.util import find_spec
 
 import pytest
@@ -23,7 +22,7 @@ def places(dataset, prompts, tmp_path_factory):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return {name: str(folder / name) for name in FILES} | {
-        "text": dataset, "prompts": prompts, "folder": str(folder), "out": str(folder / "out"),
+        "text": dataset, "prompts": prompts, "folder": str(folder),
         "llama": model_folder(folder / "llama", "llama") if find_spec("transformers") else "",
         "judge": save(folder / "judge.safetensors", model(SEQUENCE_SCORER)),
         "generator": save(folder / "generator.safetensors", model()), "causal": str(folder / "causal.safetensors")}
@@ -35,16 +34,16 @@ def inputs(places):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[1]}")
-def test_a_wrong_input_is_one_line_with_its_key_and_the_remedy(row, places):
+def test_a_wrong_input_is_one_line_with_its_key_and_the_remedy(row, places, tmp_path):
     script, arguments, code, words = row
     if "{llama}" in arguments:
         pytest.importorskip("transformers")
+    places = places | {"out": str(tmp_path / "out")}
     text = re.sub(r"\{([^}]+)\}", lambda name: places.get(name[1], name[0]), arguments)
     if script in (TRAIN, PRETRAIN) and "--out_dir" not in text:
         text += f" --out_dir={places['out']}"
     before = inputs(places)
     done = run_here(script, *text.split())
-    shutil.rmtree(places["out"], ignore_errors=True)  # what a run wrote before it failed
     lines = done.stderr.strip().split("\n")
     assert done.returncode == code and len(lines) == 1, (done.returncode, done.stderr)
     assert all(word in lines[0] for word in words.split()), lines
