@@ -1,4 +1,4 @@
-"""Code and files of others that do the worst: each ends in one line that a terminal shows as it is."""
+"""Files of others that do the worst: each ends in one line that a terminal shows as it is."""
 
 import json
 import os
@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.models import load_model
-from grpo.reward_functions.registry import Call, register_functions, run_reward
 from tests.families import model_folder
 
 
@@ -20,30 +19,6 @@ def one_line(function, *arguments):
     text = str(found.value)
     assert text.isprintable() and len(text) < 2000, text
     return text
-
-
-REWARD_BODIES = {
-    "exits": "raise SystemExit", "10 MB": "raise ValueError('x' * 10_000_000)",
-    "control characters": "raise ValueError(chr(27) + '[2J' + chr(0) + chr(0x202e) + chr(10))",
-    "no list": "return 5", "complex": "return [1j, 2]"}
-
-
-def error_of(tmp_path, text, name="hostile", **fields):
-    """The line that a reward of a user's file ends in."""
-    path = tmp_path / "mine.py"
-    path.write_text(text)
-    register_functions([name], str(path))
-    return one_line(run_reward, Call(name, {"completions": ["a", "b"]} | fields, {}, 2))
-
-
-@pytest.mark.parametrize("kind", REWARD_BODIES)
-def test_a_reward_ends_in_one_line(kind, tmp_path):
-    for prefix in ("def", "async def"):
-        text = error_of(tmp_path, f"{prefix} hostile(completions):\n    {REWARD_BODIES[kind]}\n")
-        assert "mine.py" in text
-
-
-# files in Hugging Face format
 
 
 @pytest.fixture(scope="module")

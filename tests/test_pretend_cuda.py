@@ -17,7 +17,7 @@ from core.distributed import Distributed
 from core.models import save_model
 from core.pretrain import main as pretrain
 from core.sample import main as sample
-from grpo.policies.model_policy import ModelPolicy
+from grpo.policies.policy import ModelPolicy
 from grpo.tools import gpu_check
 from grpo.train_grpo import main as train
 from tests.families import model_folder, write_sums
@@ -46,7 +46,7 @@ LLAMA = ("--dataset=FOLDER/sums.jsonl", "--generator_checkpoint=FOLDER/llama", *
 TWO_STEPS = ("--ppo_epochs=2", "--minibatches=2", "--top_p=0.9")
 JOBS = {  # {name: arguments of grpo/train_grpo.py}
     "fill": (*TEXTS, "--credit_window=2", "--gold_judge_checkpoint=FOLDER/judge.safetensors"),
-    "passes": (*TEXTS, "--unmask_steps=3", "--top_p=1.0", "--fill_estimator=agrpo", "--micro_batch_tokens=64"),
+    "passes": (*TEXTS, "--unmask_steps=3", "--top_p=1.0", "--fill_estimator=one_step", "--micro_batch_tokens=64"),
     "causal": (*PROMPTS, *TWO_STEPS, "--min_p=0.01", "--judge_checkpoint=FOLDER/judge.safetensors",
                "--reward_functions=('judge', 'distinct')"),
     "exact_kl": (*PROMPTS, "--kl_estimator=exact", "--grad_checkpoint=True", "--optimizer=muon", "--ref_offload=True",

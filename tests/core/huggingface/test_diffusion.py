@@ -3,7 +3,6 @@ papers on the files as they are."""
 
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from safetensors.torch import load_file
 from core import export
 from core.model import MASKED_FILL
 from core.models import load_model, load_tokenizer, save_model
-from grpo.policies.prompt_fill import PromptFillPolicy
 from tests.families import DIFFUSION_FAMILIES, model_folder, name_in_llada, random_ids, refused, spoiled
 
 HEADS, KEY_HEADS, SIZE, THETA = 4, 2, 8, 5000.0
@@ -159,13 +157,3 @@ def test_an_encoder_that_answers_prompts_reads_them_without_its_frame_and_behind
     padded = torch.cat((torch.zeros(2, 4, dtype=torch.long), tokens), 1)
     behind = model(padded, padding=torch.tensor([4, 4]))[:, 4:, sampled]
     torch.testing.assert_close(behind, model(tokens)[..., sampled], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", ["sdar", "llama both ways"])
-def test_a_part_of_a_step_without_a_token_to_score_is_read_all_the_same(family, folder):
-    policy = PromptFillPolicy(load_model(folder(family))[0], load_tokenizer(folder(family)))
-    texts = random_ids(policy.tokenizer, 1, 3, 9)
-    nothing = torch.zeros(1, 2, 4, dtype=torch.bool)
-    inputs = {"chosen": nothing, "texts": texts, "position": torch.zeros(1, 2, 4, dtype=torch.long),
-              "padding": torch.tensor([2])}
-    assert policy.states(SimpleNamespace(inputs=inputs)).shape == (0, 32)

@@ -13,7 +13,7 @@ from core.performance import decode
 from core.performance.decode import Batch, Decoder, can_decode
 from tests.core.test_generation import PROMPTS, expect_same
 from tests.families import CAUSAL_FAMILIES, model_folder
-from tests.grpo.test_turns import SETTINGS as TURNS
+from tests.exactness.test_turns import SETTINGS as TURNS
 from tests.tiny import CAUSAL, causal_model, causal_policy, prompt_config, prompt_consumer
 
 NOISE = draw_uniforms(3, 7, range(3), (4, 24))

@@ -1,0 +1,181 @@
+"""How a function becomes a reward, that it gets what TRL gives it, and how its return value is read."""
+
+import asyncio
+import math
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from grpo.reward_functions import registry
+from grpo.reward_functions.registry import Call, Reward, arguments, run_reward
+
+CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
+STATE = SimpleNamespace(global_step=3, max_steps=9)
+
+
+@pytest.fixture(autouse=True)
+def empty_table(monkeypatch):
+    monkeypatch.setattr(registry, "REWARDS", {})
+
+
+def texts(prompts=("q", "q"), **columns):
+    """Completions of these prompts, which a template has rendered."""
+    return SimpleNamespace(prompts=[f"rendered {i}" for i in range(len(prompts))], completions=["a", "b"],
+                           completion_ids=[[1, 0], [2]], columns={"prompt": list(prompts)} | columns)
+
+
+def plain(fn):
+    """The name of a function without @reward in the table."""
+    registry.REWARDS["mine"] = Reward(fn)
+    return "mine"
+
+
+def given(name, texts, empty=(), known=None):
+    call = arguments(name, texts, {"trainer_state": STATE} | (known or {}), empty)
+    return call.fields | call.settings
+
+
+def run(name, N=2, **fields):
+    return run_reward(Call(name, fields, {}, N))[0]
+
+
+def by_name(completions, solution, level=None):
+    return [0.5, None]
+
+
+def with_settings(completions, *, length_min=3, texts, group_size, **columns):
+    pass
+
+
+def test_a_function_gets_what_its_signature_names():
+    """A setting wins over a field; a field that these records lack, but others of the data have, is None."""
+    found = given(plain(by_name), texts(answer=[1, "2"]), ["level"])
+    assert found == {"completions": ["a", "b"], "solution": [1, "2"], "level": [None, None]}
+    known = {"texts": "the texts", "judge_model": "a judge", "group_size": 2, "length_min": 7}
+    found = given(plain(with_settings), texts(length_min=[1, 2], answer=[1, "2"]), ["level"], known)
+    assert [found[key] for key in ("texts", "group_size", "length_min")] == ["the texts", 2, 7]
+    assert found["response"] == [1, "2"] and found["question"] == found["prompts"] == ["q", "q"]
+    assert found["completion_ids"] == [[1, 0], [2]] and found["level"] == [None, None]
+
+
+def test_a_function_may_change_what_it_gets_from_the_records():
+    """Each completion has its own copies of the values of a record."""
+    def careless(prompts, completions, numbers):
+        for prompt in prompts:
+            prompt[0]["role"] = "changed"
+        return [own.pop() + len(own) for own in numbers]
+
+    shared, chat = [1, 2], [dict(m) for m in CHAT]
+    assert run(plain(careless), **given("mine", texts([chat, chat], numbers=[shared, shared]))) == [3.0, 3.0]
+    assert chat == CHAT and shared == [1, 2], "the data stay as they are"
+
+
+def running_loop():
+    """An event loop in a thread, as TRL's trainer has one."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
+    """TRL's own call of reward functions, on the same records and completions."""
+    package = pytest.importorskip("trl")
+    if package.__version__ != "1.16.0":  # called by its private name
+        pytest.skip(f"written for trl==1.16.0, not {package.__version__}")
+    from trl.trainer.grpo_trainer import GRPOTrainer
+    seen, prompts = [], [CHAT, CHAT] if chat else ["q", "q"]
+
+    def mine(prompts, completions, completion_ids, answer, **kwargs):
+        seen.append({"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "answer": answer}
+                    | kwargs)
+        return [1.0, None]
+
+    async def mine_async(prompts, completions, completion_ids, answer, **kwargs):
+        return mine(prompts, completions, completion_ids, answer, **kwargs)
+
+    answers = [[{"role": "assistant", "content": x}] for x in "ab"] if chat else ["a", "b"]
+    records = [{"prompt": prompt, "answer": answer, "level": level}
+               for prompt, answer, level in zip(prompts, "12", (3, 4), strict=True)]
+    fn = mine_async if is_async else mine
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(device="cpu", is_main_process=False), reward_funcs=[fn], environments=None,
+        reward_processing_classes=[None], reward_func_names=["mine"], state=STATE, _log_metric=print,
+        _log_completion_extra=print, args=SimpleNamespace(report_to=[]), async_loop=running_loop())
+    monkeypatch.setattr("trl.trainer.grpo_trainer.gather", lambda x: x)
+    monkeypatch.setattr("trl.trainer.grpo_trainer.logger", SimpleNamespace(warning=print))
+    theirs = GRPOTrainer._calculate_rewards(trainer, records, prompts, answers, [[1, 0], [2]])
+    given = arguments(plain(fn), texts(prompts, answer=["1", "2"], level=[3, 4]), {"trainer_state": STATE}, ())
+    values, _ = run_reward(given)
+    # Names of the prompt and of the answer that TRL does not know
+    left_out = {"prompt", "question", "instruction", "problem", "solution", "response", "output"}
+    them, us = ({key: x for key, x in call.items() if key not in left_out and not callable(x)} for call in seen)
+    assert us == them and set(seen[0]) - left_out == set(seen[1]) - left_out
+    assert values[0] == theirs[0, 0] == 1 and math.isnan(values[1]) and theirs[1, 0].isnan()
+
+
+def returned(values, N=2):
+    """The values that a reward returns, as they are read."""
+    return run(plain(lambda completions: values), N=N, completions=["a"] * N)
+
+
+@pytest.mark.parametrize("values", [
+    (0.5, 1.0), np.array([0.5, 1.0]), torch.tensor([0.5, 1.0]), [np.float32(0.5), torch.tensor(1.0)], [0.5, True]])
+def test_values_may_be_a_list_or_an_array_of_any_numbers(values):
+    assert returned(values) == [0.5, 1.0] and all(type(x) is float for x in returned(values))
+
+
+def test_none_skips_a_completion_and_what_is_not_finite_is_infinite():
+    skipped, *others = returned([None, math.nan, -math.inf, 1.0], 4)
+    assert math.isnan(skipped) and others == [math.inf, math.inf, 1.0]
+
+
+@pytest.mark.parametrize("values", [None, 1.0, "ab", [[1.0], 2.0], torch.zeros(2, 1), [0.0, 10**400], [1.0]])
+def test_what_is_no_list_of_a_number_for_each_completion_is_refused(values):
+    with pytest.raises(ValueError, match="mine .*test_reward_calls.py, line"):
+        returned(values)
+
+
+def test_async_rewards_share_one_event_loop():
+    loops = []
+
+    async def waits(completions):
+        loops.append(asyncio.get_running_loop())
+        return [1.0 for _ in completions]
+
+    assert run(plain(waits), N=1, completions=["a"]) == run("mine", N=1, completions=["a"]) == [1.0]
+    assert loops[0] is loops[1], "a connection that belongs to the loop stays open"
+
+
+BODIES = {"exits": "raise SystemExit", "10 MB": "raise ValueError('x' * 10_000_000)", "no list": "return 5",
+          "control characters": "raise ValueError(chr(27) + '[2J' + chr(0) + chr(0x202e) + chr(10))"}
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("prefix", ["def", "async def"])
+def test_whatever_a_reward_does_it_ends_in_one_line_that_names_its_file(kind, prefix, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"{prefix} hostile(completions):\n    {BODIES[kind]}\n")
+    registry.register_functions(["hostile"], str(path))
+    with pytest.raises(ValueError, match="mine.py, line") as found:
+        run("hostile", completions=["a", "b"])
+    assert str(found.value).isprintable() and len(str(found.value)) < 2000
+
+
+def test_a_reward_file_imports_its_neighbours_and_its_functions_become_rewards_if_they_are_asked_for(tmp_path):
+    (tmp_path / "neighbour_of_rewards.py").write_text("POINTS = 0.5\n")
+    mine, path = tmp_path / "mine.py", list(sys.path)
+    mine.write_text("from grpo.reward_functions.registry import reward\nfrom neighbour_of_rewards import POINTS\n\n"
+                    "class Kind: pass\n\n@reward(0, 1)\ndef decorated(completions): return []\n\n"
+                    "def half(completions): return [POINTS for _ in completions]\n\ndef other(completions): pass\n")
+    registry.load_reward_file.cache_clear()
+    registry.register_functions(["decorated", "half", "not there"], str(mine))
+    assert set(registry.REWARDS) == {"decorated", "half"} and not registry.REWARDS["decorated"].messages
+    assert run("half", N=1, completions=["a"]) == [0.5]
+    assert sys.path == path
