@@ -2,7 +2,7 @@
 
 import torch
 
-from core.distributions import draw_tokens, noise_on
+from core.distributions import draw_tokens, in_parts, noise_on
 
 UNMASK_ORDERS = ("random", "left_to_right", "confidence")  # of several passes; confidence: the likeliest tokens first
 
@@ -21,6 +21,14 @@ def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
     """
     if hidden is None:
         hidden = torch.ones(position.shape, dtype=torch.bool)
+    target, logp, _, kept = draw_hidden(model, input, position, uniform, hidden, temperature, padding, **truncation)
+    return target, logp, kept
+
+
+def draw_hidden(model, input, position, uniform, hidden, temperature=1.0, padding=None, by_confidence=False,
+                **truncation):
+    """predict_and_sample_tokens which returns, third of four, the confidence (P, G, M) by which passes order tokens:
+    their log-probabilities at temperature 1 without truncation; with by_confidence=False zeros."""
     row, number = hidden.nonzero().to(input.device, non_blocking=True).unbind(1)     # (K,) each
     h = model.states(input, position, padding=padding)[row, number]                  # (K, C)
     column = position[row, number]                                                   # (K,)
@@ -28,12 +36,20 @@ def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
     noise = noise[row.to(noise.device), :, column.to(noise.device)]                  # (K, G)
     if torch.is_tensor(temperature):
         temperature = temperature[row]                                               # (K, 1)
-    ids, ids_logp, kept = draw_tokens(model, h, noise, temperature, **truncation)
-    target = ids.new_zeros(*position.shape, uniform.shape[1])                        # (P, M, G)
-    logp = ids_logp.new_zeros(target.shape)
-    target[row, number] = ids
-    logp[row, number] = ids_logp
-    return target.mT, logp.mT, kept
+    ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)
+
+    def untruncated_logp(h, ids):
+        return (model.project(h).log_softmax(-1).gather(1, ids),)
+
+    confidence = torch.zeros_like(logp)
+    if by_confidence:
+        confidence, = in_parts(untruncated_logp, model.vocabulary, h, ids)           # (K, G)
+    found = []
+    for x in (ids, logp, confidence):
+        whole = x.new_zeros(*position.shape, x.shape[1])                             # (P, M, G)
+        whole[row, number] = x
+        found.append(whole.mT)
+    return *found, kept
 
 
 def fill_in(input, position, hidden, target):

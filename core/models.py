@@ -111,9 +111,8 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     Returns (model, facts). Raises FileNotFoundError or ValueError naming `key`, the file and what was found in it.
     """
     header, named = read_header(path, key), f"{key}={path}"
+    header["config"].pop("prompt_attention", None)  # that of data/guess has it
     try:
-        if header["config"].pop("prompt_attention", "full") != "full":  # some files of earlier versions have it
-            raise ValueError("prompt_attention has left")
         config = GPTConfig(**header["config"])
     except (TypeError, ValueError) as error:
         raise ValueError(f"{named}: the config in its header is damaged ({one_line(error)}); {AGAIN}") from None
