@@ -6,11 +6,12 @@ import os
 import random
 import shutil
 
-import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.tiny import TEXT
 
+WEIGHTS = "model.safetensors"
 RECURRENT_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "mamba2")
 CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral", "gemma4", *RECURRENT_FAMILIES)
 DIFFUSION_FAMILIES = {"llama both ways": "llama", "llada": "llama", "a2d-llama": "llama",
@@ -195,7 +196,6 @@ def name_in_llada(name):
 def diffusion_folder(path, model_type, seed=0, scale=12.0, **shape):
     """Writes a small random diffusion language model as such folders are published: with a config.json in their words
     that asks for code of its own, and their names of weights. Returns the folder."""
-    from safetensors.torch import save_file
     family, tokenizer = DIFFUSION_FAMILIES[model_type], tokenizer_of("masked")
     kind, config = architecture(family, tokenizer, **shape)
     model = randomise(kind(config), seed, scale)
@@ -223,7 +223,7 @@ def diffusion_folder(path, model_type, seed=0, scale=12.0, **shape):
     if values.get("tie_word_embeddings"):
         del weights["lm_head.weight"]
     os.makedirs(path)
-    save_file(weights, os.path.join(path, "model.safetensors"), metadata={"format": "pt"})
+    save_file(weights, os.path.join(path, WEIGHTS), metadata={"format": "pt"})
     json.dump(values, open(os.path.join(path, "config.json"), "w"))
     tokenizer.save_pretrained(path)
     return path
@@ -293,21 +293,68 @@ def folder_maker(root):
     return of
 
 
-def spoiled(path, folder, **changes):
-    """A copy of a model's folder with other values in config.json; None removes one."""
-    shutil.copytree(folder, path)
-    file = os.path.join(path, "config.json")
-    values = json.load(open(file)) | changes
-    json.dump({key: value for key, value in values.items() if value is not None}, open(file, "w"))
-    return str(path)
+# What spoils the folder of a model
 
 
-def refused(path, *words, named=None, **settings):
-    """Loads a model, and checks that the error is one line which names the setting, the path and these words."""
-    from core.models import load_model
-    with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        load_model(path, key="generator_checkpoint", **settings)
-    text = str(caught.value)
-    assert "\n" not in text and text.startswith(f"generator_checkpoint={path}" if named is None else named), text
-    for word in words:
-        assert word in text, text
+def change_folder(folder, change):
+    """Changes the folder of a model: {JSON file: {key: value}}, where None removes one, or a function of its path."""
+    if callable(change):
+        change(folder)
+        return
+    for name, values in change.items():
+        file = os.path.join(folder, name)
+        values = json.load(open(file)) | values
+        json.dump({key: value for key, value in values.items() if value is not None}, open(file, "w"))
+
+
+def cut_short(folder):
+    file = os.path.join(folder, WEIGHTS)
+    os.truncate(file, os.path.getsize(file) // 2)
+
+
+def pickled(folder):
+    torch.save(load_file(os.path.join(folder, WEIGHTS)), os.path.join(folder, "pytorch_model.bin"))
+    os.remove(os.path.join(folder, WEIGHTS))
+
+
+def without_tokenizer(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        os.remove(os.path.join(folder, name))
+
+
+def with_few_rows(folder):
+    """Its weights are those of a model that reads fewer tokens than its tokenizer has."""
+    import transformers
+    config = transformers.LlamaConfig.from_pretrained(folder)
+    config.vocab_size = 200
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def with_nan(folder):
+    weights = load_file(os.path.join(folder, WEIGHTS))
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+
+
+def with_index(name):
+    """An index says that the weights are in a file of this name."""
+    def change(folder):
+        weights = load_file(os.path.join(folder, WEIGHTS))
+        os.remove(os.path.join(folder, WEIGHTS))
+        save_file(weights, os.path.join(folder, name), metadata={"format": "pt"})
+        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+            json.dump({"metadata": {}, "weight_map": dict.fromkeys(weights, name)}, f)
+    return change
+
+
+def as_adapter(folder):
+    """It holds a random adapter of a model beside it."""
+    base = shutil.copytree(folder, f"{folder}-base")
+    shutil.rmtree(folder)
+    adapter_folder(folder, base)
+
+
+def as_orphan(folder):
+    """It holds an adapter whose base model is not there."""
+    as_adapter(folder)
+    shutil.rmtree(f"{folder}-base")
