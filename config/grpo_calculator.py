@@ -1,6 +1,6 @@
 # python grpo/train_grpo.py config/grpo_calculator.py
-# SmolLM2-135M-Instruct learns to use a calculator for products, with a LoRA adapter, after
-# pip install -r requirements-hf.txt. Six minutes on 2 CPU cores, 6 GB. Without it: data/calculator/README.md
+# SmolLM2-135M-Instruct learns to multiply with a calculator. Needs pip install -r requirements-hf.txt.
+# Six minutes on 2 CPU cores, 6 GB; results: data/calculator/README.md
 dataset = "calculator"
 generator_checkpoint = "data/smollm2/model"
 template = "model"                # the chat template that it was trained with

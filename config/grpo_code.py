@@ -1,6 +1,6 @@
 # python grpo/train_grpo.py config/grpo_code.py
-# Functions of a line or two, run with the record's tests in a limited child process. Three to five minutes on 2 CPU
-# cores; results: docs/results.md
+# Short Python functions, whose tests run in a sandbox. Three to five minutes on 2 CPU cores; results:
+# data/code/README.md
 dataset = "code"
 generator_checkpoint = "data/code/pretrained/generator.safetensors"
 max_new_tokens = 96

@@ -1,6 +1,6 @@
 # python grpo/train_grpo.py config/grpo_countdown.py
-# An expression that reaches a target and uses each number once. Six to seven minutes on 2 CPU cores; results over five
-# seeds: docs/results.md
+# Countdown: reach a target with given numbers, each used once. Six to seven minutes on 2 CPU cores; results:
+# data/countdown/README.md
 dataset = "countdown"
 generator_checkpoint = "data/countdown/pretrained/generator.safetensors"
 max_new_tokens = 16

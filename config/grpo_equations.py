@@ -1,6 +1,6 @@
 # python grpo/train_grpo.py config/grpo_equations.py
-# Fill-in in two passes with an exact checker: parts of lines like 3+9=12 are masked, and every true sum is correct. The
-# first run also trains the generator (two minutes on 2 CPU cores); GRPO takes two minutes. Results: docs/results.md
+# Fill in parts of lines like 3+9=12 in two passes; every true sum is right. Two minutes on 2 CPU cores, and two more in
+# the first run, which trains the generator. Results: data/equations/README.md
 dataset = "equations"
 generator_checkpoint = "out-equations/generator.safetensors"
 block_size = 32

@@ -1,7 +1,7 @@
 # python grpo/train_grpo.py config/grpo_gsm8k.py
 # Qwen2.5-0.5B-Instruct on GSM8K, all weights, with the settings of a published run (docs/results.md, "The same work
-# elsewhere"). Needs pip install -r requirements-hf.txt, a network and a GPU of 24 GB. Not run with the published
-# weights so far
+# elsewhere"). Needs pip install -r requirements-hf.txt, a network and a GPU with 24 GB. Not yet run with the
+# published weights
 dataset = "hf:openai/gsm8k:main"   # 7,473 problems to train on, 1,319 held out
 generator_checkpoint = "hf:Qwen/Qwen2.5-0.5B-Instruct"
 template = "model"

@@ -1,7 +1,7 @@
 # python grpo/train_grpo.py config/grpo_gym.py
-# SmolLM2-135M-Instruct on twenty tasks of reasoning-gym, in sizes for a small model, after
+# SmolLM2-135M-Instruct on twenty tasks of reasoning-gym, in sizes for a small model. Needs
 # pip install -r requirements-hf.txt reasoning-gym math-verify[antlr4_13_2]
-# Each evaluation has the score of every task, gym_gcd and so on. Other tasks: data/gym/prepare.py.
+# An evaluation logs the score of every task: gym_gcd and so on. Other tasks: data/gym/prepare.py
 dataset = "gym"
 reward_file = "data/gym/reward.py"
 generator_checkpoint = "data/smollm2/model"

@@ -1,6 +1,6 @@
 # python grpo/train_grpo.py config/grpo_smollm2.py
-# SmolLM2-135M-Instruct, a published chat model, on sums, with a LoRA adapter, after
-# pip install -r requirements-hf.txt. Eight minutes on 2 CPU cores, 3 GB; results over five seeds: docs/results.md
+# SmolLM2-135M-Instruct, a published chat model, learns sums. Needs pip install -r requirements-hf.txt.
+# Eight minutes on 2 CPU cores, 3 GB; results: data/smollm2/README.md
 dataset = "smollm2"               # the first run makes the folder of the model too
 generator_checkpoint = "data/smollm2/model"
 template = "model"                # the chat template that it was trained with

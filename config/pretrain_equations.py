@@ -1,5 +1,5 @@
 # python core/pretrain.py config/pretrain_equations.py
-# A masked-fill model of lines like 3+9=12, for comparing fill_estimator. Two minutes on 2 CPU cores
+# The generator of config/grpo_equations.py: a masked-fill model of lines like 3+9=12. Two minutes on 2 CPU cores
 dataset = "equations"     # python data/equations/prepare.py
 mode = "masked_fill"
 block_size = 32

@@ -1,6 +1,6 @@
 # python core/pretrain.py config/pretrain_judge.py
-# A judge that learns replaced-token detection on texts filled in by the generator. 6 minutes on 2 CPU cores with
-# --dtype=bfloat16 --compile=True
+# A judge: it starts from the trunk and learns which characters of a text the generator filled in. 6 minutes on 2 CPU
+# cores with --dtype=bfloat16 --compile=True
 dataset = "char_diffusion"
 mode = "sequence_scorer"
 tied = False

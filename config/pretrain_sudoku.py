@@ -1,5 +1,5 @@
 # python core/pretrain.py config/pretrain_sudoku.py
-# A masked-fill model of 4x4 sudoku boards, stopped early. A quarter of a minute on 2 CPU cores
+# The generator of config/grpo_sudoku.py, stopped early. A quarter of a minute on 2 CPU cores
 dataset = "sudoku"        # python data/sudoku/prepare.py
 mode = "masked_fill"
 block_size = 20

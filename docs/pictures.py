@@ -22,7 +22,7 @@ from core.models import load_model, load_tokenizer
 from core.settings.script import run_script
 from grpo.report.page import ticks
 
-# docs/results.md, "The zoo on two tasks": mean and sd over five seeds, sampled_accuracy of sums, word_validity of texts
+# docs/results.md, "The zoo on two tasks": mean and sd over five seeds
 TASKS = ("right sums", 0.377), ("valid words", 0.434)  # and before training
 OBJECTIVES = {
     "grpo": ((0.562, 0.026), (0.458, 0.008)),

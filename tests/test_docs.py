@@ -166,11 +166,11 @@ def test_the_objective_of_the_guide_is_one_that_a_config_brings(tmp_path):
         del losses.OBJECTIVES["mine"], losses.SURROGATES["no_clip"]
 
 
-@pytest.mark.parametrize("document", ["README.md", "AGENTS.md", "grpo/README.md", "docs/results.md", "docs/log.md",
+@pytest.mark.parametrize("document", ["README.md", "AGENTS.md", "grpo/README.md", "docs/results.md", "dev/LOG.md",
                                       "docs/architecture.md", "docs/huggingface.md", "docs/own_text.md",
                                       "docs/tasks.md", "docs/diffusion.md", "data/sudoku/README.md",
                                       "docs/environments.md", "data/guess/README.md", "data/calculator/README.md",
-                                      "data/char_diffusion/pretrained/README.md"])
+                                      "data/char_diffusion/README.md"])
 def test_commands_name_scripts_and_configs_that_exist(document):
     text = pathlib.Path(ROOT, document).read_text()
     for path in re.findall(r"(?:python|nproc_per_node=\d+) ((?:core|grpo|data|bench)/\S+?\.py)", text) + re.findall(

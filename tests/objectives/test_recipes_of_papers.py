@@ -1,6 +1,5 @@
-"""The settings of recent papers in docs/algorithm.md give the papers' losses, written as loops over tokens, in float64."""
+"""The settings of recent papers give the papers' losses, written as loops over tokens, in float64."""
 
-import ast
 from statistics import mean, stdev
 
 import pytest
@@ -10,20 +9,18 @@ from grpo.grpo_training_step import with_advantage
 from grpo.losses import OBJECTIVES, objective_of, token_weights
 from grpo.rewards import Scored
 from grpo.shaping import drop, normalised
-from tests.test_docs import CODE, tables
 from tests.tiny import config, loss_of, one_process
 from tests.tiny_objectives import MAX_TOKENS, G, M, N, P, table_rollouts
 
-SETTINGS = {cells[0].partition(",")[0]: cells[1] for heading, cells in tables("docs/algorithm.md")
-            if heading == ["paper", "settings"]}
 EPS = 1e-4
-
-
-def recipe(paper):
-    """The config of the row of a paper."""
-    parts = [part.split("=") for part in CODE.findall(SETTINGS[paper])]
-    settings = {key: ast.literal_eval(value) for key, value in parts}
-    return config(**{"kl_beta": 0.0, "batch_size": 16, "group_size": G, "max_new_tokens": MAX_TOKENS} | settings)
+RECIPES = {  # those of docs/algorithm.md
+    "GSPO-token": {"objective": "gspo", "judge_checkpoint": "j", "credit_window": 2},
+    "LUSPO": {"objective": "luspo"},
+    "GDPO": {"objective": "bnpo", "reward_normalisation": "group"},
+    "GPG": {"objective": "bnpo", "advantage": "group_mean", "zero_std": "drop"},
+    "MaxRL": {"objective": "dr_grpo", "advantage": "max_rl"},
+    "DPPO": {"objective": "dppo", "ratio_to": "sampler"},
+}
 
 
 def clipped(r, A, low, high):
@@ -99,7 +96,7 @@ def dppo(logp, old, reward):
     ("GSPO-token", gspo_token), ("LUSPO", luspo), ("GDPO", gdpo), ("GPG", gpg),
     ("MaxRL", max_rl), ("DPPO", dppo)])
 def test_a_recipe_gives_the_gradient_of_the_papers_formula(paper, formula):
-    c = recipe(paper)
+    c = config(kl_beta=0.0, batch_size=16, group_size=G, max_new_tokens=MAX_TOKENS, **RECIPES[paper])
     policy, rollouts, _, reward = table_rollouts()
     policy.logits.data *= 2  # larger probabilities, so that some of them move by more than DPPO's bound
     twin, old = policy.logits.detach().clone().requires_grad_(), rollouts.old_logp
