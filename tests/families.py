@@ -307,6 +307,13 @@ def change_folder(folder, change):
         json.dump({key: value for key, value in values.items() if value is not None}, open(file, "w"))
 
 
+def spoiled(path, folder, **changes):
+    """A copy of a model's folder with other values in config.json; None removes one."""
+    shutil.copytree(folder, path)
+    change_folder(path, {"config.json": changes})
+    return str(path)
+
+
 def cut_short(folder):
     file = os.path.join(folder, WEIGHTS)
     os.truncate(file, os.path.getsize(file) // 2)
