@@ -14,8 +14,8 @@ from tests.tiny import TEXT
 WEIGHTS = "model.safetensors"
 RECURRENT_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "mamba2")
 CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral", "gemma4", *RECURRENT_FAMILIES)
-DIFFUSION_FAMILIES = {"llama both ways": "llama", "llada": "llama", "a2d-llama": "llama",
-                      "a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "Dream": "qwen2", "sdar": "qwen3"}  # {model_type of a published folder: the family of transformers that it is}
+DIFFUSION_FAMILIES = {  # {model_type of a published folder: the family of transformers that it is}
+    "llama both ways": "llama", "llada": "llama", "a2d-qwen3": "qwen3", "Dream": "qwen2", "sdar": "qwen3"}
 FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
 CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -206,14 +206,14 @@ def diffusion_folder(path, model_type, seed=0, scale=12.0, **shape):
     if model_type == "llama both ways":
         values |= {"architectures": ["LlamaForCausalLM"], "is_causal": False}
     else:
-        classes = {"llada": "LLaDAModelLM", "Dream": "DreamModel", "sdar": "SDARForCausalLM",
-                   "a2d-llama": "A2DLlamaLMHeadModel", "a2d-qwen2": "A2DQwen2LMHeadModel", "a2d-qwen3": "A2DQwen3LMHeadModel"}
-        values |= {"model_type": model_type, "architectures": [classes[model_type]], "auto_map": {"AutoModel": "modeling.Model", "AutoConfig": "conf.Config"}}
+        values |= {"model_type": model_type, "architectures": ["ItsModel"],
+                   "auto_map": {"AutoModel": "modeling.Model", "AutoConfig": "conf.Config"}}
     if model_type == "llada":
         theirs = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",
                   "num_hidden_layers": "n_layers", "intermediate_size": "mlp_hidden_size",
                   "max_position_embeddings": "max_sequence_length", "tie_word_embeddings": "weight_tying"}
-        known = ("model_type", "architectures", "auto_map", "vocab_size", "rms_norm_eps", "rope_theta", "mask_token_id", "eos_token_id")
+        known = ("model_type", "architectures", "auto_map", "vocab_size", "rms_norm_eps", "rope_theta",
+                 "mask_token_id", "eos_token_id")
         values = {theirs.get(name, name): x for name, x in values.items() if name in theirs or name in known}
         values |= {"embedding_size": values["vocab_size"], "vocab_size": values["vocab_size"] - 1,
                    "block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "mlp_ratio": 4}
@@ -282,13 +282,13 @@ def expect_close(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=limit, equal_nan=True)
 
 
-def folder_maker(root):
+def folder_maker(root, **settings):
     """family -> the folder below `root` with its model, made when it is first asked for."""
     made = {}
 
     def of(family):
         if family not in made:
-            made[family] = model_folder(os.path.join(str(root), family), family)
+            made[family] = model_folder(os.path.join(str(root), family), family, **settings)
         return made[family]
     return of
 

@@ -13,7 +13,6 @@ from core.device import ids_on
 from core.distributions import draw_tokens, rows_at_once
 from core.generation import Generation
 from core.model import LANGUAGE_MODEL
-from core.performance.prepacked import CONV1D
 from core.performance.sharding import has_parts
 from core.settings.user_code import one_line
 from core.truncation import KeptCollector, KeptTokens
@@ -68,12 +67,8 @@ class Decoder:
     def cast_weights(self, dtype):
         """Within, linear layers have weights in this precision, to which autocast would cast them for each token. The
         products are those of training."""
-        layers = []
-        for layer in self.model.modules():
-            is_linear = type(layer).__name__ in ("Linear", CONV1D)
-            weight = layer._parameters.get("weight") if is_linear else None  # peft's Linear has none of its own
-            if weight is not None and weight.dtype == torch.float32 != dtype:
-                layers.append(layer)
+        layers = [layer for layer in self.model.modules() if isinstance(layer, nn.Linear)]
+        layers = [layer for layer in layers if layer.weight.dtype == torch.float32 != dtype]
         full = [layer.weight for layer in layers]
         if self.cast is None or len(self.cast) != len(full):
             self.cast = [nn.Parameter(weight.to(dtype), requires_grad=False) for weight in full]

@@ -3,7 +3,6 @@ papers on the files as they are."""
 
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,21 +14,15 @@ from safetensors.torch import load_file
 from core import export
 from core.model import MASKED_FILL
 from core.models import load_model, load_tokenizer, save_model
-from grpo.policies.prompt_fill import PromptFillPolicy
-from tests.families import DIFFUSION_FAMILIES, model_folder, name_in_llada, random_ids, refused, spoiled
+from tests.families import DIFFUSION_FAMILIES, folder_maker, name_in_llada, random_ids
 
 HEADS, KEY_HEADS, SIZE, THETA = 4, 2, 8, 5000.0
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made, root = {}, tmp_path_factory.mktemp("published")
-
-    def of(family):
-        if family not in made:
-            made[family] = model_folder(root / family.replace(" ", "_"), family, scale=6.0)
-        return made[family]
-    return of
+    """family -> the folder of a small random model."""
+    return folder_maker(tmp_path_factory.mktemp("published"), scale=6.0)
 
 
 def norm(x, weight):
@@ -133,15 +126,6 @@ def test_what_is_saved_or_exported_opens_again_in_transformers_own_words(family,
         torch.testing.assert_close(net(tokens).logits[..., sampled], model(tokens)[..., sampled])
 
 
-def test_a_variant_of_another_shape_and_a_model_without_a_mask_are_refused(folder, tmp_path):
-    other = spoiled(tmp_path / "sequential", folder("llada"), block_type="sequential")
-    refused(other, "block_type='sequential'")
-    assert load_model(spoiled(tmp_path / "usual", folder("sdar"), block_size=None))[0].config.attention_block == 4
-    refused(spoiled(tmp_path / "none", folder("sdar"), block_size=0), "attention_block=")
-    refused(spoiled(tmp_path / "eager", folder("sdar"), attn_implementation="eager"), "attn_implementation")
-    refused(spoiled(tmp_path / "no_mask", folder("a2d-qwen3"), mask_token_id=None), "has no mask token", "mask_token")
-
-
 @pytest.mark.parametrize("family", ["roberta", "modernbert"])
 @torch.no_grad()
 def test_an_encoder_that_answers_prompts_reads_them_without_its_frame_and_behind_padding(family, folder):
@@ -159,13 +143,3 @@ def test_an_encoder_that_answers_prompts_reads_them_without_its_frame_and_behind
     padded = torch.cat((torch.zeros(2, 4, dtype=torch.long), tokens), 1)
     behind = model(padded, padding=torch.tensor([4, 4]))[:, 4:, sampled]
     torch.testing.assert_close(behind, model(tokens)[..., sampled], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", ["sdar", "llama both ways"])
-def test_a_part_of_a_step_without_a_token_to_score_is_read_all_the_same(family, folder):
-    policy = PromptFillPolicy(load_model(folder(family))[0], load_tokenizer(folder(family)))
-    texts = random_ids(policy.tokenizer, 1, 3, 9)
-    nothing = torch.zeros(1, 2, 4, dtype=torch.bool)
-    inputs = {"chosen": nothing, "texts": texts, "position": torch.zeros(1, 2, 4, dtype=torch.long),
-              "padding": torch.tensor([2])}
-    assert policy.states(SimpleNamespace(inputs=inputs)).shape == (0, 32)

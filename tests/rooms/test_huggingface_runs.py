@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 
 import pytest
 import torch
@@ -83,10 +82,9 @@ def arguments(settings):
 
 
 def launch(settings, start=run_here, **more):
-    """The command, which must end well: what it printed."""
+    """The command, which must end well."""
     done = start(TRAIN, *arguments(settings), **more)
     assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def steps(folder):
@@ -108,9 +106,6 @@ def random_rewards(rollouts):
     """A rewards object: different for all completions, the same whenever it is asked."""
     generator = torch.Generator().manual_seed(len(rollouts.target))
     return Scored(torch.rand(rollouts.problems, rollouts.group_size, generator=generator))
-
-
-# --- the first step
 
 
 FULL, LORA, PASSES = {}, {"lora_rank": 4}, {"unmask_steps": 3, "top_p": 1.0}
@@ -139,9 +134,6 @@ def test_at_step_0_a_reference_whose_matrices_are_in_bfloat16_is_the_policy(fami
     assert grpo_step(models.policy, models.reference, random_rewards, data, c)["mean_kl"] == 0.0, "to the last bit"
 
 
-# --- whole runs
-
-
 def answers_that_are_likely(folder, path):
     """Prompts whose answer is the likeliest next token of the model, as transformers finds it."""
     net = base_model(folder)
@@ -164,13 +156,10 @@ def test_a_run_from_nothing_but_a_folder_and_a_file(lora, start, world, tmp_path
         peft = pytest.importorskip("peft")
     folder, out = world("llama"), tmp_path / "out"
     data = answers_that_are_likely(folder, tmp_path / "my.jsonl")
-    printed = launch(SMALL | {"generator_checkpoint": folder, "dataset": data, "reward_functions": "('exact_match',)",
+    launch(SMALL | {"generator_checkpoint": folder, "dataset": data, "reward_functions": "('exact_match',)",
                               "lora_rank": lora, "max_new_tokens": 1, "max_iters": 12, "group_size": 16,
                               "temperature": 1.0, "learning_rate": 5e-3, "eval_problems": 8, "eval_completions": 8,
                               "out_dir": out, "top_p": 1.0, "kl_beta": 0.01}, start)
-    for expected in ("held out | greedy_accuracy 1.0000", "the first prompt ends in", "'</s>'",
-                     "exact_match", "trained" if lora else "M parameters"):
-        assert expected in printed, expected
     before, after = held_out(out, "eval/sampled_accuracy")
     assert after > before + 0.1 and all(r["mismatch_max"] < 1e-4 for r in steps(out))
     if lora:
@@ -184,8 +173,6 @@ def test_a_run_from_nothing_but_a_folder_and_a_file(lora, start, world, tmp_path
     ids = torch.tensor([tokenizer(record["prompt"]).input_ids])
     chances = [m(ids).logits[0, -1].softmax(-1).max() for m in (base_model(folder), net)]
     assert chances[1] > chances[0] + 0.05, "surer of what was rewarded"
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (*(out / "model").iterdir(), out / "state.pt")}
-    assert len(modes) == 1, "safetensors files are as readable as the others"
 
 
 @pytest.mark.parametrize("family, more", [
