@@ -82,7 +82,11 @@ HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{folder}}}", 1, f"checkpoint={
     f"{SUMS} --generator_checkpoint={{adapter}} --lora_rank=4": "generator_checkpoint lora_init_from",
     f"{SUMS} --generator_checkpoint={{tied}} --lora_rank=4 --lora_targets=lm_head": "lora_targets tied",
     f"{LORA} --judge_checkpoint={{llama}} --reward_functions=judge": "judge_checkpoint sequence_scorer",
-}.items()]
+}.items()] + [
+    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={out} --export={adapter}", 1, "export={adapter} adapter_"),
+    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={out} --lora_rank=2 --export={tied}", 1,
+     "export={tied} model.safetensors"),
+]
 
 REWARDS = []
 

@@ -5,12 +5,10 @@ import torch
 from torch import nn
 
 from core.cache import new_cache
-from core.judge import calculate_judge_scores
-from core.model import LANGUAGE_MODEL, MASKED_FILL, freeze
-from core.models import load_model
+from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.performance import prepacked as module
 from core.performance.prepacked import has_fast_bfloat16, pack_in_bfloat16, prepacked
-from tests.tiny import ROOT, TOKENIZER, causal_model, judge, model
+from tests.tiny import causal_model, judge, model
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
@@ -62,20 +60,10 @@ def test_packed_weights_give_the_same_logits_and_leave_the_plain_layers(dtype, m
     torch.testing.assert_close(packed, plain, rtol=close, atol=close)
 
 
-SHIPPED = f"{ROOT}/data/char_diffusion/pretrained/judge.safetensors"
-needs_bfloat16 = pytest.mark.skipif(not has_fast_bfloat16(judge()), reason="this CPU has no instructions for bfloat16")
-
-
-@needs_bfloat16
-@pytest.mark.slow
-def test_the_shipped_judge_in_bfloat16_gives_nearly_the_same_scores_in_the_same_order():
-    texts = torch.tensor(TOKENIZER.encode("the value of the key is returned, or None if there is none. " * 3)[:128])
-    texts = texts.repeat(24, 1)                                                      # (24, 128)
-    generator = torch.Generator().manual_seed(1)
-    broken = torch.rand(24, 128, generator=generator) < torch.linspace(0, 0.9, 24)[:, None]
-    texts[broken] = torch.randint(0, 96, (int(broken.sum()),), generator=generator)
-    scorer = freeze(load_model(SHIPPED)[0])
-    exact = calculate_judge_scores(scorer, texts, TOKENIZER.cls_token_id)
-    pack_in_bfloat16(scorer)
-    scores = calculate_judge_scores(scorer, texts, TOKENIZER.cls_token_id)
-    assert 0 < (scores - exact).abs().max() < 2e-3 and torch.corrcoef(torch.stack((scores, exact)))[0, 1] > 0.999
+@pytest.mark.skipif(not has_fast_bfloat16(judge()), reason="this CPU has no instructions for bfloat16")
+@torch.no_grad()
+def test_a_judge_packed_in_bfloat16_gives_nearly_the_same_odds():
+    net, text = judge(scale=1.0), torch.randint(0, 96, (8, 32))
+    exact = net(text)
+    pack_in_bfloat16(net)
+    assert 0 < (net(text) - exact).abs().max() < 0.02

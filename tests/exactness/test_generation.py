@@ -52,10 +52,16 @@ def expect_same(out, expected, V=V):
 def test_a_completion_does_not_depend_on_the_batch_that_it_is_in(truncation, monkeypatch):
     monkeypatch.setattr("core.truncation.LARGE_VOCABULARY", 64)
     monkeypatch.setattr("core.truncation.TOP_PART", 8)  # some rows have their nucleus in it, and others do not
-    net, (ids, padding) = causal_model(), PROMPTS
+    net, (ids, padding), sizes = causal_model(), PROMPTS, []
+    monkeypatch.setattr(net, "project", counted(net.project, sizes))
     together, *alone = (generate(net, ids[rows], padding[rows], NOISE[rows], Stop(CAUSAL), temperature=1.3, **truncation)
                         for rows in ([0, 1, 2], [0], [1], [2]))
     assert rows_of(together) == [row for out in alone for row in rows_of(out)]
+    assert max(sizes) == 48
+    monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", 5 * V)
+    sizes.clear()
+    expect_same(generate(net, ids, padding, NOISE, Stop(CAUSAL), temperature=1.3, **truncation), together)
+    assert max(sizes) == 5, "nor on the parts in which logits are computed"
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
@@ -93,22 +99,6 @@ def test_finished_rows_leave_and_each_token_has_the_probability_and_the_kept_tok
             allowed = next(kept) if truncation else None
             assert not truncation or torch.equal(allowed, kept_tokens(logp[t], **truncation)), (n, t)
             assert float(restrict(logp[t], allowed)[token]) == pytest.approx(float(out.logp[n, t]), abs=1e-4)
-
-
-@pytest.mark.parametrize("truncation", TRUNCATIONS[:2])
-def test_logits_in_parts_and_packed_weights_write_the_same(truncation, monkeypatch):
-    found, largest = {}, {}
-    for way, numbers in {"plain": (2**25, 10**9), "parts": (500, 10**9), "packed": (2**25, 0)}.items():
-        names = ("core.distributions.LOGITS_AT_ONCE", "core.performance.prepacked.PACK_FROM")
-        for name, value in zip(names, numbers, strict=True):
-            monkeypatch.setattr(name, value)
-        net, sizes = causal_model(scale=2.0, n_layer=2), []
-        monkeypatch.setattr(net, "project", counted(net.project, sizes))
-        found[way] = generate(net, *PROMPTS, NOISE, early, **truncation)
-        largest[way] = max(sizes)
-    assert largest["plain"] > largest["parts"] == 500 // V
-    for way in ("parts", "packed"):
-        expect_same(found[way], found["plain"])
 
 
 @pytest.mark.parametrize("sequences", [["e"], ["the", "a", "X"], ["o", "  "]])

@@ -1,6 +1,5 @@
 """Folders in Hugging Face format: what a model is for, code that is never run, and files that change whole."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
-from core.huggingface.files import ADAPTER, base_of, check_target, writing_folder
+from core.huggingface.files import writing_folder
 from core.huggingface.load import mode_of
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model
@@ -83,35 +82,10 @@ def __getattr__(name):
     assert os.path.exists(tmp_path / "fetched") == (who == "transformers"), done.stderr
 
 
-def test_the_base_of_an_adapter_is_a_folder_or_a_name_of_the_hub(tmp_path):
-    path, base = str(tmp_path / "adapter"), str(tmp_path / "base")
-    os.mkdir(base)
-    os.mkdir(path)
-
-    def named(name):
-        (tmp_path / "adapter" / ADAPTER).write_text(json.dumps({"base_model_name_or_path": name}))
-        return base_of(path, "key")
-
-    assert named(base) == base and named("owner/name") == "hf:owner/name"
-    for gone in (str(tmp_path / "gone"), "gone", None, path):
-        with pytest.raises(ValueError, match=f"^key={path}"):
-            named(gone)
-
-
 def fill(folder, text, *names):
     folder.mkdir(exist_ok=True)
     for name in names:
         (folder / name).write_text(text)
-
-
-def test_a_model_and_an_adapter_do_not_share_a_folder(tmp_path):
-    for adapter, name in ((True, "model.safetensors"), (False, "adapter_model.safetensors")):
-        folder = tmp_path / name.split(".")[0]
-        check_target(str(folder), adapter)
-        fill(folder, "1", name, "notes.txt")
-        check_target(str(folder), not adapter)
-        with pytest.raises(ValueError, match=f"^export={folder}"):
-            check_target(str(folder), adapter)
 
 
 @pytest.mark.parametrize("count", range(7))
