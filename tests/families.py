@@ -20,8 +20,9 @@ FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
 CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
                  "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}")
-TOKENIZERS = {"gpt2": "bytes", "llama": "start", "qwen2": "padded", "qwen3": "chat", "gemma3": "start",
-              "mistral": "start", "gemma4": "start", **dict.fromkeys(RECURRENT_FAMILIES, "padded"), "roberta": "angle", "roberta_reward": "angle", "modernbert": "square", "llama_reward": "start"}  # else words
+TOKENIZERS = {"gpt2": "bytes", "qwen2": "padded", "qwen3": "chat", "modernbert": "square"} | dict.fromkeys(
+    ("roberta", "roberta_reward"), "angle") | dict.fromkeys(RECURRENT_FAMILIES, "padded") | dict.fromkeys(
+    ("llama", "llama_reward", "gemma3", "gemma4", "mistral"), "start")  # of all others words
 
 
 def training_text():
@@ -65,8 +66,9 @@ def word_pieces():
 def tokenizer_of(kind):
     """A transformers tokenizer.
 
-    kind: bytes (no pad token), padded, masked (a token for masks that it does not name as such), chat (with a chat template and <|im_end|>), start (a start token before each
-    text, no pad token), words (BERT's), angle (RoBERTa's), square (ModernBERT's)
+    kind: bytes (no pad token), padded, masked (a token for masks that it does not name as such), chat (with a chat
+    template and <|im_end|>), start (a start token before each text, no pad token), words (BERT's), angle (RoBERTa's),
+    square (ModernBERT's)
     """
     from transformers import PreTrainedTokenizerFast
     end, framed = "<|endoftext|>", {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",

@@ -1,4 +1,4 @@
-"""A CPU build of PyTorch that plays a GPU: it raises where CUDA would refuse, and counts where the CPU waits for the GPU.
+"""A CPU build of PyTorch that plays a GPU: it raises where CUDA would refuse, and counts where the CPU waits for it.
 
 with PretendCuda() as gpu: ...        # torch.cuda.is_available() is True, x.to("cuda").device is cuda:0
 python tests/pretend_cuda.py FOLDER JOB # a job of tests/runs/test_pretended_gpu.py, on one of several ranks

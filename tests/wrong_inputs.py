@@ -28,7 +28,7 @@ DATA_AND_MODELS = [
 
 ALGORITHM = []
 
-# Folders in Hugging Face format: {name: (family of tests/families.py, what spoils it: values of a JSON file, or a function)}
+# Folders in Hugging Face format: {name: (family of tests/families.py, what spoils it)}
 FOLDERS = {
     "llama": ("llama", {}),
     "reward": ("bert_reward", {}),
@@ -53,7 +53,7 @@ FOLDERS = {
     "orphan": ("llama", families.as_orphan),
 }
 LORA = f"{SUMS} --generator_checkpoint={{llama}}"
-HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{folder}}}", 1, f"checkpoint={{{folder}}} {words}") for folder, words in {
+HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{name}}}", 1, f"checkpoint={{{name}}} {words}") for name, words in {
     "folder": "config.json model.safetensors",
     "reward": "reward_model_checkpoint",
     "deep": "layers.2 complete",
@@ -83,7 +83,8 @@ HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{folder}}}", 1, f"checkpoint={
     f"{SUMS} --generator_checkpoint={{tied}} --lora_rank=4 --lora_targets=lm_head": "lora_targets tied",
     f"{LORA} --judge_checkpoint={{llama}} --reward_functions=judge": "judge_checkpoint sequence_scorer",
 }.items()] + [
-    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={out} --export={adapter}", 1, "export={adapter} adapter_"),
+    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={out} --export={adapter}", 1,
+     "export={adapter} adapter_"),
     (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={out} --lora_rank=2 --export={tied}", 1,
      "export={tied} model.safetensors"),
 ]

@@ -114,6 +114,6 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         writes = not both_ways and re.search(CAUSAL, " ".join(config.get("architectures") or []))
         fills = backend.mask_token_id is not None and not writes
         lacks_ends = max(ends, default=0) > max(backend.get_vocab().values())
-        refuse(named, (lacks_ends, f"has a tokenizer that lacks the end tokens {ends} that the model declares; copy the "
-                       "tokenizer files that belong to the model"))
+        refuse(named, (lacks_ends, f"has a tokenizer that lacks the end tokens {ends} which the model declares; copy "
+                       "the tokenizer files that belong to the model"))
         return HuggingFaceTokenizer(backend, path, ends, fills)

@@ -54,13 +54,14 @@ def test_a_completion_does_not_depend_on_the_batch_that_it_is_in(truncation, mon
     monkeypatch.setattr("core.truncation.TOP_PART", 8)  # some rows have their nucleus in it, and others do not
     net, (ids, padding), sizes = causal_model(), PROMPTS, []
     monkeypatch.setattr(net, "project", counted(net.project, sizes))
-    together, *alone = (generate(net, ids[rows], padding[rows], NOISE[rows], Stop(CAUSAL), temperature=1.3, **truncation)
+    sampling = {"temperature": 1.3} | truncation
+    together, *alone = (generate(net, ids[rows], padding[rows], NOISE[rows], Stop(CAUSAL), **sampling)
                         for rows in ([0, 1, 2], [0], [1], [2]))
     assert rows_of(together) == [row for out in alone for row in rows_of(out)]
     assert max(sizes) == 48
     monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", 5 * V)
     sizes.clear()
-    expect_same(generate(net, ids, padding, NOISE, Stop(CAUSAL), temperature=1.3, **truncation), together)
+    expect_same(generate(net, ids, padding, NOISE, Stop(CAUSAL), **sampling), together)
     assert max(sizes) == 5, "nor on the parts in which logits are computed"
 
 

@@ -73,7 +73,9 @@ def get_kernel(*args, **settings):
     raise RuntimeError("fetched")
 
 def __getattr__(name):
-    return get_kernel if name.startswith("get") else type(name, (), {{}}) if name[0].isupper() else lambda *a: lambda f: f
+    if name.startswith("get"):
+        return get_kernel
+    return type(name, (), {{}}) if name[0].isupper() else lambda *a: lambda f: f
 """)
     path = spoiled(tmp_path / "model", llama, attn_implementation="kernels-community/flash-attn2")
     arguments = (path, str(tmp_path / "packages"), who)

@@ -67,7 +67,8 @@ def logits(model):
 
 
 def expect_equal_gradients(net, other, bound=1e-5):
-    found, expected = ({name: p.grad for name, p in each.named_parameters() if p.grad is not None} for each in (net, other))
+    found, expected = ({name: p.grad for name, p in each.named_parameters() if p.grad is not None}
+                       for each in (net, other))
     assert found.keys() == expected.keys() and found
     for name, x in expected.items():
         assert (found[name] - x).norm() <= bound * max(float(x.norm()), 1e-2), name

@@ -38,9 +38,10 @@ TEXTS = ("--dataset=FOLDER/text", "--block_size=16", "--generator_checkpoint=FOL
 REWARDED = ("--max_new_tokens=24", "--reward_file=FOLDER/own.py", "--reward_functions=distinct", *SMALL)
 PROMPTS = ("--dataset=FOLDER/sums", "--generator_checkpoint=FOLDER/causal.safetensors", *REWARDED)
 LLAMA = ("--dataset=FOLDER/sums.jsonl", "--generator_checkpoint=FOLDER/llama", *REWARDED)
-JOBS = {  # {name: arguments of grpo/train_grpo.py, host syncs for each token in sampling and for each step: they may fall}
+JOBS = {  # {name: arguments of grpo/train_grpo.py, most host syncs for each sampled token, and for each step}
     "fill": ((*TEXTS, "--credit_window=2", "--gold_judge_checkpoint=FOLDER/judge.safetensors"), 0.84, 1.0),
-    "passes": ((*TEXTS, "--unmask_steps=3", "--top_p=1.0", "--fill_estimator=agrpo", "--micro_batch_tokens=64"), 0.67, 1.0),
+    "passes": ((*TEXTS, "--unmask_steps=3", "--top_p=1.0", "--fill_estimator=agrpo", "--micro_batch_tokens=64"),
+               0.67, 1.0),
     "causal": ((*PROMPTS, "--ppo_epochs=2", "--minibatches=2", "--top_p=0.9", "--min_p=0.01",
                 "--judge_checkpoint=FOLDER/judge.safetensors", "--reward_functions=('judge', 'distinct')"), 0.43, 1.0),
     "exact_kl": ((*PROMPTS, "--kl_estimator=exact", "--grad_checkpoint=True", "--optimizer=muon", "--ref_offload=True",
@@ -149,7 +150,8 @@ def test_supervised_training_and_samples_are_on_one_device(more, world):
     with PretendCuda() as gpu:
         pretrain([part.replace("FOLDER", str(world)) for part in (*more, *small)])
         if "scorer" not in more[0]:
-            sample(["--text=5+_=", f"--checkpoint={world}/{more[0]}/model.safetensors", "--device=cuda", "--max_new_tokens=5"])
+            path = f"{world}/{more[0]}/model.safetensors"
+            sample(["--text=5+_=", f"--checkpoint={path}", "--device=cuda", "--max_new_tokens=5"])
     assert not gpu.mixes
 
 
