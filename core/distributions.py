@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -14,18 +15,18 @@ LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits on a CPU
 BLOCK = 256                # tokens of a block of a large vocabulary
 
 
-def at_least_float32(x):
+def at_least_float32(x: Tensor) -> Tensor:
     """bfloat16 becomes float32; float64, where gradients are checked, stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def sampling_logp(logits, temperature=1.0):
+def sampling_logp(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """Log-probabilities (..., V) before truncation. logits: (..., V) float32; temperature: a number, or a tensor that
     broadcasts."""
     return (logits / temperature).log_softmax(-1)
 
 
-def restrict(logp, kept):
+def restrict(logp: Tensor, kept) -> Tensor:
     """logp (..., V) renormalised over the kept tokens, -inf elsewhere. kept: (..., V) bool, or the KeptTokens of logp
     (K, V), or None for all tokens."""
     if kept is None:
@@ -34,18 +35,18 @@ def restrict(logp, kept):
     return logp.masked_fill(~mask, -torch.inf).log_softmax(-1)
 
 
-def token_logp(logp, target):
+def token_logp(logp: Tensor, target: Tensor) -> Tensor:
     """Log-probability of each token. logp: (..., V); target: (...) ids. Returns (...)."""
     return logp.gather(-1, target[..., None]).squeeze(-1)
 
 
-def entropy(logp):
+def entropy(logp: Tensor) -> Tensor:
     """Entropy of each distribution. logp: (..., V) -> (...)."""
     surprise = -logp.clamp(min=-1e4)                                                 # finite where p is 0
     return (logp.exp() * surprise).sum(-1)
 
 
-def draw_uniforms(seed, step, numbers, shape):
+def draw_uniforms(seed: int, step: int, numbers, shape: tuple) -> Tensor:
     """Uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU. Row i depends on (seed, step, numbers[i])
     alone, so that a problem's samples are the same on every device, in whatever batch or rank it is drawn."""
     rngs = [np.random.default_rng([SAMPLING, seed, step, int(number)]) for number in numbers]
@@ -57,7 +58,7 @@ def noise_on(device, uniform):
     return uniform.to("cpu" if device.type == "mps" else device)
 
 
-def sample_from(logp, uniform):
+def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
     """Inverse-CDF sampling: a token is drawn where the cumulative probability first exceeds the noise. In a large
     vocabulary that is first a block of tokens, then one of the block: few of the sums are in float64.
 

@@ -1,14 +1,16 @@
 """Fill-in sampling: a masked-fill model samples the hidden tokens of a text, all in one forward pass."""
 
 import torch
+from torch import Tensor, nn
 
 from core.distributions import draw_tokens, in_parts, noise_on
 
 UNMASK_ORDERS = ("random", "left_to_right", "confidence")  # of several passes; confidence: the likeliest tokens first
 
 
-def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
-                              temperature=1.0, padding=None, **truncation):
+def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor,
+                              hidden: Tensor | None = None, temperature: float | Tensor = 1.0,
+                              padding: Tensor | None = None, **truncation):
     """Samples G tokens at the hidden positions of every input, in one forward per input.
 
     input: (P, T) texts with MASK; position: (P, M) from masked_positions; uniform: (P, G, T) noise by column of
@@ -52,7 +54,7 @@ def draw_hidden(model, input, position, uniform, hidden, temperature=1.0, paddin
     return *found, kept
 
 
-def fill_in(input, position, hidden, target):
+def fill_in(input: Tensor, position: Tensor, hidden: Tensor, target: Tensor) -> Tensor:
     """Puts sampled tokens into their texts.
 
     input: (P, T); position, hidden: (P, M), hidden False on padding; target: (P, G, M)

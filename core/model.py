@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -40,12 +40,12 @@ class GPTConfig:
                              f"and base_vocab_size={self.base_vocab_size} at most vocab_size={self.vocab_size}")
 
 
-def freeze(model):
+def freeze(model: nn.Module) -> nn.Module:
     """The model without gradients and dropout, as a reference or a judge."""
     return model.requires_grad_(False).eval()
 
 
-def rotary_table(length, head_size, base=10000.0):
+def rotary_table(length: int, head_size: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
     """cos and sin of RoPE (arXiv 2104.09864), each (length, head_size), as `rotate` takes them."""
     frequency = base ** (-torch.arange(0, head_size, 2).float() / head_size)         # (D/2,)
     angle = torch.arange(length).float()[:, None] * frequency                        # (length, D/2)
@@ -53,7 +53,7 @@ def rotary_table(length, head_size, base=10000.0):
     return angle.cos().repeat(1, 2), torch.cat((-sin, sin), 1)
 
 
-def rotate(x, cos, sin):
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x: (..., D), turned by its position: the pair (x[i], x[i + D/2]) is one complex number."""
     other = x.roll(x.shape[-1] // 2, -1)                                             # (..., D)
     return torch.addcmul(x * cos, other, sin)
@@ -205,7 +205,8 @@ class GPT(nn.Module):
             if p.dim() == 2:
                 nn.init.normal_(p, std=std)
 
-    def states(self, tokens, position=None, past=None, padding=None):
+    def states(self, tokens: Tensor, position: Tensor | None = None, past=None,
+               padding: Tensor | None = None) -> Tensor:
         """Final hidden states.
 
         tokens: (B, T) ids below vocab_size
@@ -236,7 +237,7 @@ class GPT(nn.Module):
             x = x.take_along_dim(position[..., None], 1)                             # (B, M, C)
         return self.norm(x)
 
-    def project(self, h):
+    def project(self, h: Tensor) -> Tensor:
         """Logits in float32 from states (..., C): (..., base_vocab_size); of a scorer one number per state, (...)."""
         if self.mode == SEQUENCE_SCORER:
             return at_least_float32(self.head(h).squeeze(-1))
@@ -266,7 +267,7 @@ class GPT(nn.Module):
         """The modules between the embedding and the output layer."""
         return self.blocks
 
-    def parameters_by_kind(self):
+    def parameters_by_kind(self) -> dict[str, list]:
         """Parameters for the optimizers: {"matrices": of the blocks, "embeddings": and the output layer, "vectors":
         of the norms}."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
@@ -278,7 +279,7 @@ class GPT(nn.Module):
     def num_parameters(self):
         return sum(p.numel() for p in self.parameters())
 
-    def weights(self):
+    def weights(self) -> dict[str, Tensor]:
         """{name: tensor} of what training changes, sharing memory with the model."""
         return {name: p.detach() for name, p in self.named_parameters()}
 
