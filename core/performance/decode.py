@@ -38,7 +38,7 @@ class Decoder:
     `out` has a row for each of the N completions of a call, (N + 1, L + 1) each: target, logp and drawn as in
     core.generation.Rows, noise, and given: tokens of answers, -1 where the policy writes
     kept (n, LOOK, V): the tokens that could be drawn, of column t at t % LOOK
-    start, end (1,): columns of the cache before the completions, and L
+    start (1,): columns of the cache before the completions
     """
 
     def __init__(self, model, rows=ROWS):
@@ -58,7 +58,7 @@ class Decoder:
         with self.cast_weights(dtype if casts else torch.float32):
             with torch.autocast(kind, dtype, casts, cache_enabled=False):  # a graph would hold what is in its cache
                 while batch.fill():
-                    self.steps(batch.n, batch.width(), sampling)
+                    self.steps(batch.n, batch.width(), batch.L, sampling)
                     batch.look()
                     batch.narrow()
         return batch.generation()
@@ -100,7 +100,7 @@ class Decoder:
             self.out = {"target": many, "logp": many.float(), "drawn": many.bool(), "noise": many.double(),
                         "given": many.clone()}
             self.kept = one.new_zeros(n, LOOK, V, dtype=torch.bool)
-            self.start, self.end = one[0].clone(), one[0].clone()
+            self.start = one[0].clone()
         for x in (*self.row.values(), *self.out.values(), *(x for pair in self.layers for x in pair)):
             x.zero_()  # NaN of an earlier call would spoil what reads other columns
         N, L = noise.shape
@@ -108,18 +108,17 @@ class Decoder:
         self.out["given"].fill_(-1)
         self.out["noise"][:N, :L] = noise
         self.start.fill_(start)
-        self.end.fill_(L)
 
-    def steps(self, n, width, sampling):
-        """LOOK steps of the first n rows, whose caches have `width` columns."""
-        key = n, width, self.stop_ids, *sampling.items()
-        step = self.graphs.get(key) or partial(self.step, n, width, **sampling)
+    def steps(self, n, width, L, sampling):
+        """LOOK steps of the first n rows, whose caches have `width` columns, for completions of L tokens."""
+        key = n, width, L, self.stop_ids, *sampling.items()
+        step = self.graphs.get(key) or partial(self.step, n, width, L, **sampling)
         for _ in range(LOOK):
             step()
         if key not in self.graphs:  # the steps have warmed up what the graph will hold
             self.graphs[key] = self.captured(step)
 
-    def step(self, n, width, **sampling):
+    def step(self, n, width, L, **sampling):
         """Draws a token of each of the first n rows. No value comes to the host."""
         row = {name: x[:n] for name, x in self.row.items()}
         t, live = row["t"], row["live"]                                              # (n, 1) each
@@ -139,7 +138,7 @@ class Decoder:
         row["token"].copy_(token)
         row["ended"] |= (token == ids_on(token.device, *self.stop_ids)).any(1, True) & drawn
         t += live
-        live &= ~row["ended"] & (t < self.end)
+        live &= ~row["ended"] & (t < L)
 
     def captured(self, step):
         """A function that does what step() does: on a GPU, by launching a CUDA graph. All graphs share memory for what

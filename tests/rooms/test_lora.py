@@ -100,17 +100,18 @@ def test_the_adapter_alone_is_trained_and_the_reference_stays_the_base_model_to_
     assert {p.data_ptr() for p in model.parameters()} == {p.data_ptr() for p in reference.parameters()}, "no copy"
 
 
-def test_rank_and_alpha_are_those_of_the_paper_in_every_linear_layer_but_the_output_layer(folders):
+@pytest.mark.parametrize("settings, scale", [({"lora_alpha": 12.0}, 12 / 3), ({}, 2.0)])
+def test_rank_and_alpha_are_those_of_the_paper_in_every_linear_layer_but_the_output_layer(settings, scale, folders):
     """W x + alpha / rank * B A x, computed here by hand for every layer (arXiv 2106.09685)."""
     path, _ = folders("llama")
-    model, by_hand = trained(load(path, lora_rank=3, lora_alpha=12.0)), base_model(path)
+    model, by_hand = trained(load(path, lora_rank=3, **settings)), base_model(path)
     layers, adapter = dict(by_hand.named_modules()), dict(model.net.named_parameters())
     linear = {name for name, part in layers.items() if isinstance(part, torch.nn.Linear)} - {"lm_head"}
     with torch.no_grad():
         for name, a in adapter.items():
             if "lora_A" in name:
                 layer = name.split(".lora_A")[0].removeprefix("base_model.model.")
-                layers[layer].weight += 12.0 / 3 * adapter[name.replace("lora_A", "lora_B")] @ a
+                layers[layer].weight += scale * adapter[name.replace("lora_A", "lora_B")] @ a
                 assert a.shape[0] == 3
                 linear.remove(layer)
         expected = by_hand(TOKENS).logits[..., : model.vocabulary]
