@@ -284,6 +284,15 @@ def expect_close(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=limit, equal_nan=True)
 
 
+def expect_equal_gradients(net, other, bound=1e-5):
+    """Compares the gradients of two transformers models."""
+    found, expected = ({name: p.grad for name, p in each.named_parameters() if p.grad is not None}
+                       for each in (net, other))
+    assert found.keys() == expected.keys() and found
+    for name, x in expected.items():
+        assert (found[name] - x).norm() <= bound * max(float(x.norm()), 1e-3), name
+
+
 def folder_maker(root, **settings):
     """family -> the folder below `root` with its model, made when it is first asked for."""
     made = {}

@@ -166,9 +166,9 @@ class HuggingFaceModel(nn.Module):
         """A HuggingFaceCache without tokens."""
         from transformers import DynamicCache
         cache = DynamicCache(config=self.config)
-        for layer in cache.layers:
+        for i, layer in enumerate(cache.layers):
             if hasattr(layer, "recurrent_states"):
-                with_methods(RecurrentLayer, layer)
+                cache.layers[i] = with_methods(RecurrentLayer, layer)
         return HuggingFaceCache(cache)
 
     def parameters_by_kind(self):
@@ -279,14 +279,15 @@ class HuggingFaceCache:
         """Does what core.cache.Cache.expand does. Layers that cannot be written in place grow as they need."""
         content = copy.copy(self.content)
         content.layers = [copy.copy(layer) for layer in self.content.layers]
-        for layer in content.layers:
+        for i, layer in enumerate(content.layers):
             kind = type(layer).__name__
             if kind not in ("DynamicLayer", "DynamicSlidingWindowLayer") or not layer.is_initialized:
                 layer.reorder_cache(rows)
                 continue
             layer.keys, layer.values = at_rows(layer.keys, rows), at_rows(layer.values, rows)
             if room and kind == "DynamicLayer" and not torch.is_grad_enabled():
-                with_methods(LayerWithRoom, layer).reserve(room)
+                content.layers[i] = with_methods(LayerWithRoom, layer)
+                content.layers[i].reserve(room)
         return HuggingFaceCache(content, self.length)
 
     def keep(self, rows):
@@ -305,9 +306,10 @@ class HuggingFaceCache:
 
 
 def with_methods(methods, layer):
-    """The layer of a transformers cache, which gets these methods before those of its class."""
-    layer.__class__ = subclass(methods, type(layer))
-    return layer
+    """The layer of a transformers cache, with these methods before those of its class."""
+    out = object.__new__(subclass(methods, type(layer)))
+    out.__dict__ |= layer.__dict__
+    return out
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from tests.families import (
     RECURRENT_FAMILIES,
     base_model,
     expect_close,
+    expect_equal_gradients,
     folder_maker,
     random_ids,
 )
@@ -56,15 +57,6 @@ def tensors_of(past):
     values = [x for layer in past.content.layers for x in vars(layer).values()]
     values += [state for x in values if isinstance(x, dict) for state in x.values()]
     return [x.clone() for x in values if torch.is_tensor(x)]
-
-
-def expect_equal_gradients(ours, theirs, bound=1e-5):
-    """Compares the gradients of two transformers models."""
-    expected = {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}
-    found = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
-    assert found.keys() == expected.keys()
-    for name, x in expected.items():
-        assert (found[name] - x).norm() <= bound * max(float(x.norm()), 1e-3), name
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES + FILL_FAMILIES)

@@ -16,7 +16,7 @@ from core.models import load_model, save_model
 from core.settings.setting import setting
 from core.supervised.config import PretrainConfig
 from core.trainer import Trainer
-from tests.families import adapter_folder, base_model, expect_close, model_folder
+from tests.families import adapter_folder, base_model, expect_close, expect_equal_gradients, model_folder
 from tests.tiny import one_process
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
@@ -64,14 +64,6 @@ def trained(model):
 @torch.no_grad()
 def logits(model):
     return model(TOKENS)
-
-
-def expect_equal_gradients(net, other, bound=1e-5):
-    found, expected = ({name: p.grad for name, p in each.named_parameters() if p.grad is not None}
-                       for each in (net, other))
-    assert found.keys() == expected.keys() and found
-    for name, x in expected.items():
-        assert (found[name] - x).norm() <= bound * max(float(x.norm()), 1e-2), name
 
 
 @torch.no_grad()
