@@ -1,4 +1,4 @@
-"""Time and memory of this training step, compared with the usual step and with TRL's.
+"""Measures time and memory of this training step beside the usual step and TRL's: fill, causal, peer.
 
 python bench/bench.py fill      6 layers x 384, sequence 256, 16 inputs x 8 completions, 30% masked
 python bench/bench.py causal    prompts of 256 tokens, read once or again with each completion of 64 tokens

@@ -1,4 +1,4 @@
-"""The sides of a benchmark take their steps in turns: one works, the others wait at a pipe and use no processor."""
+"""Child processes of a benchmark, which take their steps in turns: while one works, the others use no processor."""
 
 import logging
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that were read before, and of a prompt that a group shares."""
+"""The KV cache: keys and values of earlier tokens, and of the prompt that a group shares."""
 
 import torch
 from torch.nn import functional as F

@@ -1,4 +1,4 @@
-"""Settings from config files and --key=value arguments, checked against a dataclass for each script."""
+"""Settings from config files and --key=value arguments, and RunConfig, which all training scripts share."""
 
 import ast
 import difflib

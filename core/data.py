@@ -1,5 +1,7 @@
-"""Running text as problems: windows of it, and the masks that make them fill-in problems. A problem depends on (seed,
-split, step, its number) alone, so there is no state to checkpoint."""
+"""Running text as problems: windows of it, and the masks that make them fill-in problems.
+
+A problem depends on (seed, split, step, its number) alone, so there is no state to checkpoint.
+"""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Datasets: the folder of a prepared one, with token files and meta.json, and which ones hold prompts."""
+"""Folders of prepared datasets: token files or prompts, with meta.json."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Ranks: the only file that knows how many processes there are."""
+"""Ranks: collectives over the processes of a run. No other file knows how many there are."""
 
 import contextlib
 import io

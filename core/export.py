@@ -1,5 +1,6 @@
-"""Writes a model to a folder that transformers loads: a causal generator of ours, or a Hugging Face model with its
-adapter merged into the weights.
+"""Exports a model to a folder that transformers loads.
+
+It takes a causal generator of ours, or a Hugging Face model, whose adapter is merged into the weights.
 
 python core/export.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --out=arithmetic-hf
 python core/export.py --checkpoint=out-grpo/model --out=merged --dtype=bfloat16

@@ -1,5 +1,4 @@
-"""Files that are written whole or not at all, JSON that is read with one line for whatever is wrong with it, and the
-names of the files of a run."""
+"""Files that are written whole or not at all, JSON that is checked as it is read, and the names of a run's files."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""The start and the end of a run: what is missing is built, and config.json says how the run began and how it ended."""
+"""The start and end of a run: builds a missing dataset or checkpoint, and records both in config.json."""
 
 import contextlib
 import dataclasses

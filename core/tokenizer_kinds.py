@@ -1,4 +1,4 @@
-"""Tokenizers of every kind, by name, or rebuilt from the `tokenizer` entry of meta.json or of a checkpoint."""
+"""Tokenizers of every kind, byte pairs among them, by name or rebuilt from meta.json or a checkpoint."""
 
 from itertools import accumulate
 

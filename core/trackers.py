@@ -1,4 +1,4 @@
-"""Trackers: programs that show the metrics of runs, wandb, tensorboard and trackio. A run goes on without them."""
+"""Trackers: metrics go to wandb, tensorboard and trackio, and a tracker that fails is dropped."""
 
 import dataclasses
 import importlib.util

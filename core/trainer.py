@@ -1,4 +1,4 @@
-"""Supervised training: the loss, the optimizer step, the run."""
+"""Supervised training: the loss of each mode, the optimizer step, the run."""
 
 import time
 

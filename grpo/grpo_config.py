@@ -1,4 +1,4 @@
-"""The settings of GRPO training that exist without a room, in the order of the data flow; rooms: grpo/rooms.py."""
+"""The settings of GRPO training that are always there, in the order of the data flow; grpo/rooms.py has the others."""
 
 from core.config import MaskConfig, RunConfig
 from core.settings.setting import check_value, setting

@@ -1,5 +1,8 @@
-"""The metrics of a step. Until its end each is a pair (sum, count), which adds up over micro-batches and ranks; where
-count is None, the sum itself is the metric. Sums whose names begin with _ are no metrics themselves."""
+"""The metrics of a step, kept as sums that add up over micro-batches and ranks.
+
+Until the end of a step each is a pair (sum, count); where count is None, the sum itself is the metric. Sums whose names
+begin with _ are no metrics themselves.
+"""
 
 import math
 

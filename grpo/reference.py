@@ -1,4 +1,4 @@
-"""The policies beside the trained one: the reference of the KL, and the proximal policy of the ratio.
+"""Frozen policies beside the trained one: the reference of the KL, and the proximal policy of the ratio.
 
 Both score the rollouts once, a micro-batch at a time. Reference and weight of the KL may move between iterations.
 """

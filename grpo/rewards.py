@@ -1,4 +1,4 @@
-"""The rewards of a run: the weighted sum of named functions.
+"""The rewards of a run: a weighted sum of named functions. As a script, it lists them.
 
 python grpo/rewards.py lists the built-in ones with their ranges, and the presets; it has no options but --help.
 """

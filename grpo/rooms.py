@@ -1,4 +1,4 @@
-"""Rooms of GRPO training: optional features, whose settings a config has only while they are open.
+"""Rooms: optional features of GRPO training, and the setting that opens each. A config has their settings only then.
 
 A new room is a class of settings and one line here: where it is, and what opens it (core/settings/setting.py).
 """

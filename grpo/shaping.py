@@ -1,5 +1,8 @@
-"""Shapes rewards beyond the algorithm. Each function has the name of the setting that asks for it (SHAPES of
-grpo/grpo_training_step.py), and takes and returns rollouts and their Scored; rewards: the Rewards that scored them."""
+"""Optional changes of rewards: overlong penalty, KL in the reward, GDPO, pass@k, resampling of equal groups.
+
+Each function has the name of the setting that asks for it (SHAPES of grpo/grpo_training_step.py), and takes and returns
+rollouts and their Scored; rewards: the Rewards that scored them.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Group-relative policy optimization of a fill-in generator against a frozen judge, or of a causal one for rewards.
+"""Trains with GRPO: a fill-in generator against a frozen judge, or a causal one for rewards.
 
 python grpo/train_grpo.py config/grpo_example.py
 python grpo/train_grpo.py config/grpo_arithmetic.py

@@ -1,4 +1,4 @@
-"""A causal generator of ours as a folder that transformers loads: Qwen3's shape with equal logits, and its tokenizer.
+"""Converts a causal generator of ours, with its tokenizer, to a Qwen3 folder that gives equal logits.
 
 Qwen3's gated network is our squared relu if both of its inputs come from the same matrix: silu(s h) * h / s differs
 from relu(h) ** 2 by at most 0.48 / s ** 2. With relu itself it would be equal, but vLLM's Qwen3 knows silu alone.

@@ -1,4 +1,4 @@
-"""Folders in Hugging Face format and names of the hub: what they hold, and what is refused because it is not safe.
+"""Folders in Hugging Face format and names of the hub: reads their configs, and refuses unsafe files.
 
 Published diffusion language models are opened with transformers' own classes that read in both directions. Three values
 of a config describe them. is_causal=False: every token reads every other one. shifted_logits=True: the state of a token

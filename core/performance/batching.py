@@ -1,4 +1,4 @@
-"""Chooses rows to read together, so that there is little padding and memory stays bounded."""
+"""Batches rows of like length, so that there is little padding and memory stays bounded."""
 
 import numpy as np
 import torch

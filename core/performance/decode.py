@@ -1,5 +1,7 @@
-"""Completing prompts on a GPU in a batch of fixed shape: a step is a CUDA graph, and rows that have ended are filled
-with the next completions. It writes what core.generation.generate writes."""
+"""Completes prompts on a GPU with CUDA graphs: in a batch of fixed shape, finished rows are refilled.
+
+It writes what core.generation.generate writes.
+"""
 
 import sys
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Weights packed in the layout that a CPU multiplies fastest with, while they do not change."""
+"""Packs weights, while they do not change, in the layout that a CPU multiplies fastest with."""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""Models whose weights are cut into parts, one for each rank (PyTorch's FSDP2), and put together again.
+"""Sharding: weights cut into one part for each rank (PyTorch's FSDP2), and put together again.
 
 In training a layer is whole on a rank while the rank computes it, and its gradient is summed and cut again. Every rank
 must therefore read the model equally often (`micro_batches`). To sample or to evaluate, all ranks put the models

@@ -1,4 +1,4 @@
-"""Packages that only a part of the project needs: imported where they are used, with the remedy if they are missing."""
+"""Optional packages: imported where they are used; a missing one is an error with the pip command."""
 
 import importlib
 import logging

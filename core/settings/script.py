@@ -1,4 +1,4 @@
-"""The end of a script: a mistake of the user's is one line on stderr and an exit code, never a traceback."""
+"""Runs a script: a mistake of the user's is one line on stderr and an exit code, never a traceback."""
 
 import sys
 

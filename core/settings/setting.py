@@ -1,4 +1,4 @@
-"""Settings: one field with its reason and its values; classes of them, with rooms that open when a value asks for them.
+"""Settings: fields with a default, a reason and a check, in classes whose rooms open when a value asks for them.
 
 A room is an optional feature. Its settings are a class of their own, which is imported and added to a config only while
 the room is open. Terms say what opens a room and what excludes what: `key` is true where that setting is on,

@@ -1,4 +1,4 @@
-"""Code of others that runs here: a user's config or reward, a library that reads a file. Its errors become one line."""
+"""Runs code of others, such as a user's config or reward: its errors become one line, and its time is limited."""
 
 import asyncio
 import functools

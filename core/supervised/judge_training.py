@@ -1,5 +1,4 @@
-"""The texts that a judge learns from, filled in by frozen generators, and a report of how well it tells them from true
-ones."""
+"""Training texts of a judge, filled in by frozen generators, and a report of how well it tells them from true ones."""
 
 import math
 from collections import defaultdict

@@ -79,7 +79,7 @@ def entries_of(package, task, settings, count, seed):
     it refuses, and where its scorer does not know an entry again that was read from a file."""
     if task not in package.factory.DATASETS:
         near = difflib.get_close_matches(task, package.factory.DATASETS, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "docs/tasks.md has a command that lists them"
+        remedy = f"did you mean {near[0]}?" if near else "docs/rewards.md has a command that lists them"
         raise ValueError(f"tasks: {task!r} is no task of reasoning-gym; {remedy}")
     with guarded(f"{task} with {settings} made no problems", "correct the settings"):
         random.seed(seed)  # some tasks draw from the global random state

@@ -1,4 +1,4 @@
-"""An evaluation: its means over fixed problems, and its samples, chosen, shown and kept."""
+"""The parts that evaluations share: means over fixed problems, and samples for people."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The policy that answers prompts in any order: a masked-fill model completes a prompt with masked places behind it.
+"""The any-order policy: a masked-fill model completes a prompt, which is followed by masked positions.
 
 The places are cut into blocks, filled one after another, each in several passes. A completion is what stands up to its
 first end token or stop sequence; what was drawn behind it is not trained on, and no reward sees it.

@@ -1,4 +1,4 @@
-"""Samplers: their interface, sampling ahead of training, sampling in this process.
+"""Samplers: their interface, and sampling in this process, ahead of training or not.
 
 grpo/samplers/NAME.py is the module of sampler=NAME. It has two functions:
 

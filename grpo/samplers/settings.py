@@ -1,4 +1,4 @@
-"""The settings of samplers other than the policy itself."""
+"""The settings of samplers outside this process: Ray's workers, a vLLM server."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The child process of run.py: it gives up what the code must not have, runs the code, and answers questions.
+"""The child process that confines itself, then runs untrusted code and answers with its values.
 
 It runs as a script in an isolated interpreter and imports nothing of this repository but kernel.py.
 

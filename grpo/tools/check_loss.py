@@ -1,4 +1,4 @@
-"""Runs your loss on the test vectors and names the objective that it is, or what is wrong with it.
+"""Checks your loss on the test vectors: names the objective that it is, or its mistake.
 
 python grpo/tools/check_loss.py mine.py:loss --objective=dapo --clip_high=0.28
 

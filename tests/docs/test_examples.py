@@ -8,19 +8,23 @@ import sys
 import pytest
 
 from core.config import load_config
+from core.settings.other_names import OTHER_NAMES
 from core.settings.script import exit_code
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from grpo.losses import OBJECTIVES
-from tests.tiny import ROOT, run_script
+from tests.tiny import ROOT, all_settings, run_here, run_script
 
 CONFIGS = sorted(pathlib.Path(ROOT, "config").glob("*.py"))
 SCRIPTS = [str(p.relative_to(ROOT)) for folder in ("core", "grpo", "data", "bench") for p in sorted(
     pathlib.Path(ROOT, folder).rglob("*.py")) if "\n    run_script(main)\n" in p.read_text()]
-# {setting: (its default here, its default in TRL)}, as docs/coming_from.md says
-DIFFERENT = {"learning_rate": (1e-5, 1e-6), "temperature": (0.8, 1.0), "top_p": (0.95, 1.0), "kl_beta": (0.1, 0.0),
-             "clip_high": (None, None)}
-IN_TRL = {"kl_beta": "beta", "clip_high": "epsilon_high"}
+# {setting: (its default here, its name and default in TRL)}, as docs/coming_from.md says
+DIFFERENT = {"objective": ("grpo", "loss_type", "dapo"), "kl_beta": (0.1, "beta", 0.0),
+             "temperature": (0.8, "temperature", 1.0), "top_p": (0.95, "top_p", 1.0),
+             "max_new_tokens": (128, "max_completion_length", 512), "learning_rate": (1e-5, "learning_rate", 1e-6),
+             "warmup_iters": (10, "warmup_steps", 0), "beta2": (0.95, "adam_beta2", 0.999),
+             "weight_decay": (0.1, "weight_decay", 0.0), "grad_checkpoint": (False, "gradient_checkpointing", True),
+             "save_interval": (50, "save_steps", 500), "seed": (1337, "seed", 42)}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -43,6 +47,28 @@ def test_every_script_explains_itself(script, monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_defaults_that_differ_from_trl_are_those_of_both():
     trl = pytest.importorskip("trl").GRPOConfig
-    for key, (ours, theirs) in DIFFERENT.items():
-        assert getattr(GRPOConfig(), key) == ours and getattr(trl, IN_TRL.get(key, key)) == theirs, key
-    assert OBJECTIVES["dapo"].clip_high == 0.28 and trl.epsilon == 0.2
+    for key, (ours, name, theirs) in DIFFERENT.items():
+        assert (getattr(GRPOConfig(), key), getattr(trl, name)) == (ours, theirs), key
+    assert (OBJECTIVES["dapo"].clip_high, trl.epsilon, trl.epsilon_high) == (0.28, 0.2, None)
+
+
+def test_names_of_other_projects_lead_to_settings():
+    fields = all_settings(GRPOConfig, PretrainConfig)
+    assert {key for keys in OTHER_NAMES.values() for key in keys.split()} <= fields
+    assert not OTHER_NAMES.keys() & fields
+
+
+@pytest.mark.slow
+def test_the_python_example_learns():
+    done = run_script("docs/from_python.py")
+    assert done.returncode == 0, done.stderr
+    rewards = [float(line.split()[1]) for line in done.stdout.strip().split("\n")]
+    assert len(rewards) == 20 and rewards[-1] > rewards[0] + 0.1
+
+
+def test_the_map_has_a_line_for_every_file():
+    done = run_here("grpo/tools/map.py", "core", "grpo", "bench")
+    files = [p for folder in ("core", "grpo", "bench") for p in pathlib.Path(ROOT, folder).rglob("*.py")]
+    entries = [line for line in done.stdout.split("\n") if line.startswith("  ")]
+    assert len(entries) >= len([p for p in files if p.name != "__init__.py"])
+    assert all(len(line.split()) > 2 for line in entries)

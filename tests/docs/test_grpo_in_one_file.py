@@ -42,7 +42,7 @@ class ProjectPolicy(Policy):
 
     def states(self, rollouts):
         logits = self.model(rollouts.inputs["tokens"].flatten(0, 1)[:, :-1])[:, self.prompt - 1:]           # (N, L, V)
-        return logits[rollouts.inputs["chosen"].flatten(0, 1)]                                                            # (K, V)
+        return logits[rollouts.inputs["chosen"].flatten(0, 1)]                         # (K, V)
 
     def project(self, states):
         return states

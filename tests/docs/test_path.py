@@ -31,7 +31,8 @@ def called(tmp_path_factory):
         sys.setprofile(note)
         try:
             main(["config/grpo_example.py", "--max_iters=1", "--batch_size=2", "--group_size=4", "--eval_problems=2",
-                  "--eval_interval=9", "--sample_interval=9", "--dtype=float32", f"--out_dir={tmp_path_factory.mktemp('path')}"])
+                  "--eval_interval=9", "--sample_interval=9", "--dtype=float32",
+              f"--out_dir={tmp_path_factory.mktemp('path')}"])
         finally:
             sys.setprofile(None)
     return list(order)

@@ -29,7 +29,8 @@ def count_tokens(path):
     """Python's tokens without comments, docstrings and layout. A formatted string is one, as up to Python 3.11."""
     text, docstrings = path.read_text(), set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node, clean=False) is not None:
+        can_have_one = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        if can_have_one and ast.get_docstring(node, clean=False) is not None:
             docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     count = depth = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
