@@ -82,7 +82,7 @@ FAULTS = [
      "tests/exactness/test_distributions.py tests/grpo/test_rollout_scores.py"),
     ("the temperature is left out of scoring", "core/distributions.py", "return (logits / temperature).log_softmax(-1)",
      "return logits.log_softmax(-1)", "tests/exactness/test_distributions.py tests/exactness/test_generation.py"),
-    ("a token of probability 0 can be drawn", "core/distributions.py", "right=True).clamp_", "right=False).clamp_",
+    ("a token of probability 0 can be drawn", "core/distributions.py", "right=True)", "right=False)",
      "tests/exactness/test_distributions.py"),
     ("a pass does not read what was drawn before it", "core/fill_in_passes.py",
      "text = fill_in(text, column, now, target[:, None])[:, 0]", "pass", "tests/policies/test_fill_in.py"),

@@ -50,6 +50,8 @@ def test_ids_and_texts_are_those_of_transformers(tmp_path, kind, around):
     assert t.base_vocab_size == t.vocab_size == len(own) and 0 <= t.pad_token_id < len(own)
     assert t.decode(sorted(t.special_ids - {t.mask_token_id})) == ""
     assert tuple(own.convert_ids_to_tokens(list(ids)) for ids in (t.start_ids, t.end_ids)) == around
+    newline = t.encode("\n")
+    assert t.newline_token_id == (newline[0] if kind != "words" else -1), "BERT's has none"
     assert t.banned_token_ids == (() if t.mask_token_id is None else tuple(sorted(own.all_special_ids)))
     t.save(str(tmp_path / "saved"))
     saved = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "saved"))
@@ -87,13 +89,6 @@ def test_a_masked_token_is_shown_and_word_pieces_stay_readable(tmp_path):
     ids[pieces.index("the")] = t.mask_token_id
     start, end = list(t.start_ids), list(t.end_ids)
     assert t.decode([*start, *ids, *end]) == "_ quick brown fox the lazy dog"
-
-
-def test_a_newline_is_one_token_or_none(tmp_path):
-    t = loaded(tmp_path / "bytes", "bytes")
-    assert t.decode([t.newline_token_id]) == "\n" and t.encode("a\nb")[1] == t.newline_token_id
-    for path in (tokenizer_folder(tmp_path / "words", "words"), word_tokenizer(tmp_path / "w", {"?": 0, "a": 1})):
-        assert load_huggingface_tokenizer(path).newline_token_id == -1
 
 
 def test_a_vocabulary_is_known_by_its_words_and_another_in_its_folder_is_refused(tmp_path):
