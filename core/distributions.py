@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.device import gpu_logits_at_once

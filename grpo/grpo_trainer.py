@@ -30,7 +30,7 @@ class GRPOTrainer:
     policy, reference (or None): policies (grpo/rollout.py: Policy); rewards: a Rewards, or rollouts -> Scored
     data: problems(split, iteration, micro) -> a batch that the policy can sample for, as numpy arrays
     evaluation: (policy, temperature) -> (metrics, samples), run on rank 0
-    a sample: {"problem", "best", "worst": texts, "best_score", "worst_score": numbers}
+    a sample: {"problem": text, "group": [{"text", "reward"}, ...] from the best to the worst}
     """
 
     def __init__(self, policy, reference, rewards, data, evaluation, config, logger, dist):

@@ -131,7 +131,8 @@ class HuggingFaceModel(nn.Module):
         return logits.view(*h.shape[:-1], self.vocabulary)
 
     def head_logits(self, h):
-        """What the output layers make of K states (..., C): (K, all rows of the output layer) or (K,) float32."""
+        """All logits of the output layers at K states (..., C): (K, rows of the output layer), of a judge (K,), in
+        float32."""
         kind, casts = h.device.type, nullcontext()
         if torch.is_autocast_enabled(kind) and torch.is_grad_enabled():
             # A weight that autocast keeps for several calls would add up their gradients in its own precision

@@ -1,5 +1,6 @@
 """Runs a script: a mistake of the user's is one line on stderr and an exit code, never a traceback."""
 
+import os
 import sys
 
 from core.config import UsageError
@@ -36,5 +37,11 @@ def exit_code(main):
 def run_script(main):
     """Runs main(argv): a mistake of the user's is one line and exit code 1 (2 for usage), never a traceback."""
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal for ASCII alone shows other letters as \u....
-    if code := exit_code(main):
+    try:
+        code = exit_code(main)
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `| head`, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    if code:
         raise SystemExit(code)

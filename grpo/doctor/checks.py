@@ -1,14 +1,14 @@
 """--doctor=True: takes one step of the user's own run and checks what no metric shows.
 
-A check takes a DoctorStep, and the name of a reward if it is about one. It returns (whether all is well, a sentence, a
-remedy), or None where it does not apply.
+A check takes a DoctorStep, and the name of a reward if it is about one. It returns what is wrong, with a remedy; ""
+where all is well; None where it does not apply. Its docstring says what is right.
 """
 
 import re
 import textwrap
 from collections import Counter
 from dataclasses import dataclass, replace
-from math import inf, isfinite, isnan
+from math import inf, isfinite
 from types import SimpleNamespace
 
 import torch
@@ -22,11 +22,10 @@ from grpo.rollout import TURNS
 
 MOST = 16    # problems of the step
 RECORDS = 8  # training records that each verifier is tried on
-# Forms in which a reward may expect an answer; tried where records have no completion
-FORMS = ("%s", "...<end_working_out><SOLUTION>%s</SOLUTION>", "%s</SOLUTION>", "\\boxed{%s}", "```python\n%s\n```")
+FORMS = ("%s", "...<end_working_out><SOLUTION>%s</SOLUTION>", "%s</SOLUTION>", "\\boxed{%s}", "```python\n%s\n```",
+         "#### %s")  # in which a reward may expect an answer
 # Wrong answers: X is the answer of a record, Y that of another one. A verifier must not accept all of a row
 WRONG = {"Y": ("{Y}",), "both 'X or Y' and 'Y or X'": ("{X} or {Y}", "{Y} or {X}"), "the prompt": ("{prompt}",)}
-ODD = {"'not X'": ("not {X}",), "'X X'": ("{X} {X}",)}  # how a verifier reads; a model gains nothing from them
 
 
 @dataclass
@@ -38,7 +37,6 @@ class DoctorStep:
     data: object
     problems: dict             # columns of the problems
     rollouts: object           # Rollouts, with their texts
-    scored: object             # Scored: their rewards
     gradient: dict             # {part of the model: norm}
 
 
@@ -55,25 +53,20 @@ def examine(config, models, rewards, data, dist):
     sample = sampler_of(models.policy, problems, 0, c)
     trained, sums, first = collect_rollouts(models.policy, models.reference, rewards, sample, c, dist, Timer())
     train_on_rollouts(models.policy, trained, sums, [], c, dist)  # without an optimizer the gradient stays
-    return DoctorStep(config, models, rewards, data, problems(0), *first, gradient_norms(models.policy.model))
+    rollouts, _ = first
+    return DoctorStep(config, models, rewards, data, problems(0), rollouts, gradient_norms(models.policy.model))
 
 
 def gradient_norms(model):
-    """{part of a model: norm of its gradient}. With an adapter only its own weights count."""
-    squares = {}
+    """{layer, or module outside the layers: norm of its gradient}. With an adapter only its own weights count."""
+    squares = Counter()
     adapter = any("lora_" in name for name, _ in model.named_parameters())
     for name, p in model.named_parameters():
         if p.requires_grad or not adapter:
-            square = 0.0 if p.grad is None else float(p.grad.float().square().sum())
-            squares[part_of(name)] = squares.get(part_of(name), 0.0) + square
+            layer = re.search(r"\.\d+\.", name)
+            part = name[: layer.end() - 1] if layer else name.rpartition(".")[0]
+            squares[part] += 0.0 if p.grad is None else float(p.grad.float().square().sum())
     return {part: square**0.5 for part, square in squares.items()}
-
-
-def part_of(name):
-    """The part of a model that holds a parameter: its layer, or the module outside the layers."""
-    layer = re.search(r"\.(\d+)\.", name)
-    module = re.sub(r"\.(weight|bias)$", "", name).split(".")[-1]
-    return f"layer {layer[1]}" if layer else module
 
 
 def lost_characters(x):
@@ -86,10 +79,10 @@ def lost_characters(x):
     lost = written - characters(tokenizer.decode(tokenizer.encode(text)))
     share = lost.total() / max(1, written.total())
     if share <= 1e-3:
-        return True, "The tokenizer can write the prompts.", ""
+        return ""
     examples = ", ".join(repr(character) for character, _ in lost.most_common(5))
-    return False, f"{share:.0%} of the characters in the prompts have no tokens, such as {examples}.", (
-        "use a model whose tokenizer knows them, or write the prompts without them")
+    return (f"{share:.0%} of the characters in the prompts have no tokens, such as {examples} -> use a model whose "
+            "tokenizer knows them, or write the prompts without them")
 
 
 def characters(text):
@@ -105,34 +98,45 @@ def ends_of_completions(x):
     if not own:
         return None
     for stop in x.config.stop_sequences if x.config.environment is None else ():  # in an environment they end turns
-        cut = [text for text in own if text.partition(stop)[2].strip()]
+        cut = sum(bool(text.partition(stop)[2].strip()) for text in own)
         if cut:
-            return False, f"The text {stop!r} is inside {len(cut) / len(own):.0%} of the records' completions.", (
-                f"leave {stop!r} out of stop_sequences: it ends a right completion too early")
+            return (f"The text {stop!r} is inside {cut / len(own):.0%} of the records' completions -> leave {stop!r} "
+                    "out of stop_sequences: it ends a right completion too early")
     most = x.config.max_new_tokens
     lengths = sorted(len(x.data.tokenizer.encode(text)) + 1 for text in own)
-    longer = sum(length > most for length in lengths) / len(own)
-    if longer > 0.05:
-        return False, f"{longer:.0%} of the records' completions are longer than max_new_tokens={most}.", (
-            f"set max_new_tokens={lengths[int(0.95 * len(lengths))]}, which is enough for 95% of them")
-    return True, f"The records' completions fit into max_new_tokens={most}, and no stop sequence cuts them.", ""
+    enough = lengths[int(0.95 * len(lengths))]
+    if enough <= most:
+        return ""
+    return (f"More than 5% of the records' completions are longer than max_new_tokens={most} -> set "
+            f"max_new_tokens={enough}, which is enough for 95% of them")
 
 
 def gradient(x):
     """The loss has a gradient, and it reaches every part of the model."""
     total = sum(x.gradient.values())
     if not 0 < total < inf:
-        return False, f"The gradient is {total:g}, so nothing is learned.", (
-            "if it is 0, let the completions of a group get different rewards and see that tokens are in the loss "
-            "(mask_truncated=True leaves cut completions out); if it is not finite, set dtype='float32'")
+        return (f"The gradient is {total:g}, so nothing is learned -> if it is 0, let the completions of a group get "
+                "different rewards and see that tokens are in the loss (mask_truncated=True leaves cut completions "
+                "out); if it is not finite, set dtype='float32'")
     dead = [part for part, size in x.gradient.items() if size == 0]
-    if dead:
-        return False, f"The gradient is 0 in {', '.join(dead)}.", "load the model without freezing these weights"
-    return True, f"The gradient reaches all parts of the model, most {max(x.gradient, key=x.gradient.get)}.", ""
+    return f"The gradient is 0 in {', '.join(dead)} -> load the model without freezing these weights" if dead else ""
+
+
+def judge_on_true_texts(x):
+    """The judge prefers true texts to those that the generator filled in."""
+    if isinstance(x.data, PromptConsumer) or x.models.judge is None:
+        return None
+    target = torch.from_numpy(x.problems["target"])
+    true = float(x.models.judge.scores(SimpleNamespace(tokens=list(target))).mean())
+    filled = float(x.models.judge.scores(x.rollouts.texts).mean())
+    if true > filled:
+        return ""
+    return (f"The judge gives {true:.3f} for the true texts and {filled:.3f} for filled ones -> take a judge that was "
+            "trained on texts of this kind")
 
 
 def equal_starts(x):
-    """Environments of a group start in the same state: given the same texts, they answer the same."""
+    """Two environments of a problem that hear the same texts answer the same."""
     if x.config.environment is None:
         return None
     P = len(x.problems["number"])
@@ -140,12 +144,11 @@ def equal_starts(x):
     settings = x.config.varied(group_size=1, sample_rows=2 * P)
     rollouts = x.models.policy.sample(twins, 0, settings)
     unlike = sum(not alike(rollouts, n) for n in range(0, 2 * P, 2))
-    if unlike:
-        return False, (f"In {unlike} of {P} problems two environments heard the same texts and gave other answers or "
-                       "rewards: the completions of a group do not start in one state."), (
-            "draw what is random from random.Random(seed), with the seed that __init__ gets, and let an episode change "
-            "nothing outside of its own environment")
-    return True, f"Two environments of a problem that hear the same texts answer the same, in {P} of {P} problems.", ""
+    if not unlike:
+        return ""
+    return (f"In {unlike} of {P} problems two environments heard the same texts and gave other answers or rewards: the "
+            "completions of a group do not start in one state -> draw what is random from random.Random(seed), with "
+            "the seed that __init__ gets, and let an episode change nothing outside of its own environment")
 
 
 def alike(rollouts, n):
@@ -159,54 +162,23 @@ def alike(rollouts, n):
     return rewards[n] == rewards[n + 1]
 
 
-def values_in_range(x, name):
-    """A reward stays within its declared range. The sum over an episode may be any number."""
-    if name not in x.scored.values or name == "environment":
-        return None
-    low, high = REWARDS[name].low, REWARDS[name].high
-    values = x.scored.values[name]
-    values = values[values.isfinite()].tolist()
-    least, most = min(values, default=low), max(values, default=high)
-    if least < low - 1e-6 or most > high + 1e-6:
-        return False, f"{name} gave {least:g} to {most:g}, but declares {low:g} to {high:g}.", (
-            f"write its true range: @reward({min(least, low):g}, {max(most, high):g}); a completion is right at the "
-            "highest value")
-    return True, f"{name} stays within {REWARDS[name].range}.", ""
-
-
 def own_answers(x, name):
-    """A verifier accepts the records' own completions or answers."""
+    """A verifier finds the records' own answers right."""
     if not isfinite(REWARDS[name].high):
         return None
-    tried = 0
+    tried = None
     for record in verified_records(x, name):
         texts = right_completions(x, name, record)
-        found = [value_or_error(x, name, record, text) for text in texts]
-        errors = [value for value in found if isinstance(value, str)]
-        values = [value for value in found if isinstance(value, float)]
+        values, errors = values_of(x, name, record, texts)
         if errors and not values:
-            return False, f"{name} fails on the right answer of {record['where']}: {errors[0]}.", (
-                "correct the function or the records: the run would stop there")
+            return (f"{name} fails on the right answer of {record['where']}: {errors[0]} -> correct the function or "
+                    "the records: the run would stop there")
         if values and max(values) < REWARDS[name].high - 1e-6:
             given = f"{max(values):g} for {one_line(texts[0], 50, repr)}"
-            return False, f"{name} does not find the answer of {record['where']} right: it gives {given}.", (
-                "correct the records or the reward: now no completion of this problem can be right")
-        tried += bool(values)
-    return (True, f"{name} finds the records' own answers right: {tried} were tried.", "") if tried else None
-
-
-def empty_completions(x, name):
-    """A verifier rejects an empty completion."""
-    found = [value_or_error(x, name, record, x.data.format.response_prefix) for record in verified_records(x, name)]
-    errors = [value for value in found if isinstance(value, str)]
-    if errors:
-        return False, f"{name} fails on an empty completion: {errors[0]}.", (
-            "return 0 or None there: a model samples such completions, and the run would stop")
-    most = max((value for value in found if value is not None), default=-inf)
-    if most >= REWARDS[name].high - 1e-6:
-        return False, f"{name} gives its highest value, {most:g}, for an empty completion.", (
-            "correct the reward or the records: the model would learn to write nothing")
-    return (True, f"{name} gives {most:.3g} at most for an empty completion.", "") if found else None
+            return (f"{name} does not find the answer of {record['where']} right: it gives {given} -> correct the "
+                    "records or the reward: now no completion of this problem can be right")
+        tried = "" if values else tried
+    return tried
 
 
 def wrong_answers(x, name):
@@ -218,29 +190,26 @@ def wrong_answers(x, name):
     accepted, asked, high = Counter(), 0, REWARDS[name].high
     for record, own in zip(records, answers, strict=True):
         def value(text):
-            found = value_or_error(x, name, record, as_written(x, text))
-            return found if isinstance(found, float) else -inf  # of an error, or skipped
+            return max(values_of(x, name, record, [as_written(x, text)])[0], default=-inf)
 
-        form = max(usual_forms(record), key=lambda form: value(form % own))
+        before, found, after = str(record.get("completion", "")).replace("%", "%%").rpartition(own)
+        forms = [*FORMS, f"{before}%s{after}"] if found else FORMS
+        form = max(forms, key=lambda form: value(form % own))
         right = value(form % own)
         if right < high - 1e-6 if isfinite(high) else right <= value(""):
             continue
         asked += 1
         other = next(answer for answer in answers if answer != own)
-        for what, texts in (WRONG | ODD).items():
-            texts = [form % text.format(X=own, Y=other, prompt=record["text"]) for text in texts]
+        tried = {"an empty completion": [""]}
+        for what, texts in WRONG.items():
+            tried[what] = [form % text.format(X=own, Y=other, prompt=record["text"]) for text in texts]
+        for what, texts in tried.items():
             accepted[what] += all(value(text) >= right for text in texts)
     found = [what for what in accepted if accepted[what] > asked / 2]  # a few may be right by chance
-    return not WRONG.keys() & set(found), (
-        f"{name} accepts {', '.join(found) or 'no wrong answer'}: X is right, Y another record's answer; {asked} were "
-        "tried."), "compare the answer as a whole: a model would name several, or repeat the prompt"
-
-
-def usual_forms(record):
-    """FORMS and more with a place, %s, for an answer: the record's own completion too, if its answer is in it."""
-    before, found, after = str(record.get("completion", "")).rpartition(str(record["answer"]))
-    own = [before.replace("%", "%%") + "%s" + after.replace("%", "%%")] if found else []
-    return [*FORMS, "#### %s", *own]
+    if not found:
+        return ""
+    return (f"{name} accepts {', '.join(found)}: X is right, Y another record's answer -> compare the answer as a "
+            "whole: a model would name several, repeat the prompt, or write nothing")
 
 
 def verified_records(x, name):
@@ -248,9 +217,9 @@ def verified_records(x, name):
     if not isinstance(x.data, PromptConsumer) or {"texts", "judge_model", "reward_scorer"} & REWARDS[name].settings:
         return []
     records = x.data.records["train"][:RECORDS]
-    text = next(iter(right_completions(x, name, records[0])), "1")
+    texts = right_completions(x, name, records[0])[:1] or ["1"]
     without = {key: records[0][key] for key in ("prompt", "text")}
-    alike = value_or_error(x, name, records[0], text) == value_or_error(x, name, without, text)
+    alike = values_of(x, name, records[0], texts) == values_of(x, name, without, texts)
     return [] if alike and REWARDS[name].check is None else records
 
 
@@ -270,59 +239,42 @@ def as_written(x, text):
     return x.data.format.response_prefix + re.split(stops, text, maxsplit=1)[0]
 
 
-def value_or_error(x, name, record, text):
-    """The value that a reward gives a completion, None if it skips it, or the text of its error."""
+def values_of(x, name, record, texts):
+    """(the values that a reward gives completions, without those that it skips; the texts of its errors)"""
     prompts, columns = as_columns([record])
-    texts = SimpleNamespace(prompts=prompts, completions=[text], columns=columns,
-                            completion_ids=[x.data.tokenizer.encode(text)])
-    try:
-        value = x.rewards.score(texts, 1, [name])[0][name].item()
-    except ValueError as error:  # user functions raise it too (core/settings/user_code.py)
-        return str(error)
-    return None if isnan(value) else value
-
-
-def judge_on_true_texts(x):
-    """The judge prefers true texts to those that the generator filled in."""
-    if isinstance(x.data, PromptConsumer) or x.models.judge is None:
-        return None
-    target = torch.from_numpy(x.problems["target"])
-    true = float(x.models.judge.scores(SimpleNamespace(tokens=list(target))).mean())
-    filled = float(x.models.judge.scores(x.rollouts.texts).mean())
-    return true > filled, f"The judge gives {true:.3f} for the true texts and {filled:.3f} for filled ones.", (
-        "take a judge that was trained on texts of this kind")
+    values, errors = [], []
+    for text in texts:
+        completion = SimpleNamespace(prompts=prompts, completions=[text], columns=columns,
+                                     completion_ids=[x.data.tokenizer.encode(text)])
+        try:
+            values += x.rewards.score(completion, 1, [name])[0][name].tolist()
+        except ValueError as error:  # user functions raise it too (core/settings/user_code.py)
+            errors.append(str(error))
+    return [value for value in values if value == value], errors
 
 
 CHECKS = {"prompt": lost_characters, "end": ends_of_completions, "gradient": gradient, "judge": judge_on_true_texts,
           "equal starts": equal_starts}
-OF_EACH_REWARD = {"range": values_in_range, "right answers": own_answers, "wrong answers": wrong_answers,
-                  "empty completion": empty_completions}
+OF_EACH_REWARD = {"right answers": own_answers, "wrong answers": wrong_answers}
 
 
 def check_up(config, models, rewards, data, dist):
     """Takes one step of a run in memory and checks it. Returns (whether nothing is wrong, lines to print)."""
     try:
         x = examine(config, models, rewards, data, dist)
-        found = [(title, check(x)) for title, check in CHECKS.items()]
+        found = [(title, check.__doc__, check(x)) for title, check in CHECKS.items()]
         for name in rewards.names:
-            found += [(title, check(x, name)) for title, check in OF_EACH_REWARD.items()]
+            found += [(title, f"{name}: {check.__doc__}", check(x, name)) for title, check in OF_EACH_REWARD.items()]
     finally:
         rewards.close()
-    found = [(title, result) for title, result in found if result is not None]
-    wrong = sum(not fine for _, (fine, *_) in found)
     size = f"{x.rollouts.problems} problems x {x.rollouts.group_size} completions"
-    start = f"doctor: one step of this run on {size}, in memory; out_dir stays as it is"
-    end = "nothing is wrong: start the run without doctor=True"
-    if wrong:
-        end = f"{wrong} of {len(found)} checks found something wrong: change what the arrows say, and ask again"
-    return not wrong, ["", start, "", *page(found), "", end]
-
-
-def page(found):
-    """The lines of the page: a sentence for each check, and a remedy if it found something."""
-    lines = []
-    for title, (fine, sentence, remedy) in found:
-        text = sentence if fine else f"{sentence} -> {remedy}"
-        start = f"  {'fine' if fine else 'WRONG':<6} {title:<16}  "
-        lines += textwrap.wrap(text, 120, initial_indent=start, subsequent_indent=" " * len(start))
-    return lines
+    lines = ["", f"doctor: one step of this run on {size}, in memory; out_dir stays as it is", ""]
+    for title, right, wrong in found:
+        if wrong is not None:
+            start = f"  {'WRONG' if wrong else 'fine':<6} {title:<16}  "
+            lines += textwrap.wrap(wrong or right, 120, initial_indent=start, subsequent_indent=" " * len(start))
+    healthy = not any(wrong for *_, wrong in found)
+    end = "change what the arrows say, and ask again"
+    if healthy:
+        end = "nothing is wrong: start the run without doctor=True"
+    return healthy, [*lines, "", end]

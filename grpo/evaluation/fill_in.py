@@ -2,7 +2,6 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from dataclasses import replace
 from functools import cached_property
 
 from core.tokenizer_kinds import character_ends, filled
@@ -43,9 +42,10 @@ class FillInEvaluation(Evaluation):
         """data: a DatasetConsumer with batches of PROBLEMS_PER_STEP; judges: {"judge", "gold_judge": a Judge or None}
         rewards: a Rewards or None; config: the run's"""
         names = [name for name in getattr(rewards, "names", ()) if name != "judge"]
-        judges = {name: judge for name, judge in judges.items() if judge is not None}
-        super().__init__(reference, rewards, names, judges, config.for_evaluation(data.seed + NOISE_SEED))
+        super().__init__(reference, rewards, names, config.for_evaluation(data.seed + NOISE_SEED))
         self.data = data
+        self.judges = {name: judge for name, judge in judges.items() if judge is not None}
+        self.credit = None  # (N, M) of each sampled token of the last batch, with a credit_window
         self.batches = []  # (its number, batch)
         for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):
             batch = data.batch("val", step)
@@ -56,15 +56,22 @@ class FillInEvaluation(Evaluation):
         """The words of the training text in lower case, decoded at first use: only one rank evaluates."""
         return {word.lower() for word in WORD.findall(self.data.train_text())}
 
-    def sums(self, policy, step, batch, rollouts, values, judged, config):
-        """{metric: (sum, count)} of judges, words, rewards and tokens."""
-        sums = {name: (scores.sum(), len(scores)) for name, scores in judged.items()}
-        sums |= self._word_sums(batch, rollouts) | reward_sums(values)
-        return sums | self._token_sums(policy, step, batch, rollouts, config)
+    def judge(self, texts, values):
+        """A judge of the reward orders the samples; without one the weighted sum of the rewards does."""
+        scores, window = {}, self.config.credit_window
+        for name, judge in self.judges.items():
+            if name == "judge" and window is not None:
+                scores[name], credit = judge.score_and_credit(texts, window)
+                self.credit = credit.nan_to_num().tolist()
+            else:
+                scores[name] = judge.scores(texts)
+        total = scores["judge"] if "judge" in scores else super().judge(texts, values)[0]
+        return total, {name: (x.sum(), len(x)) for name, x in scores.items()}
 
-    def _token_sums(self, policy, step, batch, rollouts, config):
-        """{metric: (sum, count)} of tokens. KL and entropy are measured in one pass over the problem."""
-        sums = {"token_accuracy": rollouts.texts.metrics["mean_token_accuracy"]}
+    def sums(self, policy, step, batch, rollouts, values, config):
+        """{metric: (sum, count)} of words, rewards and tokens. KL and entropy are measured in one pass."""
+        sums = self._word_sums(batch, rollouts) | reward_sums(values)
+        sums["token_accuracy"] = rollouts.texts.metrics["mean_token_accuracy"]
         first_pass = rollouts
         if config.unmask_steps > 1:
             first_pass = policy.sample(batch, step, config.varied(unmask_steps=1))
@@ -90,20 +97,10 @@ class FillInEvaluation(Evaluation):
                     recovered += text == before + word + after
         return {"word_validity": (valid, words), "words_recovered": (recovered, words)}
 
-    def to_show(self, samples, batch, rollouts):
-        """Records of the true text, with the characters of each masked token and, with a credit_window, its reward."""
-        found, window = [], self.config.credit_window
-        if window is not None:
-            n = len(samples) * rollouts.group_size
-            texts = replace(rollouts.texts, tokens=rollouts.texts.tokens[:n], place=rollouts.texts.place[:n])
-            credit = self.judges["judge"].score_and_credit(texts, window)[1].nan_to_num().tolist()
-        for i, (record, numbers) in enumerate(samples):
-            texts = {"problem": batch["input"][i], "truth": batch["target"][i]}
-            texts |= {name: rollouts.texts.tokens[n] for name, n in numbers.items()}
-            masked = batch["mask"][i].tolist()
-            record = {"truth" if key == "answer" else key: x for key, x in record.items()}
-            record["filled"] = {name: filled(self.data.tokenizer, ids.tolist(), masked) for name, ids in texts.items()}
-            if window is not None:
-                record["credit"] = {name: credit[numbers[name]][: sum(masked)] for name in record["group"]}
-            found.append(record)
-        return found
+    def marks(self, batch, rollouts, n):
+        """[[first, end]] of the characters of each masked token and, with a credit_window, its reward."""
+        masked = batch["mask"][n // rollouts.group_size].tolist()
+        marks = {"filled": filled(self.data.tokenizer, rollouts.texts.tokens[n].tolist(), masked)}
+        if self.credit:
+            marks["credit"] = self.credit[n][: sum(masked)]
+        return marks

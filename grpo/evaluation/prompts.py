@@ -19,7 +19,7 @@ class PromptEvaluation(Evaluation):
 
     def __init__(self, data, reference, rewards, config):
         """data: a PromptConsumer; config: the run's"""
-        super().__init__(reference, rewards, rewards.names, {}, config.for_evaluation(NOISE_SEED))
+        super().__init__(reference, rewards, rewards.names, config.for_evaluation(NOISE_SEED))
         self.data = data
         self.records = data.records["val"][: config.eval_problems]
 
@@ -30,7 +30,7 @@ class PromptEvaluation(Evaluation):
             records = self.records[start : start + at_once]
             yield 0, self.data.pack(records, np.arange(start, start + len(records)))
 
-    def sums(self, policy, step, batch, rollouts, values, judged, config):
+    def sums(self, policy, step, batch, rollouts, values, config):
         """{metric: (sum, count)} of accuracy, rewards, length, truncation, entropy and KL."""
         sums = self._accuracy_sums(policy, batch, values) | reward_sums(values) | rollouts.texts.metrics
         sums |= self.model_sums(policy, rollouts, choose_estimator(config, policy), config)

@@ -8,9 +8,10 @@ from operator import itemgetter
 import torch
 
 from core.files import SAMPLES, writing
-from core.logger import WIDTH, format_number, highlight
+from core.logger import GREEN, PLAIN, WIDTH, format_number, visible
 from grpo.losses import kl_per_token
 from grpo.reference import with_reference
+from grpo.rewards import Log
 from grpo.rollout import REWARD, join
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
@@ -20,34 +21,36 @@ ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind 
 class Evaluation:
     """Fixed problems and fixed noise, so that two policies are compared on the same draws.
 
-    A kind adds `columns` of the console line; `batches`, [(step of the noise, problems)]; and sums(policy, step, batch,
-    rollouts, values, judged, config), the {metric: (sum, count)} of a batch. values, judged: of rewards and judges,
-    {name: (N,)} each
+    A kind of generator adds `columns` of the console line; `batches`, [(step of the noise, problems)]; and sums(policy,
+    step, batch, rollouts, values, config), the {metric: (sum, count)} of a batch. values: {name of a reward: (N,)}
     """
 
-    def __init__(self, reference, rewards, names, judges, config):
-        """rewards: a Rewards or None; names: those to compute; judges: {name: Judge}; config: for evaluation"""
-        self.reference, self.config = reference, config
-        self.rewards, self.names, self.judges = rewards, names, judges
+    def __init__(self, reference, rewards, names, config):
+        """rewards: a Rewards or None; names: those to compute; config: for evaluation"""
+        self.reference, self.rewards = reference, rewards
+        self.names, self.config = names, config
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
-        """Returns ({metric: mean over all completions of all problems}, samples to show)."""
+        """Returns ({metric: mean over all completions of all problems}, samples to show). Where a reward logs a metric
+        under the name of a held-out one, the held-out one counts."""
         config = self.config.varied(temperature=temperature)
-        sums, logged = [], [{}]
-        shown = []
+        sums, samples = [], []
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, config)
-            values, log = {}, None
+            values, log = {}, Log()
             if self.names:
                 values, log = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)
-                logged.append(log.metrics)
-            judged = {name: judge.scores(rollouts.texts) for name, judge in self.judges.items()}
-            sums.append(self.sums(policy, step, batch, rollouts, values, judged, config))
-            if len(shown) < SHOWN:
-                samples = best_and_worst(policy, rollouts, judged.get("judge"), self.rewards, values, log)
-                shown += self.to_show(samples, batch, rollouts)
-        return means_of(sums, logged), shown[:SHOWN]
+            total, judged = self.judge(rollouts.texts, values)
+            sums.append(log.metrics | judged | self.sums(policy, step, batch, rollouts, values, config))
+            for i in range(min(rollouts.problems, SHOWN - len(samples))):
+                samples.append(self.sample(policy, batch, rollouts, i, total, values, log))
+        return means_of(sums), samples
+
+    def judge(self, texts, values):
+        """(the reward (N,) that orders the samples, {metric: (sum, count)} of judges)"""
+        total = self.rewards.total(values) if values else torch.zeros(len(texts.prompts))
+        return total, {}
 
     def model_sums(self, policy, rollouts, estimator, config, every=1):
         """{metric: (sum, count)} of entropy and KL, of one completion in `every`."""
@@ -55,13 +58,38 @@ class Evaluation:
         for problems in rollouts.micro_batches(config):
             part = with_reference(rollouts.select(problems)[0], self.reference, estimator, config)
             scores = policy.score(part, config.temperature)
-            found, mask = {"entropy": scores.entropy, "kl": kl_per_token(scores, part, estimator)}, part.mask[::every]
-            parts.append({name: masked_sum(x[::every], mask) for name, x in found.items() if x is not None})
+            mask = part.mask[::every]
+            sums = {"entropy": ((scores.entropy[::every] * mask).sum(), mask.sum())}
+            if (kl := kl_per_token(scores, part, estimator)) is not None:
+                sums["kl"] = (kl[::every] * mask).sum(), mask.sum()
+            parts.append(sums)
         return join(parts)
 
-    def to_show(self, samples, batch, rollouts):
-        """The records of the samples that best_and_worst chose."""
-        return [record for record, _ in samples]
+    def sample(self, policy, batch, rollouts, i, total, values, log):
+        """Problem i: its texts and, in "group", its completions from the best to the worst by `total` (N,), each with
+        its text, its reward and what else is known about it."""
+        texts, G = rollouts.texts, rollouts.group_size
+        prompt = texts.columns.get("prompt", texts.prompts)[i * G]  # as the record has it, without the template
+        sample = {"problem": prompt if isinstance(prompt, str) else prompt[-1]["content"]}
+        if "answer" in texts.columns:
+            sample["answer"] = texts.columns["answer"][i * G]
+        total = total.nan_to_num(0.0).cpu()
+        order = i * G + total[i * G : i * G + G].argsort(descending=True, stable=True)
+        sample["group"] = []
+        for n in order.tolist():
+            about = {"text": texts.completions[n], "reward": round(float(total[n]), 4)}
+            if REWARD in texts.columns:
+                about["text"] = turn_by_turn(policy.tokenizer, rollouts, n)
+            if values and self.rewards.success in values and not (right := self.rewards.right(values)[n]).isnan():
+                about["right"] = bool(right)
+            if log.columns:
+                about["logged"] = {column: x[n] for column, x in log.columns.items()}
+            sample["group"].append(about | self.marks(batch, rollouts, n))
+        return sample
+
+    def marks(self, batch, rollouts, n):
+        """More that a sample says about completion n."""
+        return {}
 
 
 def sum_and_count(x):
@@ -69,61 +97,14 @@ def sum_and_count(x):
     return x.nansum(), (~x.isnan()).sum()
 
 
-def masked_sum(x, mask):
-    """(sum, count) of x where the mask is 1.0; x, mask: of the same shape."""
-    return (x * mask).sum(), mask.sum()
-
-
 def reward_sums(values):
     """{metric: (sum, count)} of rewards {name: (N,)}, which are NaN where they skipped a completion."""
     return {f"reward/{name}": sum_and_count(x) for name, x in values.items()}
 
 
-def means_of(sums, logged):
-    """{metric: mean} of what was counted in each batch, {metric: (sum, count)}, and of what rewards logged likewise.
-    Raises ValueError if a reward logs under the name of a held-out metric."""
-    sums, logged = join(sums), join(logged)
-    for name in logged:
-        if name in sums:
-            raise ValueError(f"log_metric({name!r}, ...): the held-out metrics have one of this name; give it another")
-    return {name: float(total / count) for name, (total, count) in (sums | logged).items() if count}
-
-
-def best_and_worst(policy, rollouts, total, rewards, values, log):
-    """The first SHOWN problems with their completions, and what is known about these (reward, whether it is correct,
-    what rewards logged): [(record, {"best": n, "worst": n, "1 of G": n, ...})], n numbers of completions.
-
-    total: (N,) the reward that orders completions; None: the weighted sum of values
-    values: {name of a reward: (N,)}; rewards: a Rewards, log: its Log, or None
-    """
-    texts, G = rollouts.texts, rollouts.group_size
-    if total is None:
-        total = rewards.total(values) if values else torch.zeros(len(rollouts.mask))
-    total = total.nan_to_num(0.0).cpu()
-    right = torch.full_like(total, torch.nan)                                        # (N,) NaN: neither right nor wrong
-    if rewards is not None and rewards.success in values:
-        right = rewards.right(values)
-    found = []
-    for first in range(0, len(total), G)[:SHOWN]:
-        of_group = total[first : first + G]
-        order = (first + of_group.argsort(descending=True, stable=True)).tolist()
-        group = {f"{i} of {len(order)}": n for i, n in enumerate(order, 1)}
-        numbers = {"best": first + int(of_group.argmax()), "worst": first + int(of_group.argmin())} | group
-        prompt = texts.columns.get("prompt", texts.prompts)[first]  # as the record has it, without the template
-        record = {"problem": prompt if isinstance(prompt, str) else prompt[-1]["content"]}
-        if "answer" in texts.columns:
-            record["answer"] = texts.columns["answer"][first]
-        for name, n in numbers.items():
-            record[name] = texts.completions[n]
-            if REWARD in texts.columns:
-                record[name] = turn_by_turn(policy.tokenizer, rollouts, n)
-            record[f"{name}_score"] = round(float(total[n]), 4)
-            if not right[n].isnan():
-                record[f"{name}_right"] = bool(right[n])
-            if log is not None and log.columns and name not in group:
-                record[f"{name}_extra"] = {column: x[n] for column, x in log.columns.items()}
-        found.append((record | {"group": list(group)}, numbers))
-    return found
+def means_of(sums):
+    """{metric: mean} of what was counted in each batch, {metric: (sum, count)}; without what was never counted."""
+    return {name: float(total / count) for name, (total, count) in join(sums).items() if count}
 
 
 def turn_by_turn(tokenizer, rollouts, n):
@@ -140,30 +121,30 @@ def turn_by_turn(tokenizer, rollouts, n):
 def format_samples(records, color, completions):
     """The lines of samples for the console.
 
-    records: those of best_and_worst, in fill-in with "filled": for each text, [[first, end]] of its sampled characters
-    color: whether these are coloured, except in the problem itself; completions: of each problem
+    color: whether sampled characters are coloured; completions: of each problem
     """
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
-        rows = [("problem", "problem"), ("best", "best"), ("worst", "worst")]
-        if record["best_score"] == record["worst_score"]:  # one completion stands for all
-            rows = [("problem", "problem"), ("best", "equal")]
-        for name, title in rows:
-            score = format_number(record[f"{name}_score"]) if name != "problem" else ""
-            lines.append(f"  {title:<8}{score:>7} | {shortened(record, name, color and name != 'problem')}")
+        best, worst = record["group"][0], record["group"][-1]
+        rows = [("best", best), ("worst", worst)]
+        if best["reward"] == worst["reward"]:  # one completion stands for all
+            rows = [("equal", best)]
+        lines.append(f"  {'problem':<15} | {shortened(record['problem'], (), color)}")
+        for title, about in rows:
+            text = shortened(about["text"], about.get("filled", ()), color)
+            lines.append(f"  {title:<8}{format_number(about['reward']):>7} | {text}")
     return "\n".join(lines)
 
 
-def shortened(record, name, color):
-    """A text of a sample on one line; of one that is longer than ROOM its beginning and end."""
-    text, spans = record[name], record.get("filled", {}).get(name, ())
-    if len(text) <= ROOM:
-        return highlight(text, spans, color)
-    half = (ROOM - 5) // 2
-    tail = len(text) - half
-    ending = [[first - tail, end - tail] for first, end in spans if first >= tail]
-    return highlight(text[:half], [span for span in spans if span[1] <= half], color) + " ... " + highlight(
-        text[tail:], ending, color)
+def shortened(text, spans, color):
+    """A text on one line; of one that is longer than ROOM its beginning and end. spans: [[first, end]] to colour"""
+    shown = list(visible(text.replace("\n", "\u21b5")))
+    for first, end in spans if color else ():
+        shown[first:end] = [f"{GREEN}{c}{PLAIN}" for c in shown[first:end]]
+    if len(shown) > ROOM:
+        half = (ROOM - 5) // 2
+        shown[half:-half] = " ... "
+    return "".join(shown)
 
 
 def append_samples(out_dir, step, records):
@@ -187,8 +168,7 @@ def compared(before, after):
     for name in dict.fromkeys((*before, *after)):
         first, last, change = before.get(name), after.get(name), ""
         if first is not None and last is not None:
-            difference = round(last - first, 4) + 0.0  # no -0.0
-            change = f"{difference:+.4f}" if abs(difference) < 1e6 else f"{difference:+.2g}"
+            change = f"{round(last - first, 4) + 0.0:+.4f}"  # no -0.0
         rows.append((name.removeprefix("eval/"), format_number(first), format_number(last), change))
     return rows
 

@@ -5,7 +5,6 @@ import logging
 import math
 import os
 import secrets
-import socket
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -63,21 +62,20 @@ class RayWorker:
     def __init__(self, make, config):
         self.policy = make(config)
         self.config = config
-        self.name = secrets.token_hex(8)
         self.version = None  # of the weights
 
     def ready(self):
-        return self.name
+        """Returns once the policy is built."""
 
     def sample(self, problems, iteration, version, packed):
-        """Returns Rollouts, on the CPU, and the name of this worker."""
+        """Rollouts, on the CPU."""
         if version != self.version:
             weights = {}
             for name, x in self.policy.weights().items():
                 weights[name] = torch.from_numpy(packed[name].copy()).view(x.dtype).view(x.shape)
             self.policy.load_weights(weights)
             self.version = version
-        return moved(self.policy.sample(problems, iteration, self.config), "cpu"), self.name
+        return moved(self.policy.sample(problems, iteration, self.config), "cpu")
 
 
 class RaySampler:
@@ -100,8 +98,7 @@ class RaySampler:
                 join_ray(self.ray, config, dist, sum(x.nbytes for x in policy.weights().values()))
             actor = self.ray.remote(**worker_options(self.ray, config, dist))(RayWorker)
             self.workers = [actor.remote(make, config) for _ in range(config.ray_workers)]
-            ready = [worker.ready.remote() for worker in self.workers]
-            self.names = set(self._values(ready, START_SECONDS, FEWER))  # of all workers so far
+            self._values([worker.ready.remote() for worker in self.workers], START_SECONDS, FEWER)
             undo.pop_all()
 
     def sync(self, weights, version):
@@ -117,12 +114,8 @@ class RaySampler:
         self.starts.append(answers)
 
     def finish(self):
-        values = self._values(self.starts.popleft(), LONGEST_CALL, LATER)
-        parts, names = zip(*values, strict=True)
-        replaced = set(names) - self.names
-        self.names |= replaced
-        rollouts = moved(join(parts), self.policy.device)
-        return rollouts, {"sampler/replaced_workers": (float(len(replaced)), None)}
+        parts = self._values(self.starts.popleft(), LONGEST_CALL, LATER)
+        return moved(join(parts), self.policy.device)
 
     def close(self):
         with contextlib.suppress(self.ray.exceptions.RayError):  # it would hide the error that ended the run
@@ -157,19 +150,16 @@ def join_ray(ray, config, dist, weights_bytes):
     address = cluster()
     code = {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}
     try:
-        if not address:
+        if address:
+            ray.init(address, runtime_env={"env_vars": code}, **QUIET)
+        else:
             gpus = gpus_beside(dist)
             if gpus:
                 code["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             store = LEAST_STORE + int(1.1 * weights_bytes * (config.max_staleness + 2))
             cpus = config.ray_workers * threads_of_worker(config)
             start_ray(ray, code, num_cpus=cpus, num_gpus=len(gpus), object_store_memory=store)
-        else:
-            host, _, port = address.rpartition(":")
-            if host:  # Ray itself would try for minutes
-                socket.create_connection((host.strip("[]"), int(port)), timeout=30).close()
-            ray.init(address, runtime_env={"env_vars": code}, **QUIET)
-    except (OSError, OverflowError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise SamplerError(f"sampler='ray': no Ray at {ADDRESS}={address} ({last_line(error)}); docs/scaling.md has "
                            "the command for a cluster") from None
 
@@ -193,16 +183,14 @@ def start_ray(ray, variables, **settings):
 
 
 def gpus_beside(dist):
-    """The GPUs for the workers of this rank: its share of those that no rank trains on, else its own."""
+    """The GPUs for the workers of this rank: its share of those behind the ranks' own, else its own."""
     if dist.device.type != "cuda":
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     rank = int(os.environ.get("LOCAL_RANK", 0))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    taken = range(ranks) if ranks > 1 else [dist.device.index]
-    free = [name for i, name in enumerate(names) if i not in taken]
-    return free[rank::ranks] or [names[dist.device.index]]
+    return names[ranks:][rank::ranks] or [names[dist.device.index]]
 
 
 def worker_options(ray, config, dist):
@@ -210,9 +198,7 @@ def worker_options(ray, config, dist):
     options = {"num_cpus": threads_of_worker(config), "max_restarts": -1, "max_task_retries": MOST_TRIES - 1}
     gpus = ray.cluster_resources().get("GPU", 0) if dist.device.type == "cuda" else 0
     if gpus:
-        workers = config.ray_workers
-        if cluster():
-            workers *= dist.world  # the ranks share a cluster
+        workers = config.ray_workers * (dist.world if cluster() else 1)  # the ranks share a cluster
         options |= {"num_cpus": 1, "num_gpus": 1 / math.ceil(workers / gpus)}  # no worker has halves of two GPUs
     return options
 

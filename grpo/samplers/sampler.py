@@ -30,7 +30,7 @@ class Sampler(Protocol):
         first in, first out."""
 
     def finish(self):
-        """Waits for the oldest start. Returns its Rollouts, and {metric: (sum, count)} as in grpo/metrics.py."""
+        """Waits for the oldest start. Returns its Rollouts."""
 
     def sync(self, weights, version):
         """Takes the weights {name: tensor} of later starts. The caller may change them once this returns."""
@@ -50,7 +50,7 @@ class Prefetcher:
         self.sampler, self.policy = sampler, policy
         self.problems, self.config = problems, config
         self.versions = {}   # {start: version of its weights}, in the order of the starts; a start: (iteration, again)
-        self.outputs = {}    # {start: what the sampler returned} of starts that nobody has asked for yet
+        self.outputs = {}    # {start: its Rollouts} of starts that nobody has asked for yet
         self.version = None  # of the weights that the sampler has
 
     def get(self, batch, iteration, again, last):
@@ -72,9 +72,9 @@ class Prefetcher:
         while key not in self.outputs:
             oldest = next(start for start in self.versions if start not in self.outputs)
             self.outputs[oldest] = self.sampler.finish()
-        rollouts, sums = self.outputs.pop(key)
+        rollouts = self.outputs.pop(key)
         staleness, P = iteration - self.versions.pop(key), rollouts.problems
-        return rollouts, sums | {"staleness": (staleness * P, P)}
+        return rollouts, {"staleness": (staleness * P, P)}
 
     def _start(self, key, batch):
         self.sampler.start(batch, key[0])
@@ -92,7 +92,7 @@ class LocalSampler:
         self.rollouts.append(self.policy.sample(problems, iteration, self.config))
 
     def finish(self):
-        return self.rollouts.popleft(), {}
+        return self.rollouts.popleft()
 
     def sync(self, weights, version):
         """The policy has its weights already."""

@@ -26,7 +26,6 @@ from core.huggingface.export import write_generator
 from core.huggingface.files import writing_folder
 from core.model import GPT, LANGUAGE_MODEL
 from core.settings.user_code import one_line
-from grpo.rollout import join
 from grpo.samplers.sampler import LONGEST_CALL, SamplerError
 
 SEEDS = 7                     # keeps the servers' seeds apart from other noise; vLLM adds the number of the completion
@@ -36,7 +35,7 @@ LAST_SECONDS = 10             # timeout of each request at the end of a run
 CONNECTIONS = 128             # simultaneous requests
 WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
 KEY = "VLLM_API_KEY"          # the environment variable that vLLM itself reads
-BROKEN = (OSError, HTTPException, UnicodeError, OverflowError)
+COMMAND = "the command of docs/scaling.md"
 
 
 def check(config):
@@ -75,16 +74,19 @@ class VllmSampler:
 
     def start(self, problems, iteration):
         bodies = []
-        for prompt, number in zip(prompts_of(problems), problems["number"], strict=True):
+        for row, padding, number in zip(problems["input"], problems["padding"], problems["number"], strict=True):
             seed = np.random.default_rng([SEEDS, self.config.seed, iteration, int(number)]).integers(2**62)
-            bodies.append(self._request(prompt, int(seed)))
+            bodies.append(self._request(row[int(padding) :].tolist(), int(seed)))
         self.starts.append((problems, self.server.begin("/v1/completions", bodies)))
 
     def finish(self):
         problems, answers = self.starts.popleft()
-        completions = join([self._completions(answer.result()) for answer in answers])
-        generation = moved(as_generation(completions), self.policy.device)
-        return self.policy.rollouts(problems, generation, self.config), {}
+        completions = [row for answer in answers for row in self._completions(answer.result())]
+        ids, logp, cut = zip(*completions, strict=True)
+        ones = [torch.ones(len(row)) for row in ids]
+        target, logp, mask = (pad_sequence(rows, batch_first=True) for rows in (ids, logp, ones))  # (N, M) each
+        generation = Generation(target, mask, logp, None, torch.tensor(cut))
+        return self.policy.rollouts(problems, moved(generation, self.policy.device), self.config)
 
     def sync(self, weights, version):
         if not self.has_adapter:  # weights may not change while the server samples with them
@@ -116,8 +118,8 @@ class VllmSampler:
         try:
             yield
         except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
-            raise SamplerError(f"{self.server.named} answered otherwise than a vLLM server with the command of "
-                               f"docs/scaling.md ({type(error).__name__}: {one_line(error)})") from None
+            raise SamplerError(f"{self.server.named} answered otherwise than a vLLM server with {COMMAND} "
+                               f"({type(error).__name__}: {one_line(error)})") from None
 
     def _completions(self, text):
         """(ids, log-probabilities, whether it was truncated) of each completion of one prompt, in order."""
@@ -130,10 +132,9 @@ class VllmSampler:
                 logp = choice["logprobs"]["token_logprobs"]
                 assert ids and len(ids) == len(logp), f"{len(logp)} log-probabilities of {len(ids)} token_ids"
                 assert self.ids.issuperset(ids), f"ids that the policy never samples among {ids}"
-                assert all(math.isfinite(x) and x <= 1e-4 for x in logp), f"log-probabilities {logp}"
-                ends = self.stop(torch.tensor([ids]), 0)[0].tolist()
-                whole = ends[-1] or len(ids) == self.config.max_new_tokens
-                assert whole and not any(ends[:-1]), f"a completion of {len(ids)} tokens that ends elsewhere"
+                assert all(map(math.isfinite, logp)), f"log-probabilities {logp}"
+                ends = self.stop(torch.tensor([ids]), 0)[0]
+                assert not ends[:-1].any(), f"a completion of {len(ids)} tokens that goes on behind its end"
                 found.append((torch.tensor(ids), torch.tensor(logp), not ends[-1]))
         return found
 
@@ -193,11 +194,8 @@ class Server:
     def __init__(self, url, timeout=LONGEST_CALL):
         self.named, self.timeout = f"vllm_url={url}", timeout
         self.url = urlsplit(url.rstrip("/"))
-        key = os.environ.get(KEY, "").strip()
-        if not (key.isascii() and key.isprintable()):
-            raise SamplerError(f"{KEY} in the environment has characters that no request can carry; correct it")
         self.headers = {"Content-Type": "application/json"}
-        if key:
+        if key := os.environ.get(KEY, "").strip():
             self.headers["Authorization"] = f"Bearer {key}"
         self.threads = ThreadPoolExecutor(CONNECTIONS)
 
@@ -207,7 +205,6 @@ class Server:
 
     def ask(self, method, path, body=None):
         """The text of an answer. Raises SamplerError after the last try."""
-        line = ""
         for pause in WAITS:
             time.sleep(pause)
             try:
@@ -215,13 +212,12 @@ class Server:
             except TimeoutError:
                 line = f"did not answer {path} within {self.timeout:g} seconds"
                 break
-            except BROKEN as error:
+            except (OSError, HTTPException) as error:
                 line = f"cannot be reached ({one_line(error)}); start the server, or correct vllm_url"
                 continue
             if status < 300:
                 return text
-            line = (f"refused {path} with status {status}: {one_line(text)}; start it with the command of "
-                    "docs/scaling.md")
+            line = f"refused {path} with status {status}: {one_line(text)}; start it with {COMMAND}"
             if status < 500:
                 break
         raise SamplerError(f"{self.named} {line}")
@@ -240,11 +236,6 @@ class Server:
             return response.status, response.read().decode(errors="replace")
 
 
-def prompts_of(problems):
-    """The token ids of each prompt of a batch, without padding."""
-    return [row[int(n):].tolist() for row, n in zip(problems["input"], problems["padding"], strict=True)]
-
-
 def never_sampled(policy):
     """Ids that the policy never samples: banned tokens, and rows of a Hugging Face model beyond its vocabulary."""
     rows = policy.vocabulary if isinstance(policy.model, GPT) else policy.model.config.vocab_size
@@ -260,11 +251,3 @@ def save_for_vllm(policy, path, weights):
             write_generator(twin, policy.tokenizer, folder)
     else:
         policy.save(path, weights=weights)
-
-
-def as_generation(completions):
-    """A Generation of N completions (ids, log-probabilities, whether it was truncated)."""
-    ids, logp, cut = zip(*completions, strict=True)
-    ones = [torch.ones(len(row)) for row in ids]
-    target, logp, mask = (pad_sequence(rows, batch_first=True) for rows in (ids, logp, ones))  # (N, M) each
-    return Generation(target, mask, logp, None, torch.tensor(cut))

@@ -5,7 +5,6 @@ python grpo/tools/check_loss.py mine.py:loss --objective=dapo --clip_high=0.28
 tests/vectors/README.md has the arguments of the function; --help after it lists the settings.
 """
 
-import contextlib
 import inspect
 import itertools
 import json
@@ -13,6 +12,7 @@ import pathlib
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -22,15 +22,13 @@ import torch
 from core.config import UsageError, load_config, run_config_file
 from core.settings.script import run_script
 from core.settings.setting import Settings, setting, shown
-from core.settings.user_code import UserCodeError, naming_line_of
+from core.settings.user_code import naming_line_of
 from grpo.losses import AVERAGES, KL_ESTIMATORS, OBJECTIVES, SURROGATES, k2, k3, token_weights
 
 VECTORS = ROOT / "tests" / "vectors"
 SETS = "whole", "truncated", "micro_batches", "ranks"
 TOLERANCE = 1e-5  # relative, of a gradient; a loss in float32 passes
-SCALES = {1: "", -1: "wrong sign", 0.25: "1 / G of the right gradient"}  # G is 4
-KL_SCALES = {1: "", -1: "wrong sign of the KL"}
-SHAPES = {"(N,)": (-1,), "(N, 1)": (-1, 1)}
+SCALES = {-1: "wrong sign", 0.25: "1 / G of the right gradient"}  # G is 4
 
 
 class CheckConfig(Settings):
@@ -41,56 +39,67 @@ class CheckConfig(Settings):
     clip_high: float = setting(0.2, "the ratio is at most 1 + clip_high", "(0, inf)")
 
 
+class Term(NamedTuple):
+    """A term of a loss, of the policy or of the KL, on all steps."""
+    average: str            # a name in AVERAGES
+    name: str               # its objectives, or the estimator of its KL
+    faults: set             # what is wrong with it
+    gradient: torch.Tensor  # (T,) with respect to logp, of all steps
+    loss: torch.Tensor      # (S,) its value on each step
+
+
 def load_step(name):
     """A step of the vectors: its inputs as tensors, the micro-batches of all its ranks in one list."""
     step = SimpleNamespace(**json.loads((VECTORS / f"{name}.json").read_text()))
-    step.A = step.advantages[step.advantage]
-    for key in ("logp", "old_logp", "ref_logp", "mask", "A"):
-        setattr(step, key, torch.tensor(getattr(step, key), dtype=torch.float64))        # (N, M), A: (N,)
-    step.A, step.parts = step.A[:, None], list(itertools.chain(*step.parts))
+    for key in ("logp", "old_logp", "ref_logp", "mask"):
+        setattr(step, key, torch.tensor(getattr(step, key), dtype=torch.float64))        # (N, M)
+    step.A = torch.tensor(step.advantages[step.advantage], dtype=torch.float64)[:, None]  # (N, 1)
+    step.parts = list(itertools.chain(*step.parts))
     step.logp.requires_grad_()
     return step
 
 
-def loss_on(step, function, shape):
-    """The loss of the user's function on a step; shape: of the advantages."""
+def measured(losses, steps):
+    """The gradients of a loss, one after another (T,), and its values (S,); losses: on each step."""
+    gradients = []
+    for loss, step in zip(losses, steps, strict=True):
+        gradients.append(torch.autograd.grad(loss, step.logp, retain_graph=True)[0].flatten())
+    return torch.cat(gradients), torch.stack(losses).detach()
+
+
+def loss_on(step, function):
+    """The loss of the user's function on a step."""
     totals = {"total_tokens": step.mask.sum(), "total_completions": step.mask.any(1).sum()}
-    known = totals | {"max_tokens": step.max_tokens}
     named = inspect.signature(getattr(function, "forward", function)).parameters  # forward: of a torch.nn.Module
-    shares, loss = 1 if totals.keys() & named else len(step.parts), 0.0
+    given = {key: x for key, x in (totals | {"max_tokens": step.max_tokens}).items() if key in named}
+    loss = 0.0
     for rows in step.parts:
-        tensors = step.logp, step.old_logp, step.ref_logp, step.A.view(shape), step.mask
-        part = function(*(x[rows] for x in tensors), **{key: known[key] for key in known if key in named})
+        tensors = step.logp, step.old_logp, step.ref_logp, step.A[:, 0], step.mask
+        part = function(*(x[rows] for x in tensors), **given)
         if not isinstance(part, torch.Tensor) or part.numel() != 1 or not part.requires_grad:
             raise ValueError(f"it returned {shown(part)}; return a scalar tensor that depends on logp")
-        loss = loss + part.double().sum() / shares
-    return loss
-
-
-def losses_of(function, steps):
-    """{shape of the advantage: gradients and losses}; a function for one shape may fail on the other."""
-    def run(shape):
-        with naming_line_of(function):
-            return numbers(steps, lambda step: [("", (), loss_on(step, function, SHAPES[shape]))])[1][0]
-
-    found = {}
-    for shape in SHAPES:
-        with contextlib.suppress(UserCodeError):
-            found[shape] = run(shape)
-    return found or {"(N, 1)": run("(N, 1)")}  # raises again
+        loss = loss + part.double().sum()
+    return loss if given.keys() & totals.keys() else loss / len(step.parts)
 
 
 def weights(step, average):
     """Pairs of a fault and the weights of tokens (N, M); the first is right."""
     mask, L, parts = step.mask, step.max_tokens, len(step.parts)
-    right, ones, N = token_weights(mask, average, L), torch.ones_like(mask), mask.any(1).sum()
+    ones = torch.ones_like(mask)
+    N = mask.any(1).sum()
     length = mask.sum(1, keepdim=True).clamp(min=1)
     denominator = {"sum": N, "sequence": N * length, "token": mask.sum(), "constant": N * L}[average]
-    return [("", right), ("padding", ones / denominator), ("padding", ones / ones.numel()),
-            ("padding", token_weights(ones, average, L)),
-            ("mean of means", torch.cat([token_weights(mask[rows], average, L) for rows in step.parts]) / parts),
-            ("masked completions", right * mask.any(1).double().mean()), ("a sum", mask / parts),
-            ("divided by the size of the padded tensor", mask / mask.numel())]
+    right = token_weights(mask, average, L)
+    of_parts = [token_weights(mask[rows], average, L) for rows in step.parts]
+    return [
+        ("", right),
+        ("padding", ones / denominator),
+        ("padding", ones / ones.numel()),
+        ("padding", token_weights(ones, average, L)),
+        ("mean of means", torch.cat(of_parts) / parts),
+        ("masked completions", right * mask.any(1).double().mean()),
+        ("a sum", mask / parts),
+        ("divided by the size of the padded tensor", mask / mask.numel())]
 
 
 def ratios(step):
@@ -104,112 +113,135 @@ def policy_terms(step, row):
     """{fault: what is to be raised, (N, 1 or M)} of an objective; the first is right."""
     of_token, of_sequence, padded = ratios(step)
     r = of_sequence if row.ratio == "sequence" else of_token
-    surrogate, rest = SURROGATES[row.surrogate], (row.clip_low, row.clip_high, step.logp, step.A)
-    terms = {"": surrogate(r, *rest)}
+
+    def surrogate(ratio):
+        return SURROGATES[row.surrogate](ratio, row.clip_low, row.clip_high, step.logp, step.A)
+
+    terms = {"": surrogate(r)}
     if row.ratio == "sequence":
-        terms["padding"] = surrogate(padded, *rest)
+        terms["padding"] = surrogate(padded)
     if row.surrogate == "clip":
-        unclipped, clipped = r * step.A, r.clamp(1 - row.clip_low, 1 + row.clip_high) * step.A
-        terms["mirrored clip"] = torch.where(step.A < 0, torch.max(unclipped, clipped), terms[""])
-        terms["no clip"] = unclipped
+        clipped = r.clamp(1 - row.clip_low, 1 + row.clip_high) * step.A
+        terms["mirrored clip"] = torch.where(step.A < 0, torch.max(r * step.A, clipped), terms[""])
+        terms["no clip"] = r * step.A
         if row.ratio == "token":
             terms["no ratio"] = step.logp * step.A
     return terms
 
 
 def policy_losses(step, c):
-    """Triples ((average, objectives), faults, loss without KL)."""
+    """Yields (average, objectives, faults, loss without KL)."""
     for case in step.expected:
         average, names = case["average"], case["objectives"]
         if case["kl"] == "none" and c.objective in (None, *names):
             row = replace(OBJECTIVES[names[0]], clip_low=c.clip_low, clip_high=c.clip_high)
-            for fault, weight in weights(step, average):
-                for other, term in policy_terms(step, row).items():
-                    yield (average, ", ".join(names)), (fault, other), -(term * weight).sum()
+            terms = policy_terms(step, row)
+            for (fault, weight), other in itertools.product(weights(step, average), terms):
+                yield average, ", ".join(names), {fault, other}, -(terms[other] * weight).sum()
 
 
 def kl_losses(step, c):
-    """Triples ((average, estimator), faults, weighted KL)."""
+    """Yields (average, estimator, faults, weighted KL)."""
     logp, ref = step.logp, step.ref_logp
     r, s, _ = ratios(step)
-    terms = {("none", ""): 0.0 * logp,
-             ("k3", ""): r * k3(logp, ref), ("k2", ""): r.detach() * k2(logp, ref),
-             ("k3", "k3 without ratio"): k3(logp, ref), ("k2", "k2 without ratio"): k2(logp, ref),
-             ("k3", "k3 with a detached ratio"): r.detach() * k3(logp, ref), ("k3", "k1 as a loss"): logp - ref,
-             ("k3", "reversed KL"): k3(ref, logp), ("k3", "sequence ratio in the KL"): s * k3(logp, ref)}
+    terms = [
+        ("none", "", 0.0 * logp),
+        ("k3", "", r * k3(logp, ref)),
+        ("k2", "", r.detach() * k2(logp, ref)),
+        ("k3", "k3 without ratio", k3(logp, ref)),
+        ("k2", "k2 without ratio", k2(logp, ref)),
+        ("k3", "k3 with a detached ratio", r.detach() * k3(logp, ref)),
+        ("k3", "k1 as a loss", logp - ref),
+        ("k3", "reversed KL", k3(ref, logp)),
+        ("k3", "sequence ratio in the KL", s * k3(logp, ref))]
     for average in AVERAGES:
-        for denominator, weight in weights(step, average):
-            for (estimator, fault), term in terms.items():
-                if c.kl in (None, estimator):
-                    yield (average, estimator), (denominator, fault), (term * weight).sum()
+        for (fault, weight), (estimator, other, term) in itertools.product(weights(step, average), terms):
+            if c.kl in (None, estimator):
+                yield average, estimator, {fault, other}, (term * weight).sum()
 
 
-def numbers(steps, losses_of):
-    """The keys and faults of all formulas; their gradients and losses on all steps, one after another."""
+def terms_of(losses_of, steps, c):
+    """The Terms of a generator of losses on a step."""
     found = []
-    for step in steps:
-        *names, losses = zip(*losses_of(step), strict=True)
-        gradients = [torch.autograd.grad(loss, step.logp, retain_graph=True)[0].flatten() for loss in losses]
-        found.append(torch.cat([torch.stack(gradients), torch.stack(losses).detach().view(-1, 1)], 1))
-    return list(zip(*names, strict=True)), torch.cat(found, 1)
+    for same in zip(*(losses_of(step, c) for step in steps), strict=True):
+        average, name, faults, _ = same[0]
+        found.append(Term(average, name, faults - {""}, *measured([loss for *_, loss in same], steps)))
+    return found
 
 
-def explanations(mine, policies, P, kls, K, tokens, beta):
-    """(faults, .., distance, i, j, their names) of every a P + b K with my gradient."""
-    p, k, g = P[:, tokens], K[:, tokens], mine[tokens]
-    pp, kk, pk = p.square().sum(1, keepdim=True), k.square().sum(1).clamp(min=1e-30), p @ k.T
-    pg, kg, gg = (p @ g)[:, None], k @ g, g @ g  # least squares for all pairs, (policies, KLs)
-    A, B = (kk * pg - pk * kg) / (pp * kk - pk**2), (pp * kg - pk * pg) / (pp * kk - pk**2)
-    for i, j in (gg - A * pg - B * kg <= TOLERANCE**2 * gg).nonzero().tolist():
-        ((own, _), of_policy), ((average, estimator), of_kl) = policies[i], kls[j]
-        a, b = A[i, j], B[i, j]
+def fits(g, policies, kls):
+    """Yields (policy, KL, a, b) where a times one and b times the other have the gradient g, (T,)."""
+    P = torch.stack([term.gradient for term in policies])
+    K = torch.stack([term.gradient for term in kls])
+    pp = P.square().sum(1, keepdim=True)
+    kk = K.square().sum(1).clamp(min=1e-30)
+    pk, pg, kg = P @ K.T, (P @ g)[:, None], K @ g
+    a = (kk * pg - pk * kg) / (pp * kk - pk**2)  # least squares for all pairs, (policies, KLs)
+    b = (pp * kg - pk * pg) / (pp * kk - pk**2)
+    error = g @ g - a * pg - b * kg
+    for i, j in (error <= TOLERANCE**2 * (g @ g)).nonzero().tolist():
+        yield policies[i], kls[j], a[i, j].item(), b[i, j].item()
+
+
+def faults_of(policy, kl, a, b, beta):
+    """The faults of a times a policy's term plus b times a KL's."""
+    faults = policy.faults | kl.faults
+    if kl.average != policy.average:
+        faults.add(f"the average of the KL is '{kl.average}'")
+    if (scale := round(a, 4)) != 1:
+        faults.add(SCALES.get(scale, f"the gradient is {scale:g} times the right one"))
+    kl_scale = round(b / abs(a) / beta, 3)
+    if kl.name != "none" and kl_scale != 1:
+        other = f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta"
+        faults.add("wrong sign of the KL" if kl_scale == -1 else other)
+    return sorted(faults)
+
+
+def explanations(gradient, loss, policies, kls, beta):
+    """Yields (rank, policy, KL, faults) of all that may explain a gradient; the lowest rank is the best."""
+    explained = False
+    for policy, kl, a, b in fits(gradient, policies, kls):
+        explained = True
         if abs(a) < TOLERANCE:
-            of_policy, a = ["no policy gradient"], torch.ones(())
-        scale, kl_scale = round(a.item(), 4), 1
-        if estimator != "none":
-            kl_scale = round((b / a.abs()).item() / beta, 3)
-        found = {*of_policy, *of_kl, "" if average == own else f"the average of the KL is '{average}'",
-                 SCALES.get(scale, f"the gradient is {scale:g} times the right one"),
-                 KL_SCALES.get(kl_scale, f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta")} - {""}
-        distance = (mine - a * P[i] - b * K[j]).norm().item()  # of the losses, as the gradient fits
-        yield len(found), scale not in SCALES, distance, i, j, sorted(found)
+            policy, a = policy._replace(faults={"no policy gradient"}), 1.0
+        faults = faults_of(policy, kl, a, b, beta)
+        distance = (loss - a * policy.loss - b * kl.loss).norm().item()  # k2 and k3 have the same gradient
+        yield (len(faults), round(a, 4) not in (1, *SCALES), distance), policy, kl, faults
+    if not explained:
+        fault = "no known fault explains it" if gradient.isfinite().all() else "not finite"
+        for policy, kl in itertools.product(policies, kls):
+            if policy.average == kl.average and not policy.faults | kl.faults:
+                right = policy.gradient + beta * kl.gradient
+                distance = (gradient - right).norm() / (gradient.norm() + right.norm())
+                yield (99, True, distance.item()), policy, kl, [fault]
 
 
-def nearest(mine, policies, P, kls, K, beta):
-    """The same of every right P + beta K."""
-    fault = "no known fault explains it" if mine.isfinite().all() else "not finite"
-    for i, j in itertools.product(range(len(P)), range(len(K))):
-        ((own, _), of_policy), ((average, _), of_kl) = policies[i], kls[j]
-        if own == average and not any(of_policy + of_kl):
-            right = P[i] + beta * K[j]
-            yield 99, True, ((mine - right).norm() / (mine.norm() + right.norm())).item(), i, j, [fault]
+def users_function(named):
+    """The function that FILE.py:NAME names."""
+    path, _, name = named.rpartition(":")
+    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))  # for what the file imports
+    function = run_config_file(path).get(name) if path else None
+    if not callable(function):
+        raise UsageError(f"{named!r} must be FILE.py:FUNCTION, a function that the file defines")
+    return function
 
 
 def main(argv):
     """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
-    path, _, name = "".join(argv[:1]).rpartition(":")
     c, steps = load_config(CheckConfig, argv[1:])[0], [load_step(x) for x in SETS]
-    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))  # for what the file imports
-    function = run_config_file(path).get(name) if path else None
-    if not callable(function):
-        raise UsageError(f"{''.join(argv[:1])!r} must be FILE.py:FUNCTION, a function that the file defines")
-    sizes = [step.logp.numel() + 1 for step in steps]
-    tokens = torch.cat([torch.arange(size) < size - 1 for size in sizes])
-    policies, P = numbers(steps, lambda step: policy_losses(step, c))
-    kls, K = numbers(steps, lambda step: kl_losses(step, c))
-    found = []
-    for shape, mine in losses_of(function, steps).items():
-        explained = list(explanations(mine, policies, P, kls, K, tokens, c.kl_beta))
-        found.append((*min(explained or nearest(mine, policies, P, kls, K, c.kl_beta)), shape, mine))
-    *_, i, j, faults, shape, mine = min(found, key=lambda x: x[:3])
-    (average, objectives), (_, estimator) = policies[i][0], kls[j][0]
-    i, j = policies.index((policies[i][0], ("", ""))), kls.index(((average, estimator), ("", "")))
-    print(f"{'nearest' if faults else 'right'}: {objectives}; KL: {estimator}; advantage {shape}; relative errors:")
-    for name, x, right in zip(SETS, mine.split(sizes), (P[i] + c.kl_beta * K[j]).split(sizes), strict=True):
-        apart = (x - right).abs()
-        of_gradient, of_loss = apart[:-1].norm() / right[:-1].norm(), apart[-1] / right[-1].abs()
-        note = ": the same gradient, another value" if of_gradient < TOLERANCE < of_loss else ""
-        print(f"  {name:14} gradient {of_gradient:.0e}, loss {of_loss:.0e}{note}")
+    function = users_function("".join(argv[:1]))
+    with naming_line_of(function):
+        gradient, loss = measured([loss_on(step, function) for step in steps], steps)
+    policies, kls = terms_of(policy_losses, steps, c), terms_of(kl_losses, steps, c)
+    _, policy, kl, faults = min(explanations(gradient, loss, policies, kls, c.kl_beta), key=lambda x: x[0])
+    policy = next(x for x in policies if x[:2] == policy[:2])  # the first is right
+    kl = next(x for x in kls if x[:2] == (policy.average, kl.name))
+    verdict = "nearest" if faults else "right"
+    print(f"{verdict}: {policy.name}; KL: {kl.name}; relative errors of the gradient:")
+    sizes = [step.logp.numel() for step in steps]
+    right = policy.gradient + c.kl_beta * kl.gradient
+    for name, g, r in zip(SETS, gradient.split(sizes), right.split(sizes), strict=True):
+        print(f"  {name:14} {(g - r).norm() / r.norm():.0e}")
     meanings = json.loads((VECTORS / "faults.json").read_text())
     for fault in faults:
         print(f"- {fault}: {meanings[fault]}" if fault in meanings else f"- {fault}")

@@ -5,10 +5,11 @@ python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 ou
 """
 
 import os
-import statistics
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+import numpy as np
 
 from core.config import UsageError
 from core.files import METRICS, each_record
@@ -17,44 +18,42 @@ from grpo.evaluation.samples import evaluations, held_out
 from grpo.report.page import draw_curves, write_report
 
 
-def report_seeds(folders, picture):
+def report_seeds(folders, picture=None):
     """Prints a table over the runs with a row for each held-out metric, and draws their curves."""
-    runs = []
-    for folder in folders:
-        found = evaluations(each_record(os.path.join(folder, METRICS)))
-        if len(found) < 2:
-            raise ValueError(f"{folder}/{METRICS} does not hold a finished run of grpo/train_grpo.py")
-        runs.append(found)
+    runs = [evaluations(each_record(os.path.join(folder, METRICS))) for folder in folders]
+    steps = [[record["step"] for record in run] for run in runs]
+    if len(steps[0]) < 2 or any(x != steps[0] for x in steps):
+        raise ValueError(f"{folders} must be finished runs of grpo/train_grpo.py, evaluated at the same steps")
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
     for metric in held_out(runs[0][0]):
-        print(f"| {metric.removeprefix('eval/')} | {seeds_row(metric, runs)} |")
+        ends = [(run[0].get(metric), run[-1].get(metric)) for run in runs]               # (before, after) of each run
+        print(f"| {metric.removeprefix('eval/')} | {seeds_row(ends)} |")
     if picture:
         draw_curves(runs, picture)
 
 
-def seeds_row(metric, runs):
+def seeds_row(ends):
     """A metric before and after training, and its change over runs; dashes if one of them did not measure it."""
-    ends = [(records[0].get(metric), records[-1].get(metric)) for records in runs]   # (before, after) of each run
     if None in sum(ends, ()):
         return "- | - | - | - | -"
-    change = [b - a for a, b in ends]
-    before, after = map(statistics.mean, zip(*ends, strict=True))
-    sd = statistics.stdev(change) if len(change) > 1 else 0.0
-    rose = sum(x > 0 for x in change)
-    return f"{before:.4f} | {after:.4f} | {after - before:+.4f} ± {sd:.4f} | {min(change):+.4f} | {rose}/{len(change)}"
+    ends = np.array(ends)                                                                # (runs, 2)
+    change = ends[:, 1] - ends[:, 0]
+    sd = change.std(ddof=1) if len(change) > 1 else 0.0
+    before, after = ends.mean(0)
+    return (f"{before:.4f} | {after:.4f} | {after - before:+.4f} ± {sd:.4f} | {change.min():+.4f} | "
+            f"{(change > 0).sum()}/{len(change)}")
 
 
 def main(argv):
-    """Reads the command line and writes a report."""
     match argv:
         case ["html", folder] if not folder.startswith("-"):
-            return print(write_report(folder))
-        case ["seeds", _, *_, last] if last.startswith("--picture="):
-            return report_seeds(argv[1:-1], last.partition("=")[2])
-        case ["seeds", _, *_] if not argv[-1].startswith("-"):
-            return report_seeds(argv[1:], None)
-    raise UsageError("python grpo/tools/report.py html FOLDER, or seeds FOLDER... [--picture=FILE]")
+            print(write_report(folder))
+        case ["seeds", _, *_]:
+            pictures = [x.partition("=")[2] for x in argv if x.startswith("--picture=")]
+            report_seeds([x for x in argv[1:] if not x.startswith("-")], *pictures)
+        case _:
+            raise UsageError("python grpo/tools/report.py html FOLDER, or seeds FOLDER... [--picture=FILE]")
 
 
 if __name__ == "__main__":

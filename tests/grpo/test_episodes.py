@@ -111,6 +111,6 @@ def test_samples_of_a_run_are_cut_where_the_environment_answered(prompts, tmp_pa
     prompt_trainer(prompts, tmp_path, **SETTINGS | {"max_iters": 1}).run()
     answers = 0
     for record in read_records(str(tmp_path / "samples.jsonl")):
-        for name in ("best", "worst"):
-            answers += len(re.findall("^> <[0-9][0-9]>$", record[name], re.MULTILINE))
+        for about in record["group"]:
+            answers += len(re.findall("^> <[0-9][0-9]>$", about["text"], re.MULTILINE))
     assert answers > 3 and "&gt; &lt;" in (tmp_path / "report.html").read_text()

@@ -162,7 +162,7 @@ def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(da
     assert {"loss", "kl_penalty", "mean_reward", "entropy", "clip_fraction", "grad_norm", "reward/judge",
             "tokens_per_second", "time/train", "skipped_steps"} <= keys
     assert not undocumented(keys) and undocumented(["loss2", "eval/x"])
-    assert json.loads(open(tmp_path / "samples.jsonl").readline())["best_score"] > 0
+    assert json.loads(open(tmp_path / "samples.jsonl").readline())["group"][0]["reward"] > 0
     shown = capsys.readouterr().out
     assert "held-out" in shown and "before" in shown and "change" in shown and "best" in shown
 

@@ -194,4 +194,4 @@ def test_electra_runs_on_small_models_of_that_shape(tmp_path):
     assert len(steps) == 2 and all(0 < r["reward/judge"] < 1 and r["grad_norm"] > 0 for r in steps)
     assert steps[0]["mean_kl"] == 0.0 and steps[0]["mismatch_max"] < 1e-4
     samples = read_records(tmp_path / "out" / "samples.jsonl")
-    assert samples and all("_" in r["problem"] and "[mask]" not in r["best"].lower() for r in samples)
+    assert samples and all("_" in r["problem"] and "[mask]" not in r["group"][0]["text"].lower() for r in samples)

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from core.distributed import Distributed
 from core.models import save_model
 from core.pretrain import main as pretrain
 from core.sample import main as sample
 from grpo.policies.model_policy import ModelPolicy
+from grpo.tools import gpu_check
 from grpo.train_grpo import main as train
 from tests.families import model_folder, write_sums
 from tests.pretend_cuda import DeviceMix, PretendCuda
@@ -20,6 +22,7 @@ from tests.tiny import (
     CAUSAL,
     TEXT,
     causal_model,
+    config,
     judge,
     model,
     read_records,
@@ -151,6 +154,14 @@ def test_supervised_training_and_samples_are_on_one_device(more, world):
             path = f"{world}/{more[0]}/model.safetensors"
             sample(["--text=5+_=", f"--checkpoint={path}", "--device=cuda", "--max_new_tokens=5"])
     assert not gpu.mixes
+
+
+@pytest.mark.slow
+def test_the_check_of_a_gpu_runs_on_a_pretended_one():
+    c = config(batch_size=4, max_new_tokens=8, lora_rank=4, grad_checkpoint=True)
+    with PretendCuda() as gpu, Distributed("cuda") as dist:
+        found = gpu_check.steps((64, 128, 2, 4, 2), c, dist)
+    assert not gpu.mixes and gpu.replays and "with CUDA graphs" in found
 
 
 REFUSED = {  # {what CUDA refuses: code}

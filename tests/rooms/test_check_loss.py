@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from core.config import UsageError
 from grpo.tools import check_loss
 from tests.tiny import ROOT
 
@@ -42,9 +41,6 @@ RIGHT = [("grpo", "k3", BY_SEQUENCE),
          ("dr_grpo", "k2", BY_LIMIT | K2), ("rloo", "none", BY_COMPLETION | NO_KL), ("gspo", "k3", BY_SEQUENCE | S),
          ("luspo", "k3", BY_COMPLETION | S), ("dppo", "k3", BY_LIMIT | TV),
          ("cispo", "none", NO_KL | term("u.clamp(0.8, 1.2).detach() * A * logp")),
-         ("grpo", "k3", BY_SEQUENCE | {"A = advantage[:, None]": "A = advantage.expand(-1, logp.shape[1])"}),
-         ("gspo", "none", {"return loss.sum() / total_tokens": "return -torch.min(s * advantage, s.clamp(0.8, 1.2) * "
-                           "advantage).sum() / total_completions"}),  # with (N,) it is of shape (N, N)
          ("dapo", "k3", {"import torch": "import torch, beside", "/ total_tokens\n": "/ total_tokens\n"
                          "class Loss(torch.nn.Module): forward = staticmethod(mine)\nmine = Loss()\n"}),
          ("plain", "k3", BY_COMPLETION | {"logp - old_logp).exp": "logp.float() - old_logp.float()).exp"})]
@@ -60,7 +56,8 @@ WRONG = [
     ("reversed KL", "dapo", {"kl = r": "kl = (-x).exp() + x - 1 #"}),
     ("sequence ratio in the KL", "gspo", BY_SEQUENCE | S | {"kl = r": "kl = s"}),
     ("wrong sign of the KL", "rloo", BY_COMPLETION | {"- 0.04": "+ 0.04"}),
-    ("kl_beta is 0.08", "dapo", {"0.04": "0.08"}), ("wrong sign, wrong sign of the KL", "dapo", {"loss = -": "loss = "}),
+    ("kl_beta is 0.08", "dapo", {"0.04": "0.08"}),
+    ("wrong sign, wrong sign of the KL", "dapo", {"loss = -": "loss = "}),
     ("wrong sign", "dapo", {"-(term": "(term", "- 0.04": "+ 0.04"}),
     ("not finite", "grpo", {"loss.sum() /": "(loss + 0 * (logp - logp.detach()).sqrt()).sum() /"}),
     ("no policy gradient", "dr_grpo", {"loss.sum()": "(0 * logp).sum()"}),
@@ -153,22 +150,3 @@ def test_trl(name, objective, kl, fault, capsys):
         pytest.skip(f"written for trl==1.16.0, not {trl.__version__}")
     code, objectives, found, faults = verdict([f"{ROOT}/tests/vectors/trl_loss.py:{name}"], capsys)
     assert (code, found, faults) == (int(fault != ""), kl, fault) and objective in objectives
-
-
-@pytest.mark.parametrize("changes, names", [
-    ({"loss.sum() /": "loss /"}, "mine.py, line 4"), ({"loss.sum()": "loss.sum().detach()"}, "mine.py, line 4"),
-    ({"return loss": "return los"}, "mine.py, line 14"), ({"old_logp, ref_logp, ": ""}, "mine.py, line 4"),
-    ({"u = r": "r.zero_()"}, "mine.py, line"), ({"import torch": "import torc"}, "mine.py, line 2")])
-def test_a_function_that_is_no_loss_is_refused(changes, names, mine):
-    with pytest.raises(ValueError, match=names):
-        check_loss.main([mine(changes)])
-
-
-@pytest.mark.parametrize("argv, error, names", [
-    ([], UsageError, "FUNCTION"),
-    (["none.py:loss"], FileNotFoundError, "none.py"), 
-    (["{}:mine", "--objective=ppo"], ValueError, "objective"), (["{}:mine", "--beta=1"], UsageError, "beta")])
-def test_a_wrong_command_is_refused(argv, error, names, mine):
-    path = mine({}).removesuffix(":mine")
-    with pytest.raises(error, match=names):
-        check_loss.main([x.format(path) for x in argv])

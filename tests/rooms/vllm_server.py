@@ -16,7 +16,6 @@ FAULTS = {
     "stale adapter": "says that it loaded an adapter, but computes with the one before",
     "stale weights": "says that it read the weights again, but keeps those it has",
     "re-encoded": "reports ids of the text instead of those that it drew, as many as it drew",
-    "silent": "takes requests and does not answer",
     "started again": "is started again before each completion, and holds the weights that it was started with",
     "half dead": "answers with status 500 to what brings weights"}
 
@@ -37,7 +36,7 @@ class VllmServer(ThreadingHTTPServer):
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.adapters, self.asked, self.keys = {}, [], []  # {name: folder}
         self.fault, self.spoil = None, list
-        self.lock, self.over, self.paused = threading.Lock(), threading.Event(), False
+        self.lock, self.paused = threading.Lock(), False
         self.first_weights = copy.deepcopy(self.net.state_dict())
         self.salts = {}  # {salt: the weights that were used with it}
         self.known = {
@@ -133,9 +132,6 @@ class Handler(BaseHTTPRequestHandler):
         s, path = self.server, self.path.split("?")[0]
         s.asked.append(self.path)
         s.keys.append(self.headers["Authorization"])
-        if s.fault == "silent" and path == "/v1/completions":
-            s.over.wait()
-            return
         status, content = 404, "Not Found"
         with s.lock, torch.no_grad():  # one request at a time, as no real server does
             if path in s.known:
@@ -157,7 +153,6 @@ def running(folder):
     try:
         yield server
     finally:
-        server.over.set()
         server.shutdown()
         server.server_close()
         thread.join()

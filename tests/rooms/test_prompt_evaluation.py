@@ -1,4 +1,4 @@
-"""The held-out evaluation of prompts: its figures against loops, and how much it reads at once."""
+"""The held-out evaluation of prompts: its figures are those of a loop over completions; what a sample holds."""
 
 import math
 from dataclasses import replace
@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
+from core.logger import GREEN, WIDTH
 from grpo.evaluation.prompts import PromptEvaluation
-from grpo.evaluation.samples import means_of, reward_sums
+from grpo.evaluation.samples import append_samples, format_samples
 from grpo.rewards import Rewards, reward
-from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer
+from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer, read_records
 
 
 def early(prompts, completions, **columns):
@@ -57,7 +58,11 @@ def test_evaluation_counts_what_a_loop_counts(prompts):
     assert metrics["pass_at_k"] == pytest.approx(np.mean([any(row) for row in right]))
     assert metrics["completion_length"] == pytest.approx(float(rollouts.mask.sum()) / right.size)
     assert metrics["truncated"] == pytest.approx(float(rollouts.truncated.float().mean()))
-    assert metrics["kl"] > 0 and metrics["entropy"] > 0 and shown[0]["best_score"] >= shown[0]["worst_score"]
+    for sample, completions in zip(shown, np.array(rollouts.texts.completions).reshape(4, 6), strict=False):
+        assert sorted(about["text"] for about in sample["group"]) == sorted(completions)
+        found = [about["reward"] for about in sample["group"]]
+        assert found == sorted(found, reverse=True) == [float(about["right"]) for about in sample["group"]]
+    assert len(shown) == 3
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "exact"])
@@ -80,21 +85,17 @@ def test_kl_and_entropy_are_means_over_tokens(prompts, estimator):
     assert metrics["entropy"] == pytest.approx(np.mean(entropy), rel=1e-3)
 
 
-def test_no_forward_reads_more_rows_than_training_does(prompts):
-    """One problem of four completions is trained on at once, so four rows are the most, whatever is evaluated; with
-    sample_rows twelve are sampled at once, and four scored."""
+@pytest.mark.parametrize("rows, most", [(None, 4), (12, 12)])
+def test_no_forward_reads_more_rows_than_training_or_sample_rows_allow(prompts, rows, most):
+    """One problem of four completions is trained on at once."""
     found = []
-    for batch_size, rows, most in ((1, None, 4), (64, None, 24), (1, 12, 12)):
+    for settings_of_cut in ({"batch_size": 64}, {"batch_size": 1, "sample_rows": rows}):
         policy, reference = causal_policy(scale=3.0), causal_policy(seed=2, scale=3.0).frozen()
         read, reference_read = count_rows(policy.model), count_rows(reference.model)
-        evaluation = evaluation_of(prompts, settings(batch_size=batch_size, sample_rows=rows, group_size=4), reference)
-        found.append(evaluation(policy, 1.0))
-        assert max(read) == most and max(reference_read) == (4 if batch_size == 1 else 24)
-    (whole_metrics, whole_shown) = found.pop(1)
-    for metrics, shown in found:
-        assert metrics == pytest.approx(whole_metrics, rel=1e-4), "the cut changes nothing"
-        for record, other in zip(shown, whole_shown, strict=True):
-            assert (record["best"], record["worst"]) == (other["best"], other["worst"])
+        found.append(evaluation_of(prompts, settings(**settings_of_cut), reference)(policy, 1.0))
+    assert max(read) == most and max(reference_read) == 4
+    (whole, whole_shown), (metrics, shown) = found
+    assert metrics == pytest.approx(whole, rel=1e-4) and shown == whole_shown, "the cut changes nothing"
 
 
 def is_late(text):
@@ -129,37 +130,46 @@ def test_late_completions_count_neither_right_nor_wrong(prompts):
     chances = [any(group) for group in groups if len(group) == 4]
     greedy = on_time(policy.greedy(evaluation.data.pack(evaluation.records, range(6)), evaluation.config).completions)
     assert 0 < len(chances) < 6 and 0 < len(greedy) < 6 and 0 < len(on_time(written)) < 24
-    assert metrics["sampled_accuracy"] == pytest.approx(np.mean(on_time(written))) != np.mean(early(None, written))
-    assert metrics["pass_at_k"] == pytest.approx(np.mean(chances))
-    assert metrics["greedy_accuracy"] == np.mean(greedy)
+    assert metrics["sampled_accuracy"] == pytest.approx(np.mean(on_time(written)))
+    assert metrics["pass_at_k"] == pytest.approx(np.mean(chances)) and metrics["greedy_accuracy"] == np.mean(greedy)
     assert ("early", 1) in rewards.asked and ("length_penalty", 1) not in rewards.asked, "greedy needs no other"
-
-
-@pytest.mark.parametrize("success, late", [("early", lambda text: True), (None, lambda text: False)])
-def test_without_a_success_reward_or_a_scored_completion_there_is_no_accuracy(prompts, success, late):
-    rewards = WithDeadline(settings(), late)
-    rewards.success = success
-    metrics, _ = evaluation_of(prompts, settings(), rewards=rewards)(causal_policy(), 1.0)
-    assert {"completion_length", "entropy"} <= set(metrics) and ("reward/early" in metrics) == (success is None)
-    assert not {"greedy_accuracy", "sampled_accuracy", "pass_at_k"} & set(metrics)
-    assert all(map(math.isfinite, metrics.values()))
+    metrics, _ = evaluation_of(prompts, c, rewards=WithDeadline(c, lambda text: True))(policy, 1.0)
+    assert "entropy" in metrics and not {"greedy_accuracy", "sampled_accuracy", "pass_at_k"} & set(metrics)
 
 
 def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts):
     """Of those that are sampled and of the greedy ones: none begins early in the alphabet any more."""
     metrics, shown = evaluation_of(prompts, settings(response_prefix="so "))(causal_policy(), 1.0)
     assert metrics["greedy_accuracy"] == metrics["sampled_accuracy"] == 0.0
-    assert all(record["problem"].endswith("=") and record["best"].startswith("so ") for record in shown)
+    assert all(record["problem"].endswith("=") for record in shown)
+    assert all(about["text"].startswith("so ") for record in shown for about in record["group"])
 
 
-def test_a_mean_is_over_the_completions_of_all_batches_that_were_scored():
-    sums = []
-    for values in ([1.0, math.nan, 0.5], [math.nan, 3.0, math.nan]):
-        sums.append(reward_sums({"a": torch.tensor(values), "b": torch.tensor([math.nan] * 3)}))
-    assert means_of(sums, [{}]) == {"reward/a": 1.5}, "one that was never scored is left out"
+def test_a_skipped_completion_is_neither_right_nor_wrong_and_a_sample_keeps_what_rewards_log(prompts, tmp_path):
+    @reward(0, 1)
+    def odd(completions, log_extra, log_metric):
+        log_extra("size", [torch.tensor(len(text)) for text in completions])
+        log_metric("entropy", -1.0)
+        return [None if is_late(text) else 1.0 for text in completions]
+
+    metrics, shown = evaluation_of(prompts, settings(reward_functions=("odd",)))(causal_policy(scale=4.0), 1.0)
+    abouts = [about for sample in shown for about in sample["group"]]
+    assert all(("right" in about) != is_late(about["text"]) for about in abouts) and metrics["entropy"] > 0
+    assert all(about["reward"] == float("right" in about) for about in abouts)
+    append_samples(str(tmp_path), 3, shown)
+    append_samples(str(tmp_path), 6, shown[:1])
+    kept = read_records(str(tmp_path / "samples.jsonl"))
+    assert [(record["step"], record["problem"]) for record in kept] == [
+        *((3, sample["problem"]) for sample in shown), (6, shown[0]["problem"])]
+    assert kept[0]["group"][0]["logged"] == {"size": f"tensor({len(kept[0]['group'][0]['text'])})"}
 
 
-def test_a_logged_metric_has_its_own_name_and_never_that_of_another():
-    assert means_of([{"entropy": (1.0, 2)}], [{}, {"mine": (5.0, 1)}]) == {"entropy": 0.5, "mine": 5.0}
-    with pytest.raises(ValueError, match=r"log_metric\('kl', ...\): the held-out metrics have one of this name"):
-        means_of([{"kl": (0.1, 1)}], [{"kl": (3.0, 2)}])
+def test_the_console_shows_the_best_and_the_worst_and_the_ends_of_long_texts():
+    long = "a" * 60 + "\x1b[2J\n" + "b" * 60
+    texts = {long: 1.0, "middle": 0.5, "c": 0.0}
+    group = [{"text": text, "reward": reward, "filled": [[0, 2]]} for text, reward in texts.items()]
+    lines = format_samples([{"problem": "1+1=", "group": group}], True, 3).split("\n")
+    assert [line.split()[0] for line in lines[1:]] == ["problem", "best", "worst"] and "middle" not in "".join(lines)
+    assert lines[2].count(GREEN) == 2 and lines[2].endswith("b" * 30) and " ... " in lines[2]
+    assert len(format_samples([{"problem": "p", "group": group}], False, 3).split("\n")[2]) <= WIDTH
+    assert "equal" in format_samples([{"problem": "p", "group": group[:1]}], False, 1)

@@ -26,12 +26,12 @@ from grpo.policies.causal import CausalPolicy
 from grpo.reference import logp_in_batches
 from grpo.samplers import vllm
 from grpo.samplers.sampler import SamplerError
-from grpo.samplers.vllm import VllmSampler
+from grpo.samplers.vllm import Server, VllmSampler
 from tests.families import model_folder, write_sums
+from tests.rooms.vllm_server import running
 from tests.tiny import (
     CAUSAL, ROOT, causal_model, clear_gradient, fixed_rewards, one_process, prompt_config, read_records, run_here,
     run_script, train)
-from tests.vllm_server import running
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 SMALL = {"batch_size": 2, "group_size": 2, "max_new_tokens": 6, "temperature": 0.8}
@@ -76,9 +76,9 @@ class World:
     def sync(self, version):
         self.sampler.sync(self.policy.weights(), version)
 
-    def write(self, problems=None, iteration=0):
+    def sample(self, problems=None, iteration=0):
         self.sampler.start(self.problems if problems is None else problems, iteration)
-        return self.sampler.finish()[0]
+        return self.sampler.finish()
 
     def move(self, size=0.05, seed=0):
         g = torch.Generator().manual_seed(seed)
@@ -91,12 +91,11 @@ class World:
         logp = logp_in_batches(self.policy, rollouts, self.config)
         return float(((logp - rollouts.old_logp) * rollouts.mask).abs().max())
 
-    def step(self, iteration=0):
-        """The metrics of a step on what the server writes. The policy stays as it is."""
-        self.sampler.start(self.problems, iteration)
+    def step(self):
+        """The metrics of a step on what the server samples. The policy stays as it is."""
         reward = fixed_rewards(torch.rand(self.config.batch_size, self.config.group_size))
-        rollouts, sums, _ = collect_rollouts(self.policy, None, reward, lambda again, count=None: self.sampler.finish(),
-                                             self.config, one_process(), Timer())
+        rollouts, sums, _ = collect_rollouts(self.policy, None, reward, lambda *_: (self.sample(), {}), self.config,
+                                             one_process(), Timer())
         still = SimpleNamespace(param_groups=[{"lr": 0.0}], step=lambda: None,
                                 zero_grad=lambda set_to_none: clear_gradient(self.policy))
         return train(self.policy, rollouts, sums, self.config, [still])
@@ -122,7 +121,7 @@ def test_a_sync_brings_the_weights_and_the_policy_scores_what_was_drawn_alike(wo
     for run in range(2):
         for version in range(2):
             w.sync(version)
-            rollouts = w.write(iteration=version)
+            rollouts = w.sample(iteration=version)
             assert w.apart(rollouts) < close and rollouts.old_logp[rollouts.mask > 0].max() < 0
             w.move(seed=2 * run + version)
             assert w.apart(rollouts) > 10 * close, "the weights of the next version are others"
@@ -135,7 +134,7 @@ def test_a_sync_brings_the_weights_and_the_policy_scores_what_was_drawn_alike(wo
 def test_completions_stop_at_every_end_of_the_tokenizer_and_at_stop_sequences_alone(world, kind):
     w = world(kind, max_new_tokens=20, group_size=16, temperature=1.5, stop_sequences=("7",) if kind == "ours" else ())
     w.sync(0)
-    rollouts, seen = w.write(), set()
+    rollouts, seen = w.sample(), set()
     ends = {*w.policy.tokenizer.stop_token_ids, *(CAUSAL.encode("7") if kind == "ours" else ())}
     for ids, mask, truncated in zip(rollouts.target, rollouts.mask > 0, rollouts.truncated.tolist(), strict=True):
         *before, last = ids[mask].tolist()
@@ -151,9 +150,9 @@ def test_completions_stop_at_every_end_of_the_tokenizer_and_at_stop_sequences_al
 def test_completions_depend_on_seed_iteration_and_problem_alone(world):
     w = world()
     w.sync(0)
-    whole = w.write(iteration=5)
-    part = w.write({key: x[1:2] for key, x in w.problems.items()}, iteration=5)
-    other = w.write(iteration=6).texts.completion_ids
+    whole = w.sample(iteration=5)
+    part = w.sample({key: x[1:2] for key, x in w.problems.items()}, iteration=5)
+    other = w.sample(iteration=6).texts.completion_ids
     G, ids = w.config.group_size, whole.texts.completion_ids
     assert part.texts.completion_ids == ids[G : 2 * G] != ids[:G] and ids != other
     assert len(set(map(tuple, ids[:G]))) > 1, "the completions of a group differ"
@@ -188,7 +187,7 @@ def test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from
         w.move(size)
         w.sync(version)
         if size == 1.0 or fault == "re-encoded":
-            with pytest.raises(ValueError, match="sampler='vllm': mismatch_kl=.* nats per token is above 0.2"):
+            with pytest.raises(ValueError, match="mismatch_kl"):
                 w.step()
         else:
             assert 1e-9 < w.step()["mismatch_kl"] < 0.2, "a small step of training is not told from rounding"
@@ -197,14 +196,11 @@ def test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from
     assert w.step()["mismatch_kl"] < 1e-8
 
 
-@pytest.mark.parametrize("fault, line", [("silent", "did not answer /v1/completions within 1 seconds"),
-                                         ("half dead", "refused /collective_rpc with status 500: .*no memory")])
-def test_a_server_that_fails_ends_the_run_with_a_line_that_names_it(world, fault, line):
+def test_a_server_that_fails_to_take_weights_ends_the_run_and_is_left_as_it_was(world):
     w = world("ours")
-    w.server.fault, w.sampler.server.timeout = fault, 1.0
-    with pytest.raises(SamplerError, match=f"^vllm_url=http://127.0.0.1:[0-9]* {line}"):
+    w.server.fault = "half dead"
+    with pytest.raises(SamplerError, match="^vllm_url=http://127.0.0.1:[0-9]* .*/collective_rpc .*500"):
         w.sync(0)
-        w.write()
     w.sampler.close()
     assert not os.path.exists(w.sampler.folder) and not w.server.paused
 
@@ -217,8 +213,8 @@ def test_an_answer_that_is_not_what_was_asked_for_is_one_line(world, spoil):
     w = world("ours")
     w.sync(0)
     w.server.spoil = lambda choices: [choices[0] | more for more in spoil]
-    with pytest.raises(SamplerError, match="^vllm_url=.* answered otherwise than a vLLM server with the .*Error: [^\n]*$"):
-        w.write()
+    with pytest.raises(SamplerError, match="^vllm_url=[^\n]*docs/scaling.md[^\n]*$"):
+        w.sample()
 
 
 def test_no_file_holds_the_key_of_a_server(world, monkeypatch):
@@ -230,9 +226,30 @@ def test_no_file_holds_the_key_of_a_server(world, monkeypatch):
     assert set(w.server.keys) == {None, "Bearer s3cret"} and w.server.keys[-1]
     files = [path for path in pathlib.Path(w.config.out_dir).rglob("*") if path.is_file()]
     assert files and not any(b"s3cret" in path.read_bytes() for path in files)
-    monkeypatch.setenv("VLLM_API_KEY", "s3\ncret")
-    with pytest.raises(SamplerError, match="^VLLM_API_KEY in the environment has characters that no request can carry"):
-        w.connect()
+
+
+@pytest.mark.parametrize("tries, named", [
+    ([(400, "no\x1b[31m")], "400.*no"), ([(302, "")], "302"),  # the key would travel to another address too
+    ([(503, "")] * 3, "503"), ([ConnectionResetError()] * 3, "reached"), ([TimeoutError()], "/x"),
+    ([(503, ""), ConnectionResetError(), (200, "yes")], None)])
+def test_a_failed_request_is_one_line_and_what_may_be_chance_is_asked_again(monkeypatch, tries, named):
+    monkeypatch.setattr(vllm, "WAITS", (0.0, 0.0, 0.0))
+    left = list(tries)
+
+    def answer(server, *request):
+        found = left.pop(0)
+        if isinstance(found, tuple):
+            return found
+        raise found
+
+    monkeypatch.setattr(Server, "_try", answer)
+    if named is None:
+        assert Server("http://x").ask("POST", "/x", {}) == "yes"
+    else:
+        with pytest.raises(SamplerError, match=f"^vllm_url=http://x .*{named}") as error:
+            Server("http://x").ask("POST", "/x", {})
+        assert str(error.value).isprintable()
+    assert not left
 
 
 # Whole runs
@@ -251,7 +268,7 @@ def settings(folders, prompts, tmp_path):
             "reward_functions": "('shape',)", "out_dir": tmp_path / "out", "log_interval": 1}
 
 
-def test_a_run_trains_on_what_the_server_writes_until_it_is_started_again(folders, settings, tmp_path):
+def test_a_run_trains_on_what_the_server_samples_until_it_is_started_again(folders, settings, tmp_path):
     """It then serves the weights that it was started with, and the run goes on from its last state."""
     with running(folders["ours"]) as server:
         settings |= {"vllm_url": server.url, "max_staleness": 1}
@@ -260,13 +277,13 @@ def test_a_run_trains_on_what_the_server_writes_until_it_is_started_again(folder
         server.fault = "started again"
         settings |= {"resume": True, "max_iters": 60, "max_staleness": 0, "learning_rate": 0.05}
         done = run_here("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in settings.items()))
-        assert done.returncode == 1 and "sampler='vllm': mismatch_kl=" in done.stderr
+        assert done.returncode == 1 and "mismatch_kl" in done.stderr
     steps = [record for record in read_records(str(tmp_path / "out" / "metrics.jsonl")) if "loss" in record]
     assert [step["staleness"] for step in steps[:3]] == [0, 1, 1] and len(steps) < 60
-    assert [step["mismatch_max"] < 1e-4 for step in steps[:3]] == [True, False, False], "older weights make a difference"
+    assert [step["mismatch_max"] < 1e-4 for step in steps[:3]] == [True, False, False], "older weights differ"
 
 
-def test_two_sharded_ranks_train_an_adapter_on_what_the_server_writes_as_one_does(folders, settings, tmp_path):
+def test_two_sharded_ranks_train_an_adapter_on_what_the_server_samples_as_one_does(folders, settings, tmp_path):
     settings |= {"generator_checkpoint": folders["adapter"], "dataset": folders["sums"], "lora_rank": 4,
                  "optimizer": "adamw", "parallel": "fsdp", "max_iters": 2}
     weights = []
@@ -274,11 +291,7 @@ def test_two_sharded_ranks_train_an_adapter_on_what_the_server_writes_as_one_doe
         out = tmp_path / f"out{ranks}"
         with running(folders["adapter"]) as server:
             own = settings | {"batch_size": 4 // ranks, "vllm_url": server.url, "out_dir": out}
-            arguments = [f"--{key}={value}" for key, value in own.items()]
-            if ranks == 1:
-                done = run_here("grpo/train_grpo.py", *arguments)
-            else:
-                done = run_script("grpo/train_grpo.py", *arguments, ranks=2)
+            done = run_script("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in own.items()), ranks=ranks)
             assert done.returncode == 0, done.stderr
             assert server.asked.count("/v1/load_lora_adapter") == 2, "rank 0 alone brings them"
         weights.append(torch.load(out / "state.pt", weights_only=True)["model"])

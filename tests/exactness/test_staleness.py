@@ -1,6 +1,7 @@
-"""The policy as its own sampler: the run of before, or, ahead of training, rollouts of earlier weights."""
+"""With max_staleness=k the completions of iteration i come from the weights of iteration i - k, to the last bit."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,22 +11,10 @@ from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
 from grpo.report import page
 from grpo.rewards import Scored
-from grpo.samplers.sampler import LocalSampler
+from grpo.samplers.sampler import LocalSampler, Prefetcher
 from tests.tiny import (
-    causal_policy,
-    config,
-    consumer,
-    fill_policy,
-    length_reward,
-    one_process,
-    prompt_config,
-    prompt_consumer,
-    prompt_fill_policy,
-    read_records,
-    same,
-    step_problems,
-    without_clock,
-)
+    causal_policy, config, consumer, fill_policy, length_reward, one_process, prompt_config, prompt_consumer,
+    prompt_fill_policy, read_records, same, step_problems, without_clock)
 
 
 def mean_id(rollouts):
@@ -45,7 +34,7 @@ def without_pictures(monkeypatch):
 
 @pytest.fixture
 def world(dataset, prompts, tmp_path):
-    """kind, settings -> (config, policy, data, reward)."""
+    """kind, settings -> (config, policy, data, reward)"""
     def made(kind, **settings):
         policy, configured, data_of, reward = KINDS[kind]
         c = configured(**{"out_dir": str(tmp_path / "out"), "kl_beta": 0.0, "eval_interval": 100,
@@ -59,19 +48,19 @@ def trainer(c, policy, data, reward):
                        Logger(c.out_dir, c.max_iters, ("loss",)), one_process())
 
 
-def by_hand(c, policy, data, reward, writers, first=0, optimizers=None):
-    """The steps of a run without a trainer. writers: (iteration, copies of the policy after each iteration so far) ->
-    the policy that writes"""
+def by_hand(c, policy, data, reward, version_of, first=0, optimizers=None):
+    """The steps of a run without a trainer. version_of: iteration -> the iteration whose weights sample its rollouts"""
     optimizers, copies = optimizers or build_optimizers(policy, c), {first: copy.deepcopy(policy)}
     for i in range(first, c.max_iters):
-        sample = sampler_of(writers(i, copies), step_problems(data, c, i), i, c)
+        sample = sampler_of(copies[version_of(i)], step_problems(data, c, i), i, c)
         rollouts, sums, _ = collect_rollouts(policy, None, reward, sample, c, one_process(), Timer())
         train_on_rollouts(policy, rollouts, sums, optimizers, c, one_process())
         copies[i + 1] = copy.deepcopy(policy)
 
 
-def logged(c):
-    return [r for r in without_clock(read_records(f"{c.out_dir}/metrics.jsonl")) if "loss" in r]
+def staleness(c):
+    records = without_clock(read_records(f"{c.out_dir}/metrics.jsonl"))
+    return [record.get("staleness") for record in records if "loss" in record]
 
 
 @pytest.mark.parametrize("kind, k, settings", [
@@ -82,25 +71,12 @@ def test_rollouts_are_sampled_by_the_weights_of_k_iterations_before_to_the_last_
     c, policy, data, reward = world(kind, max_staleness=k, max_iters=4, **settings)
     twin = copy.deepcopy(policy)
     trainer(c, policy, data, reward).run()
-    by_hand(c, twin, data, reward, lambda i, copies: copies[max(0, i - k)])
+    by_hand(c, twin, data, reward, lambda i: max(0, i - k))
     assert same(policy, twin)
-    assert [record.get("staleness") for record in logged(c)] == [min(i, k) if k else None for i in range(4)]
+    assert staleness(c) == [min(i, k) if k else None for i in range(4)]
 
 
-def test_nothing_is_written_ahead_that_no_step_is_left_for(world):
-    c, policy, data, reward = world("causal", max_staleness=2, minibatches=2, max_iters=4)
-    written, sample = [], policy.sample
-
-    def noting(problems, iteration, config):
-        written.append(iteration)
-        return sample(problems, iteration, config)
-
-    policy.sample = noting
-    trainer(c, policy, data, reward).run()
-    assert written == [0, 1], "four steps are two iterations"
-
-
-def test_a_resumed_run_writes_again_what_was_in_flight_with_the_weights_it_has(world):
+def test_a_resumed_run_samples_again_what_was_in_flight_with_the_weights_it_has(world):
     c, policy, data, reward = world("causal", max_staleness=1, max_iters=2)
     trainer(c, policy, data, reward).run()
     c, again, *_ = world("causal", max_staleness=1, max_iters=5)
@@ -111,9 +87,9 @@ def test_a_resumed_run_writes_again_what_was_in_flight_with_the_weights_it_has(w
     for mine, other in zip(optimizers, t.optimizers, strict=True):
         mine.load_state_dict(copy.deepcopy(other.state_dict()))
     t.run()
-    by_hand(c, twin, data, reward, lambda i, copies: copies[max(2, i - 1)], first=2, optimizers=optimizers)
+    by_hand(c, twin, data, reward, lambda i: max(2, i - 1), first=2, optimizers=optimizers)
     assert same(again, twin)
-    assert [record["staleness"] for record in logged(c)] == [0.0, 1.0, 0.0, 1.0, 1.0]
+    assert staleness(c) == [0.0, 1.0, 0.0, 1.0, 1.0]
 
 
 def test_a_run_closes_its_sampler_after_an_error(world):
@@ -123,3 +99,38 @@ def test_a_run_closes_its_sampler_after_an_error(world):
     with pytest.raises(ZeroDivisionError):
         trainer(c, policy, data, lambda rollouts: 1 / 0).run(sampler)
     assert closed
+
+
+class HandSampler:
+    """Samples nothing. `events` tells what was asked of it."""
+
+    def __init__(self):
+        self.events, self.queue = [], []
+
+    def sync(self, weights, version):
+        self.events.append(f"sync {version}")
+
+    def start(self, problems, iteration):
+        self.events.append(f"start {problems}")
+        self.queue.append(SimpleNamespace(problems=4, name=problems))
+
+    def finish(self):
+        self.events.append(f"finish {self.queue[0].name}")
+        return self.queue.pop(0)
+
+
+@pytest.mark.parametrize("k, asked, events", [
+    (0, ["0", "1"], "sync 0, start 0, finish 0, sync 1, start 1, finish 1"),
+    (1, ["0", "1", "2"], "sync 0, start 0, start 1, finish 0, sync 1, start 2, finish 1, sync 2, start 3, finish 2"),
+    (2, ["0", "1", "2"], "sync 0, start 0, start 1, start 2, finish 0, sync 1, start 3, finish 1, sync 2, finish 2"),
+    (1, ["0", "0+", "1"],  # + replaces groups of equal rewards
+     "sync 0, start 0, start 1, finish 0, start 0+, finish 1, finish 0+, sync 1, start 2")])
+def test_later_iterations_start_before_this_one_is_trained_and_none_beyond_the_last(k, asked, events):
+    sampler = HandSampler()
+    prefetcher = Prefetcher(sampler, SimpleNamespace(weights=dict), str, config(max_staleness=k))
+    for problems in asked:
+        iteration = int(problems[0])
+        rollouts, sums = prefetcher.get(problems, iteration, problems.count("+"), 3)
+        age = min(iteration, k) if problems.isdigit() else 0
+        assert rollouts.name == problems and sums == {"staleness": (4 * age, 4)}
+    assert ", ".join(sampler.events) == events

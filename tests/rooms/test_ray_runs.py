@@ -1,4 +1,4 @@
-"""Whole runs whose completions are written by real workers of a real local Ray, as a user starts them."""
+"""Whole runs whose completions are sampled by real workers of a real local Ray take the steps of a run without it."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 RUN = {"max_iters": 3, "batch_size": 4, "group_size": 4, "eval_problems": 4, "eval_completions": 2, "log_interval": 1,
        "device": "cpu", "learning_rate": 1e-2, "min_lr": 1e-2, "warmup_iters": 0, "temperature": 1.0}
 RAY = {"sampler": "ray"}
-ONLY_OUTSIDE = {"staleness", "sampler/replaced_workers"}
+ROUNDING = {"mismatch_kl", "mismatch_max", "mismatch_mean", "ratio_minus_one"}
 LETTERS = '''
 def letters(prompts, completions, **columns):
     """The share of letters among the characters."""
@@ -74,10 +74,9 @@ def expect_alike(local, others, staleness=(0, 0, 0)):
     """Two runs took the same steps, up to the rounding of log-probabilities, and learned from them."""
     (steps, weights), (other_steps, other_weights) = local, others
     for a, b in zip(steps, other_steps, strict=True):
-        for name in (a.keys() & b.keys()) - {"mismatch_kl", "mismatch_max", "mismatch_mean", "ratio_minus_one",
-                                             "sampler/replaced_workers"}:
+        for name in (a.keys() & b.keys()) - ROUNDING:
             assert b[name] == pytest.approx(a[name], rel=1e-3, abs=1e-4), (name, a["step"])
-        assert ONLY_OUTSIDE <= b.keys() and b["mismatch_kl"] < 0.1
+        assert b["mismatch_kl"] < 0.1
     assert tuple(record["staleness"] for record in other_steps) == staleness
     assert all(record["std_reward"] > 0 and record["grad_norm"] > 0 for record in steps)
     for name, x in weights.items():
@@ -118,7 +117,7 @@ def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, t
     monkeypatch.setattr(RaySampler, "finish", kill_and_finish)
     settings = settings_of(tmp_path, max_iters=12, max_staleness=1)
     outside = run("ray", **settings)
-    assert sum(record["sampler/replaced_workers"] for record in outside[0]) == 1
+    assert len(calls) == 12
     expect_alike(run("local", **inside_of(settings)), outside, staleness=(0, *[1] * 11))
 
 

@@ -1,4 +1,4 @@
-"""The held-out evaluation of fill-in: its figures against what is known, and how much it reads at once."""
+"""The held-out evaluation of fill-in: its figures are those of a loop over completions."""
 
 import dataclasses
 import re
@@ -11,10 +11,9 @@ import torch
 from core.distributions import sampling_logp
 from grpo.build import Models, fill_in_evaluation
 from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, touched_words
-from grpo.policies.fill import FillPolicy
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import Rewards, reward
-from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, judge, model, write_text_dataset
+from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, judge, write_text_dataset
 
 
 def evaluation_of(dataset, reference=None, scorer=None, gold=None, rewards=None, **settings):
@@ -23,26 +22,16 @@ def evaluation_of(dataset, reference=None, scorer=None, gold=None, rewards=None,
     return FillInEvaluation(data, reference, {"judge": scorer, "gold_judge": gold}, rewards, c)
 
 
+def share_of_vowels(text):
+    return sum(c in "aeiou" for c in text) / len(text)
+
+
+def texts_of(samples):
+    return [[about["text"] for about in sample["group"]] for sample in samples]
+
+
 def reader(seed=5):
     return Judge(judge(seed), TOKENIZER, reads_ids=True)
-
-
-class Knows(torch.nn.Module):
-    """A model that knows the true texts of an evaluation's problems."""
-
-    vocabulary, config = 96, model().config
-
-    def __init__(self, evaluation):
-        super().__init__()
-        self.p, self.batches = torch.nn.Parameter(torch.zeros(1)), evaluation.batches
-
-    def states(self, input, position, padding=None):
-        truth = [next(batch["target"][i] for _, batch in self.batches for i, shown in enumerate(batch["input"])
-                      if (shown == x.numpy()).all()) for x in input]
-        return torch.nn.functional.one_hot(torch.from_numpy(np.stack(truth)).gather(1, position), 96).float()
-
-    def project(self, h):
-        return 50.0 * h
 
 
 class Pieces:
@@ -66,7 +55,8 @@ def test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it(
     pieces = [["the", x, " runs."] for x in (" dog", " cat", " Cat", "cat", " cats")]
     rollouts = SimpleNamespace(group_size=5, texts=SimpleNamespace(completion_ids=pieces))
     evaluation = SimpleNamespace(data=SimpleNamespace(tokenizer=Pieces()), words={"dog", "cat"})
-    assert FillInEvaluation._word_sums(evaluation, batch, rollouts) == {"word_validity": (3, 5), "words_recovered": (1, 5)}
+    found = FillInEvaluation._word_sums(evaluation, batch, rollouts)
+    assert found == {"word_validity": (3, 5), "words_recovered": (1, 5)}
 
 
 @pytest.mark.parametrize("unmask_steps", [1, 2])
@@ -101,20 +91,21 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
     expected = {"kl": np.mean(kl), "entropy": np.mean(entropy), "token_accuracy": right / tokens,
                 "word_validity": valid / words, "words_recovered": recovered / words}
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-4)
-    for name, seed in (("judge", 5), ("gold_judge", 6)):
-        score = judge(seed)(text.flatten(0, 1)).sigmoid().mean(1).view(6, 3)
-        assert metrics[name] == pytest.approx(float(score.mean()), rel=1e-4)
-        if name == "judge":
-            chosen = zip(score.argmax(1).tolist(), score.argmin(1).tolist(), strict=True)
+    gold, score = (judge(seed)(text.flatten(0, 1)).sigmoid().mean(1).view(6, 3) for seed in (6, 5))
+    assert metrics["gold_judge"] == pytest.approx(float(gold.mean()), rel=1e-4)
+    assert metrics["judge"] == pytest.approx(float(score.mean()), rel=1e-4)
     assert metrics["unique_completions"] == np.mean([len({tuple(x) for x in group.tolist()}) for group in text])
-    for i, (record, (best, worst)) in enumerate(zip(shown, chosen, strict=False)):
-        texts = {"problem": batch["input"][i], "truth": batch["target"][i], "best": text[i][best], "worst": text[i][worst]}
-        assert {name: TOKENIZER.decode(x.tolist()) for name, x in texts.items()} == {name: record[name] for name in texts}
+    for i, record in enumerate(shown):
+        assert record["problem"] == TOKENIZER.decode(batch["input"][i].tolist())
+        assert record["answer"] == TOKENIZER.decode(batch["target"][i].tolist())
         places = np.flatnonzero(batch["mask"][i]).tolist()
-        assert record["filled"] == dict.fromkeys(record["filled"], [[place, place + 1] for place in places])
-        odds = judge(5)(text[i])[worst].clamp(-6.9, 6.9)                             # (T,)
-        near = [float(odds[max(0, place - unmask_steps + 1) : place + unmask_steps].mean()) for place in places]
-        assert record["3 of 3"] == record["worst"] and record["credit"]["3 of 3"] == pytest.approx(near, rel=1e-2, abs=1e-2)
+        for about, n in zip(record["group"], score[i].argsort(descending=True).tolist(), strict=True):
+            assert about["text"] == TOKENIZER.decode(text[i, n].tolist())
+            assert about["reward"] == pytest.approx(float(score[i, n]), abs=1e-4)
+            assert about["filled"] == [[place, place + 1] for place in places]
+            odds = judge(5)(text[i])[n].clamp(-6.9, 6.9)                             # (T,)
+            near = [float(odds[max(0, place - unmask_steps + 1) : place + unmask_steps].mean()) for place in places]
+            assert about["credit"] == pytest.approx(near, rel=1e-2, abs=1e-2)
     assert len(shown) == 3
 
 
@@ -133,8 +124,7 @@ def test_no_forward_reads_more_rows_than_batch_size_allows(dataset, unmask_steps
             assert list(map(max, read)) == [most, 2, 16] and sum(read[1]) == 21
     (metrics, shown), (whole_metrics, whole_shown) = found
     assert metrics == pytest.approx(whole_metrics, rel=1e-4), "the cut changes nothing"
-    for record, other in zip(shown, whole_shown, strict=True):
-        assert all(record[name] == other[name] for name in ("problem", "best", "worst"))
+    assert texts_of(shown) == texts_of(whole_shown)
 
 
 def test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure(dataset):
@@ -146,23 +136,21 @@ def test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure(dataset
 
 
 def test_without_a_judge_rewards_order_the_samples_and_are_metrics_with_what_they_log(dataset):
-    @reward
-    def logs(completions, log_metric, log_extra):
+    @reward(0, 1)
+    def vowels(completions, log_metric, log_extra):
         log_metric("mean_length", sum(map(len, completions)) / len(completions))
-        log_extra("text", completions)
-        return [0.8] * len(completions)
+        log_extra("copy", completions)
+        return [share_of_vowels(text) for text in completions]
 
-    c = config(reward_functions=("exact_match", "logs"), reward_weights=(-2.0, 1.0))
-    evaluation = evaluation_of(dataset, rewards=Rewards(c), eval_completions=4)
-    for net, right in ((Knows(evaluation), True), (fill_policy().model, False)):
-        metrics, shown = evaluation(FillPolicy(net, TOKENIZER), 1.0)
-        assert metrics["reward/exact_match"] == metrics["words_recovered"] == right and "judge" not in metrics
-        assert metrics["reward/logs"] == pytest.approx(0.8) and metrics["mean_length"] == 32
-        for record in shown:
-            assert record["best_score"] == pytest.approx(0.8 - 2.0 * right), "the weighted sum"
-            assert record["worst_right"] == right == (record["worst"] == record["truth"]), "by the success reward"
-            assert record["best_extra"] == {"text": record["best"]}
-        assert len(shown) == 3
+    c = config(reward_functions=("exact_match", "vowels"), reward_weights=(1.0, -2.0))
+    metrics, shown = evaluation_of(dataset, rewards=Rewards(c))(fill_policy(), 1.0)
+    assert "judge" not in metrics and metrics["mean_length"] == 32
+    assert metrics["reward/exact_match"] == metrics["words_recovered"] == 0.0 < metrics["reward/vowels"]
+    for record in shown:
+        total = [-2.0 * share_of_vowels(about["text"]) for about in record["group"]]
+        assert [about["reward"] for about in record["group"]] == pytest.approx(total, abs=1e-4)
+        assert total == sorted(total, reverse=True) and not record["group"][0]["right"]
+        assert all(about["logged"] == {"copy": about["text"]} for about in record["group"])
 
 
 def test_the_judges_reward_is_not_computed_twice_and_a_text_without_words_has_no_figures_of_words(tmp_path):

@@ -1,4 +1,4 @@
-"""Workers share the problems, and what they write does not depend on their number; how a run comes to its Ray.
+"""Ray's workers sample what the policy samples, whatever their number; how a run comes to its Ray.
 
 Here Ray is a stand-in that runs in this process. Real workers, and their deaths, are in test_ray_runs.py.
 """
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from grpo.samplers import ray as module
-from grpo.samplers.ray import LEAST_STORE, RaySampler, RayWorker, gpus_beside, pack, worker_options
+from grpo.samplers.ray import LEAST_STORE, RaySampler, RayWorker, gpus_beside, pack
 from grpo.samplers.sampler import SamplerError
 from tests.grpo.test_episodes import SETTINGS as EPISODES
 from tests.tiny import (
@@ -53,7 +53,7 @@ class FakeRay:
     put = staticmethod(copy.deepcopy)
 
     def __init__(self):
-        self.killed, self.late, self.up, self.error, self.calls, self.gpus = [], False, False, None, [], 0.0
+        self.late, self.up, self.error, self.calls = False, False, None, []
 
     def is_initialized(self):
         return self.up
@@ -67,9 +67,6 @@ class FakeRay:
     def shutdown(self):
         self.up = False
 
-    def cluster_resources(self):
-        return {"GPU": self.gpus}
-
     def remote(self, **options):
         return lambda cls: SimpleNamespace(remote=lambda *arguments: Actor(partial(cls, *arguments)))
 
@@ -79,7 +76,6 @@ class FakeRay:
         return [promise() for promise in promises]
 
     def kill(self, actor):
-        self.killed.append(actor)
         raise RayError("no cluster")
 
 
@@ -92,7 +88,7 @@ def fake(monkeypatch):
 
 @pytest.fixture
 def world(fake, dataset, prompts):
-    """(kind, settings) -> (RaySampler of two workers, policy, iteration -> problems)."""
+    """(kind, settings) -> (RaySampler of two workers, policy, iteration -> problems)"""
     def made(kind="causal", **settings):
         policy_of, c_of, data_of = causal_policy, prompt_config, partial(prompt_consumer, prompts)
         if kind == "fill":
@@ -125,15 +121,13 @@ def expect_same(found, policy, problems, iteration, c):
     ("fill", 3, {"unmask_steps": 3, "top_p": 0.8}),
     ("any order", 2, {"unmask_steps": 2, "block_length": 3, "unmask_order": "confidence"}),
     ("fill", 2, {"unmask_steps": 3, "fill_estimator": "step_merge"})])
-def test_workers_write_what_the_policy_writes(world, kind, workers, settings):
+def test_workers_sample_what_the_policy_samples(world, kind, workers, settings):
     sampler, policy, problems = world(kind, ray_workers=workers, **settings)
     sampler.start(problems(0), 0)
-    found, sums = sampler.finish()
-    expect_same(found, policy, problems(0), 0, sampler.config)
-    assert sums == {"sampler/replaced_workers": (0.0, None)}
+    expect_same(sampler.finish(), policy, problems(0), 0, sampler.config)
 
 
-def test_a_start_is_written_with_the_weights_of_the_last_sync_before_it(world):
+def test_a_start_is_sampled_with_the_weights_of_the_last_sync_before_it(world):
     sampler, policy, problems = world(max_staleness=1)
     sampler.start(problems(0), 0)
     sampler.start(problems(1), 1)
@@ -144,38 +138,7 @@ def test_a_start_is_written_with_the_weights_of_the_last_sync_before_it(world):
     sampler.sync(policy.weights(), 1)
     sampler.start(problems(2), 2)
     for i, writer in enumerate((before, before, policy)):
-        expect_same(sampler.finish()[0], writer, problems(i), i, sampler.config)
-
-
-def test_a_late_worker_and_an_error_of_its_code_end_the_run_with_a_line(world, fake, monkeypatch):
-    sampler, _, problems = world()
-    monkeypatch.setattr(module, "LONGEST_CALL", 7.0)
-
-    def broken(*_):
-        raise ValueError("top_k=7 is not for this model")
-
-    monkeypatch.setattr(RayWorker, "sample", broken)
-    sampler.start(problems(0), 0)
-    with pytest.raises(SamplerError, match="^a worker of sampler='ray' failed: ValueError: top_k=7 is not for this"):
-        sampler.finish()
-    sampler.start(problems(0), 0)
-    fake.late = True
-    with pytest.raises(SamplerError, match="needed more than 7 seconds"):
-        sampler.finish()
-    sampler.close()
-    assert not fake.up and len(fake.killed) == 1, "a Ray that is gone does not hide why the run ends"
-
-
-@pytest.mark.parametrize("late, line", [(False, "generator_checkpoint=x is no file"),
-                                        (True, "needed more than 300 seconds; lower ray_workers, or OMP_NUM")])
-def test_workers_that_cannot_be_built_end_the_run_and_leave_nothing_open(fake, late, line):
-    def make(config):
-        raise ValueError("generator_checkpoint=x is no file")
-
-    fake.late = late
-    with pytest.raises(SamplerError, match=line):
-        RaySampler(make, causal_policy(), prompt_config(sampler="ray"), one_process())
-    assert fake.calls and not fake.up
+        expect_same(sampler.finish(), writer, problems(i), i, sampler.config)
 
 
 def test_weights_of_every_kind_are_copied_to_the_last_bit_once_for_each_version(monkeypatch):
@@ -190,16 +153,32 @@ def test_weights_of_every_kind_are_copied_to_the_last_bit_once_for_each_version(
     assert all(loaded[0][name].dtype == x.dtype and torch.equal(loaded[0][name], x) for name, x in weights.items())
 
 
-def join(fake, **settings):
-    return RaySampler(lambda config: causal_policy(), causal_policy(), prompt_config(sampler="ray", **settings),
-                      one_process())
+@pytest.mark.parametrize("late, named", [(True, "seconds"), (False, "top_k=7")])
+def test_a_late_worker_and_an_error_of_its_code_end_the_run_with_a_line(world, fake, monkeypatch, late, named):
+    sampler, _, problems = world()
+
+    def broken(*_):
+        raise ValueError("top_k=7 is not for this model")
+
+    monkeypatch.setattr(RayWorker, "sample", broken)
+    sampler.start(problems(0), 0)
+    fake.late = late
+    with pytest.raises(SamplerError, match=f"sampler='ray'.*{named}"):
+        sampler.finish()
+    sampler.close()
+    assert not fake.up, "a Ray that is gone does not hide why the run ends"
+
+
+def join(**settings):
+    c = prompt_config(sampler="ray", **settings)
+    return RaySampler(lambda config: causal_policy(), causal_policy(), c, one_process())
 
 
 def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_it(fake, monkeypatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "1")
     before = dict(os.environ)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    sampler = join(fake, ray_workers=3, max_staleness=1)
+    sampler = join(ray_workers=3, max_staleness=1)
     (address, settings, seen), = fake.calls
     size = sum(x.nbytes for x in sampler.policy.weights().values())
     assert address == "local" and settings["num_cpus"] == 6 and settings["include_dashboard"] is False
@@ -208,36 +187,25 @@ def test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_i
     assert seen["RAY_AUTH_MODE"] == "token" and len(seen["RAY_AUTH_TOKEN"]) == 64
     assert seen["RAY_USAGE_STATS_ENABLED"] == "0", "nothing is sent to the makers of Ray"
     assert dict(os.environ) == before, "what is set for Ray is set for it alone"
-    join(fake).close()
+    join().close()
     assert fake.up and len(fake.calls) == 1, "a Ray that the caller has started is used and stays open"
     sampler.close()
     assert not fake.up
 
 
 @pytest.mark.parametrize("address, error", [
-    ("", RuntimeError("Failed to start GCS\nno port")), ("auto", ConnectionError("no Ray instance")), ("127.0.0.1:1", None)])  # at once: Ray itself would try for minutes
+    ("", RuntimeError("Failed to start GCS\nno port")), ("auto", ConnectionError("no Ray instance"))])
 def test_a_ray_that_is_not_there_or_cannot_start_is_one_line(fake, monkeypatch, address, error):
     fake.error = error
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(SamplerError, match=f"^sampler='ray': no Ray at RAY_ADDRESS={address} [^\n]*$"):
-        join(fake)
-    assert bool(fake.calls) == (error is not None)
+    with pytest.raises(SamplerError, match=f"^[^\n]*RAY_ADDRESS={address} [^\n]*$"):
+        join()
 
 
-@pytest.mark.parametrize("gpus, address, share", [(1.0, "", 0.5), (8.0, "", 1.0), (3.0, "auto", 1 / 3)])
-def test_two_workers_of_each_of_four_ranks_share_the_gpus_that_ray_has(fake, monkeypatch, gpus, address, share):
-    fake.gpus = gpus
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    c = prompt_config(sampler="ray", ray_workers=2)
-    dist = SimpleNamespace(device=torch.device("cuda"), world=4)
-    assert worker_options(fake, c, dist)["num_gpus"] == share
-
-
-@pytest.mark.parametrize("visible, rank, ranks, index, names", [
-    ("", 0, 1, 2, ["0", "1", "3"]), ("", 1, 2, 1, ["3"]), ("4,5,6", 1, 3, 1, ["5"])])
-def test_workers_get_the_gpus_that_no_rank_trains_on_else_those_of_their_rank(monkeypatch, visible, rank, ranks, index,
-                                                                              names):
+@pytest.mark.parametrize("visible, rank, ranks, names", [
+    ("", 0, 1, ["1", "2", "3"]), ("", 1, 2, ["3"]), ("4,5,6", 1, 3, ["5"])])
+def test_workers_get_the_gpus_that_no_rank_trains_on_else_that_of_their_rank(monkeypatch, visible, rank, ranks, names):
     for name, x in (("CUDA_VISIBLE_DEVICES", visible), ("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", ranks)):
         monkeypatch.setenv(name, str(x))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert gpus_beside(SimpleNamespace(device=torch.device("cuda", index))) == names
+    assert gpus_beside(SimpleNamespace(device=torch.device("cuda", rank))) == names
