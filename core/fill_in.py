@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from core.distributions import draw_tokens, in_parts, noise_on
+from core.distributions import draw_tokens, noise_on
 
 UNMASK_ORDERS = ("random", "left_to_right", "confidence")  # of several passes; confidence: the likeliest tokens first
 
@@ -27,10 +27,9 @@ def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor,
     return target, logp, kept
 
 
-def draw_hidden(model, input, position, uniform, hidden, temperature=1.0, padding=None, by_confidence=False,
-                **truncation):
-    """predict_and_sample_tokens which returns, third of four, the confidence (P, G, M) by which passes order tokens:
-    their log-probabilities at temperature 1 without truncation; with by_confidence=False zeros."""
+def draw_hidden(model, input, position, uniform, hidden, temperature=1.0, padding=None, confidence=None, **truncation):
+    """Does what predict_and_sample_tokens does, and returns, third of four, the tokens' confidence (P, G, M).
+    confidence: a function of states (K, C) and ids (K, G) that returns it, (K, G); None: zeros"""
     row, number = hidden.nonzero().to(input.device, non_blocking=True).unbind(1)     # (K,) each
     h = model.states(input, position, padding=padding)[row, number]                  # (K, C)
     column = position[row, number]                                                   # (K,)
@@ -38,16 +37,10 @@ def draw_hidden(model, input, position, uniform, hidden, temperature=1.0, paddin
     noise = noise[row.to(noise.device), :, column.to(noise.device)]                  # (K, G)
     if torch.is_tensor(temperature):
         temperature = temperature[row]                                               # (K, 1)
-    ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)
-
-    def untruncated_logp(h, ids):
-        return (model.project(h).log_softmax(-1).gather(1, ids),)
-
-    confidence = torch.zeros_like(logp)
-    if by_confidence:
-        confidence, = in_parts(untruncated_logp, model.vocabulary, h, ids)           # (K, G)
+    ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)        # (K, G) each
+    sure = confidence(h, ids) if confidence else torch.zeros_like(logp)
     found = []
-    for x in (ids, logp, confidence):
+    for x in (ids, logp, sure):
         whole = x.new_zeros(*position.shape, x.shape[1])                             # (P, M, G)
         whole[row, number] = x
         found.append(whole.mT)

@@ -1,10 +1,12 @@
 """Fill-in sampling in several passes: each pass reads the tokens that were drawn in the passes before it."""
 
 import math
+from functools import partial
 
 import torch
 
 from core.device import ids_on
+from core.distributions import in_parts
 from core.fill_in import draw_hidden, fill_in
 from core.truncation import KeptCollector
 
@@ -101,6 +103,14 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, paddi
     return target, logp, turn.to(device, non_blocking=True), torch.stack(read, 1), collector.joined()
 
 
+def untruncated_logp(model, h, ids):
+    """Log-probability (K, G) of ids at temperature 1 without truncation, from states h (K, C)."""
+    def logp_of(h, ids):
+        return (model.project(h).log_softmax(-1).gather(1, ids),)
+
+    return in_parts(logp_of, model.vocabulary, h, ids)[0]
+
+
 def draw(model, text, column, noise, padding, drawn, by_confidence, sampling):
     """Draws tokens of one pass; a text in which none is wanted is not read.
 
@@ -113,8 +123,9 @@ def draw(model, text, column, noise, padding, drawn, by_confidence, sampling):
     rows = wanted.any(1).nonzero().squeeze(1)                                        # (r,)
     here = rows.to(text.device, non_blocking=True)
     own_padding = None if padding is None else padding[here]
+    confidence = partial(untruncated_logp, model) if by_confidence else None
     *found, kept = draw_hidden(model, text[here], column[here], noise[rows], wanted[rows], padding=own_padding,
-                               by_confidence=by_confidence, **sampling)
+                               confidence=confidence, **sampling)
     of_rows = []
     for x in found:                                                                  # (r, g, M)
         whole = x.new_zeros(R, g, column.shape[1])

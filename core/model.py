@@ -205,8 +205,7 @@ class GPT(nn.Module):
             if p.dim() == 2:
                 nn.init.normal_(p, std=std)
 
-    def states(self, tokens: Tensor, position: Tensor | None = None, past=None,
-               padding: Tensor | None = None) -> Tensor:
+    def states(self, tokens: Tensor, position: Tensor | None = None, past=None, padding: Tensor | None = None):
         """Final hidden states.
 
         tokens: (B, T) ids below vocab_size
