@@ -189,11 +189,11 @@ def build_rewards(config, models, data, dist):
         scorer = load_reward_model(path, loads_on(config, dist), dist.dtype)
         shard_models([scorer.model], config, dist)
     rewards = make_rewards(config, models.judge, scorer)
-    if has_prompts(config.dataset):
-        rewards.check(data.records["train"] + data.records["val"])
-        if config.environment is not None:
-            from grpo.environments import check_begins
-            check_begins(config, data)
+    texts = [{"where": config.dataset}]  # they have no fields
+    rewards.check(data.records["train"] + data.records["val"] if has_prompts(config.dataset) else texts)
+    if config.environment is not None:
+        from grpo.environments import check_begins
+        check_begins(config, data)
     return rewards
 
 

@@ -5,7 +5,7 @@ from grpo.environments import environment
 @environment
 class Guess:
     def __init__(self, seed): ...      # only if it draws: all completions of a group get the same seed
-    def reset(self, record): ...       # gets the record; may return the prompt, a text or messages
+    def reset(self, record): ...       # gets the record, whose prompt the policy reads
     def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
     def close(self): ...               # optional
     metrics = ("name",)                # optional: attributes that are (sum, count) at the end, logged as means
@@ -17,7 +17,6 @@ policy writes.
 import copy
 import inspect
 import itertools
-import json
 import math
 import sys
 
@@ -25,29 +24,23 @@ import numpy as np
 import torch
 
 from core.data_folder import OF_CONSUMER
-from core.prompts import PromptFormat, as_problems
+from core.prompts import PromptFormat
 from core.records import are_messages
 from core.settings.user_code import UserCodeError, naming_line_of, one_line, time_limit
 from grpo.reward_functions.registry import load_reward_file
-from grpo.rollout import REWARD, TURNS
+from grpo.rollout import REWARD, TURNS, join
 
 ENVIRONMENTS = {}  # {name: class}
 SEEDS = 3          # the first number of the seeds of environments, so that they differ from other noise
-CHARACTERS = 100   # most characters of a token, on average
 WARNED = set()     # lines of environments whose errors were printed in this process
 
 
 def environment(cls):
-    """Registers a class under its name. Raises ValueError if it lacks a method, or its metrics are not names."""
-    for method, parameter in (("reset", "record"), ("step", "text")):
-        try:
-            inspect.signature(getattr(cls, method, None)).bind("self", parameter)
-        except TypeError as error:
-            raise ValueError(f"environment {cls.__name__}: it needs {method}(self, {parameter}): {error}") from None
-    cls.metrics = getattr(cls, "metrics", ())
-    if not isinstance(cls.metrics, tuple) or {"turns", "failed"} & set(cls.metrics):
-        raise ValueError(f"environment {cls.__name__}: metrics={cls.metrics!r} must be a tuple of names other than "
-                         "'turns' and 'failed'")
+    """Registers a class under its name. Raises ValueError if it lacks a method."""
+    for method in ("reset", "step"):
+        if not callable(getattr(cls, method, None)):
+            raise ValueError(f"environment {cls.__name__}: it needs a method {method}")
+    cls.metrics = tuple(getattr(cls, "metrics", ()))
     ENVIRONMENTS[cls.__name__] = cls
     return cls
 
@@ -86,7 +79,7 @@ class Episode:
         self.turns, self.rewards = [0], []
 
     def begin(self, seed, record):
-        """Makes the environment. Returns the prompt that its reset returns, or None."""
+        """Makes the environment and hands it the record."""
         own = copy.deepcopy({key: x for key, x in record.items() if key not in OF_CONSUMER})
 
         def make_and_reset():
@@ -94,117 +87,71 @@ class Episode:
             self.one = self.make(*seeds)
             return self.one.reset(own)
 
-        return self.attempt(make_and_reset, text_or_messages, "reset must return None, a text or messages")
+        self.attempt(make_and_reset, lambda result: result is None,
+                     "reset must return None, because the prompt is the record's")
 
     def step(self, text):
         """Returns the answer to the text of a turn; None ends the episode."""
+        if self.error is None:
+            result = self.attempt(lambda: self.one.step(text), is_answer_and_reward,
+                                  "step must return (a text, messages or None, a finite number)")
         if self.error is not None:
             return None
-        result = self.attempt(lambda: self.one.step(text), answer_and_reward,
-                              "step must return (a text, messages or None, a finite number)")
-        if result is None:
-            return None
         answer, reward = result
-        self.rewards.append(reward)
+        self.rewards.append(float(reward))
         return answer if len(self.rewards) < self.config.max_turns else None
 
     def measure(self):
-        """Returns {name: (sum, count)} of what it measured."""
-        return self.attempt(lambda: {name: getattr(self.one, name) for name in self.make.metrics}, pairs_of_numbers,
-                            "metrics must be pairs (sum, count) of finite numbers")
+        """Returns {"environment/name": (sum, count)} of what it measured."""
+        return self.attempt(lambda: {f"environment/{name}": tuple(map(float, getattr(self.one, name)))
+                                     for name in self.make.metrics})
 
     def close(self):
-        self.attempt(getattr(self.one, "close", int), lambda _: None, "")
+        self.attempt(getattr(self.one, "close", int))
 
-    def attempt(self, call, convert, wanted):
-        """Returns what a call gives, converted to Python's own types."""
+    def attempt(self, call, is_right=lambda result: True, wanted=""):
+        """Returns the result of a call."""
         try:
             with naming_line_of(self.make), time_limit(self.config.reward_timeout):
                 result = call()
         except UserCodeError as error:
             self.error = error
             return None
-        try:
-            return convert(result)
-        except (TypeError, ValueError, OverflowError):
+        if not is_right(result):
             raise ValueError(f"environment={self.config.environment!r}: its {wanted}, not "
-                             f"{one_line(result, write=repr)}") from None
+                             f"{one_line(result, write=repr)}")
+        return result
 
 
-def text_or_messages(x):
-    """A text, messages or None, without classes of the user's."""
-    x = json.loads(json.dumps(x))
-    if x is None or isinstance(x, str) or are_messages(x):
-        return x
-    raise ValueError
-
-
-def answer_and_reward(result):
-    """The answer and the reward of a step."""
-    answer, reward = result
-    return text_or_messages(answer), finite_number(reward)
-
-
-def pairs_of_numbers(measured):
-    """{name: (sum, count)}"""
-    pairs = {}
-    for name, (total, count) in measured.items():
-        pairs[name] = finite_number(total), finite_number(count)
-    return pairs
-
-
-def finite_number(x):
-    """A finite number."""
-    if math.isfinite(x):
-        return float(x)
-    raise ValueError
+def is_answer_and_reward(result):
+    """True for what `step` may return."""
+    try:
+        answer, reward = result
+        return math.isfinite(reward) and (answer is None or isinstance(answer, str) or are_messages(answer))
+    except (TypeError, ValueError):
+        return False
 
 
 class Episodes:
     """The episodes of N = P * G completions, an Episode each. Those of a problem have the same seed and record.
 
-    problems: those given, with the prompts that `reset` returned in the place of the records' own
     given: (N, L) tokens of answers, by column; -1 where the policy writes
     """
 
-    def __init__(self, problems, iteration, config, stop, longest):
-        """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn; longest: tokens that
-        fit into the model
+    def __init__(self, problems, iteration, config, stop):
+        """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn
         config: environment, reward_file, reward_timeout, max_turns, group_size, seed, max_new_tokens, and what
         PromptFormat has
         """
         self.stop, self.config = stop, config
         self.form = PromptFormat.of(config)
         self.episodes = []
-        records = []
         for record, number in zip(problems["record"], problems["number"], strict=True):
             sequence = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)])
-            group = [Episode(config) for _ in range(config.group_size)]
-            prompts = [episode.begin(int(sequence.generate_state(1)[0]), record) for episode in group]
-            prompts = [prompt for prompt, episode in zip(prompts, group, strict=True) if episode.error is None]
-            records.append(self.with_prompt(record, prompts, longest))
-            self.episodes += group
+            for _ in range(config.group_size):
+                self.episodes.append(Episode(config))
+                self.episodes[-1].begin(int(sequence.generate_state(1)[0]), record)
         self.given = torch.full((len(self.episodes), config.max_new_tokens), -1)
-        self.problems = problems
-        if any(new is not old for new, old in zip(records, problems["record"], strict=True)):
-            T = max(len(record["tokens"]) for record in records)
-            self.problems = as_problems(records, problems["number"], T, stop.tokenizer)
-
-    def with_prompt(self, record, prompts, longest):
-        """The record, with the prompt of its environments if they gave one. Raises ValueError if those of a group are
-        not the same, or too long."""
-        start = f"environment={self.config.environment!r}: its reset gave"
-        if any(prompt != prompts[0] for prompt in prompts):
-            raise ValueError(f"{start} the completions of a group different prompts; draw what is random from "
-                             "random.Random(seed)")
-        if not prompts or prompts[0] is None:
-            return record
-        text, tokens = self.form.encode(prompts[0], self.stop.tokenizer)
-        most = min(self.config.max_prompt_length, longest - self.config.max_new_tokens)
-        if not 0 < len(tokens) <= most:
-            raise ValueError(f"{start} a prompt of {len(tokens)} tokens; max_prompt_length, and max_new_tokens in what "
-                             f"the model reads, leave room for 1 to {most}")
-        return {**record, "prompt": prompts[0], "text": text, "tokens": tokens}
 
     def over(self, target, number, t, drawn):
         """Answers the completions whose turn ends at column t. Returns (n,) bool: the episode of the row is over.
@@ -229,7 +176,7 @@ class Episodes:
     def give(self, n, first, text):
         """Gives completion n a text from column `first` on, as far as there is room. Returns the column behind it."""
         room = self.given.shape[1] - first
-        ids = self.stop.tokenizer.encode(text[: CHARACTERS * room])
+        ids = self.stop.tokenizer.encode(text)
         self.given[n, first : first + len(ids)] = torch.tensor(ids[:room], dtype=torch.long)
         return first + len(ids)
 
@@ -260,18 +207,16 @@ class Episodes:
     def close(self):
         """Ends the environments. Returns {name: (sum, count)} of what they measured. The error of one that failed is
         printed once for each line of the user's file."""
-        sums = {f"environment/{name}": (0.0, 0.0) for name in self.episodes[0].make.metrics}
-        begun = failed = 0
+        parts = []
         for episode in self.episodes:
-            measured = {} if episode.error is not None else episode.measure()
-            for name, (total, count) in (measured or {}).items():
-                before = sums[f"environment/{name}"]
-                sums[f"environment/{name}"] = before[0] + total, before[1] + count
+            measured = None if episode.error is not None else episode.measure()
             episode.close()
-            begun += sum(t < self.given.shape[1] for t in episode.turns)
-            failed += episode.error is not None
-            if episode.error is not None and episode.error.line not in WARNED:
-                WARNED.add(episode.error.line)
-                sys.stderr.write(f"environment: {episode.error}; it is counted as environment/failed\n")
-        N = len(self.episodes)
-        return sums | {"environment/turns": (begun, N), "environment/failed": (failed, N)}
+            begun = sum(t < self.given.shape[1] for t in episode.turns)
+            error = episode.error
+            own = {"environment/turns": (begun, 1), "environment/failed": (error is not None, 1)}
+            parts.append((measured or {}) | own)
+            if error is not None and error.line not in WARNED:
+                WARNED.add(error.line)
+                sys.stderr.write(f"environment: {error}; it is counted as environment/failed\n")
+        nothing = {f"environment/{name}": (0.0, 0.0) for name in self.episodes[0].make.metrics}
+        return join([nothing, *parts])

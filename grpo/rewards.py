@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import torch
 
 from core.config import UsageError
+from core.data_folder import OF_CONSUMER
 from core.settings.script import run_script
 from grpo.reward_functions.registry import (
     REWARDS,
@@ -27,7 +28,7 @@ from grpo.reward_functions.registry import (
     run_reward,
 )
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
-from grpo.rollout import Scored, join
+from grpo.rollout import Rollouts, Scored, Texts, join
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
@@ -36,8 +37,8 @@ MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_chec
 class Rewards:
     """The rewards of a run. Called with rollouts it returns Scored:
 
-    reward: the weighted sum of the functions that did not skip a completion; NaN where all did, or one was late
-    values: NaN where a function skipped a completion
+    reward: the weighted sum of the functions that did not skip a completion; NaN where all did
+    values: NaN where a function skipped a completion, or was late
 
     judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it. grpo/build.py: make_rewards makes those
     that give each token a credit (credit_window)
@@ -53,16 +54,15 @@ class Rewards:
         self.config = config
         self.weights = config.reward_weights or (1.0,) * len(self.names)
         self.success = success(config, self.names)
-        self.fields = ()  # of the records, once `check` has seen them
+        self.fields = set()  # of the records, once `check` has seen them
         self.state = SimpleNamespace(global_step=0, max_steps=config.max_iters)  # as in transformers' TrainerState
         self.workers = None
         if config.reward_workers and any(REWARDS[name].slow for name in self.names):
             from grpo.reward_functions.workers import Workers
-            runs_code = any("sandbox" in REWARDS[name].settings for name in self.names)
-            self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file, runs_code)
+            self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file)
 
     @torch.no_grad()
-    def __call__(self, rollouts):
+    def __call__(self, rollouts: Rollouts) -> Scored:
         device, G = rollouts.target.device, rollouts.group_size
         if not self.names:  # the teacher alone teaches
             return Scored(torch.zeros(rollouts.problems, G, device=device))
@@ -70,48 +70,41 @@ class Rewards:
         values = {name: x.to(device, non_blocking=True) for name, x in values.items()}  # (N,) each
         return Scored(self.total(values).view(-1, G), values=values, metrics=log.metrics)
 
-    def score(self, texts, group_size, names=None):
-        """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion, and
-        infinity where it returned no finite number. Every function skips a completion that was late in a worker.
+    def score(self, texts: Texts, group_size: int, names=None) -> tuple[dict, Log]:
+        """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion or was late
+        in a worker, and infinity where it returned no finite number.
 
         texts: a Texts with consecutive groups; names: the functions to call; None: all of the run
         """
-        values, log, late = {}, Log(), set()
-        settings = (self.config.reward_settings or {}) | vars(self.config) | {"trainer_state": self.state}
+        values, log = {}, Log()
+        settings = vars(self.config) | (self.config.reward_settings or {}) | {"trainer_state": self.state}
         known = settings | self.models | {"group_size": group_size, "texts": texts}
         for name in names or self.names:
             slow = REWARDS[name].slow
             call = arguments(name, texts, settings if slow else known, self.fields)
-            if self.workers and slow:
-                numbers, own, missing = self.workers.call(call)
-                late |= missing
-            else:
-                numbers, own = run_reward(call)
+            numbers, own = self.workers.call(call) if self.workers and slow else run_reward(call)
             values[name] = torch.tensor(numbers)
             columns = {f"{name}/{key}" if key in log.columns else key: x for key, x in own.columns.items()}
             log = Log(join([log.metrics, own.metrics]), log.columns | columns)
-        for x in values.values():
-            x[list(late)] = math.nan
         return values, log
 
-    def total(self, values):
+    def total(self, values: dict) -> torch.Tensor:
         """(N,) the weighted sum of `values`, as `score` returns them; NaN where every function skipped. A function of
         weight 0 is only measured."""
-        weighted = [w * values[n] for n, w in zip(self.names, self.weights, strict=True) if w]
+        weighted = [w * values[name] for name, w in zip(self.names, self.weights, strict=True) if w]
         if not weighted:
             return torch.zeros_like(values[self.names[0]])
         stacked = torch.stack(weighted)
         return stacked.nansum(0).masked_fill(stacked.isnan().all(0), torch.nan)
 
-    def right(self, values):
+    def right(self, values: dict) -> torch.Tensor:
         """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it is not finite."""
         x = values[self.success]
         return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
-    def check(self, records):
+    def check(self, records: list) -> None:
         """Raises ValueError with file and line of the first record that a reward cannot score."""
-        from core.prompts import as_columns
-        self.fields = tuple(as_columns(records)[1])
+        self.fields = set().union(*records) - OF_CONSUMER
         for name in self.names:
             check_records(name, records)
 
@@ -132,13 +125,13 @@ def check_settings(config, names, models):
                 raise ValueError(f"reward {name} needs {key}; name a model, or set other reward_functions")
     own = set().union(*(REWARDS[name].settings for name in names))
     for key in config.reward_settings or {}:
-        if key not in own or key in vars(config):
+        if key not in own:
             raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}")
     if config.reward_weights and len(config.reward_weights) != len(names):
         raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
-    if config.credit_window is not None and (names != ("judge",) or config.reward_normalisation != "none"):
+    if config.credit_window is not None and names != ("judge",):
         raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
-                         "that reward alone and reward_normalisation='none'")
+                         "reward_functions=('judge',)")
 
 
 def success(config, names):

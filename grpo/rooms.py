@@ -123,7 +123,7 @@ class ShapingConfig(Settings):
 
 
 class EnvironmentConfig(Settings):
-    """Several turns (docs/environments.md)."""
+    """Several turns (docs/rewards.md)."""
 
     excludes = (
         ("environment=None", "reward_functions=environment", "the reward environment needs one"),

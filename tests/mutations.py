@@ -125,11 +125,11 @@ FAULTS = [
     ("a validation prompt is left out", "core/prompts.py", "if len(record[\"tokens\"]) > limit:", "if False:",
      "tests/core/test_prompts.py"),
     ("a wrong number of rewards is accepted", "grpo/reward_functions/registry.py", "if lengths != {N}:", "if False:",
-     "tests/grpo/reward_functions/test_registry.py"),
+     "tests/rooms/test_reward_calls.py"),
     ("a setting outside its range is accepted", "core/settings/setting.py", "    if not fits:\n", "    if False:\n",
      "tests/core/settings/test_setting.py tests/grpo/test_grpo_config.py"),
     ("an own number beside the answer counts", "grpo/reward_functions/verify_math.py",
-     "return sorted(used), value", "return sorted(set(used)), value", "tests/grpo/reward_functions/test_verify_math.py"),
+     "return sorted(used), value", "return sorted(set(used)), value", "tests/rooms/test_math_rewards.py"),
 ]
 
 

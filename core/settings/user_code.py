@@ -1,7 +1,5 @@
 """Runs code of others, such as a user's config or reward: its errors become one line, and its time is limited."""
 
-import asyncio
-import functools
 import os
 import pathlib
 import signal
@@ -87,15 +85,6 @@ def time_limit(seconds):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-@functools.cache
-def event_loop():
-    """An event loop in a thread of its own, for as long as the process runs: connections that a user's code keeps open
-    stay usable, and a notebook, whose own loop is running, can train."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return loop
 
 
 def definition(function):

@@ -39,8 +39,7 @@ class CausalPolicy(ModelPolicy):
         episodes = None
         if config.environment is not None:
             from grpo.environments import Episodes
-            episodes = Episodes(problems, iteration, config, stop, self.model.longest_input)
-            problems = episodes.problems
+            episodes = Episodes(problems, iteration, config, stop)
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         shape = (config.group_size, config.max_new_tokens)
         noise = draw_uniforms(config.seed, iteration, problems["number"], shape)     # (P, G, max_new_tokens)

@@ -6,7 +6,8 @@ from core.distributed import autocast
 from core.judge import calculate_judge_scores, calculate_realness, log_odds, windowed_mean
 from core.performance.prepacked import pack_in_bfloat16
 from grpo.reward_functions.registry import reward
-from grpo.rewards import Rewards, Scored
+from grpo.rewards import Rewards
+from grpo.rollout import Rollouts, Scored, Texts
 
 
 @reward(0, 1)
@@ -19,7 +20,7 @@ class TokenRewards(Rewards):
     """The judge as the only reward, with a credit for each token (credit_window)."""
 
     @torch.no_grad()
-    def __call__(self, rollouts):
+    def __call__(self, rollouts: Rollouts) -> Scored:
         G = rollouts.group_size
         score, credit = self.models["judge_model"].score_and_credit(rollouts.texts, self.config.credit_window)
         score = score.masked_fill(score.isnan(), torch.inf)  # NaN would skip the completion
@@ -48,7 +49,7 @@ class Judge:
         self.packed, self.dtype = True, torch.float32
 
     @torch.no_grad()
-    def scores(self, texts):
+    def scores(self, texts: Texts) -> torch.Tensor:
         """Score of each text, (N,) float32 on the judge's device.
 
         texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts
@@ -61,7 +62,7 @@ class Judge:
         return scores
 
     @torch.no_grad()
-    def score_and_credit(self, texts, window):
+    def score_and_credit(self, texts: Texts, window: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Score of each text, (N,), and the credit of each sampled token, (N, M): the mean, over the positions of its
         text at most `window` away, of the judge's log-odds that the token there is the true one.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from core.config import run_config_file
 from core.data_folder import FIELDS, OF_CONSUMER
-from core.settings.user_code import definition, event_loop, guarded, naming_line_of, one_line
+from core.settings.user_code import definition, guarded, naming_line_of, one_line
 from grpo.rollout import join
 
 
@@ -82,6 +82,9 @@ OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
 
 
+event_loop = functools.cache(asyncio.new_event_loop)  # one, so that connections of async rewards stay usable
+
+
 def reward(low=-math.inf, high=math.inf, slow=False, check=None):
     """Registers a function in REWARDS under its own name and returns it unchanged: @reward, or @reward(low, high, ...).
 
@@ -100,7 +103,6 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
     """
     if callable(low):
         return reward()(low)
-    low, high = float(low), float(high)  # an error names the user's line
 
     def register(fn):
         add(fn.__name__, Reward(fn, low, high, slow, check, messages=False))
@@ -164,7 +166,7 @@ def check_records(name, records):
 
 
 def arguments(name, texts, known, empty):
-    """The Call of a reward. Raises ValueError if a record lacks a field that it needs.
+    """The Call of a reward.
 
     texts: has prompts, completions, completion_ids and columns {field: list of N}
     known: {name: value} for keyword-only parameters, and trainer_state; it wins over a field of the same name
@@ -181,9 +183,6 @@ def arguments(name, texts, known, empty):
     columns = dict.fromkeys(empty, [None] * N) | texts.columns
     columns |= {"prompts": prompts, "completions": completions, "completion_ids": texts.completion_ids}
     columns = {other: columns[key] for other, key in FIELD_OF.items() if key in columns} | columns
-    for key in function.fields:
-        if any(value is None for value in columns.get(key, [None])):
-            raise ValueError(f"reward {name} needs the field '{key}' in every record")
     fields = {key: x for key, x in columns.items() if function.gets(key) and key not in settings}
     return Call(name, fields, settings, N)
 
@@ -199,8 +198,8 @@ def run_reward(call):
     given |= {key: getattr(log, key) for key in ("log_metric", "log_extra") if REWARDS[name].gets(key)}
     with naming_line_of(fn, f"reward {name}: "):
         returned = fn(**given, **settings)
-    if inspect.iscoroutine(returned):
-        returned = asyncio.run_coroutine_threadsafe(awaited(name, returned), event_loop()).result()
+        if inspect.iscoroutine(returned):
+            returned = event_loop().run_until_complete(returned)
     remedy = f"return a list of {N} numbers or None ({definition(fn)})"
     with guarded(f"reward {name} returned something that is no list of numbers", remedy):
         if hasattr(returned, "tolist"):
@@ -211,12 +210,6 @@ def run_reward(call):
         raise ValueError(f"reward {name} returned or logged {', '.join(map(str, lengths - {N}))} values for {N} "
                          f"completions; {remedy}")
     return values, log
-
-
-async def awaited(name, coroutine):
-    """Returns what a reward's coroutine returns. An exit becomes a ValueError, because it would end the event loop."""
-    with naming_line_of(REWARDS[name].fn, f"reward {name}: "):
-        return await coroutine
 
 
 def value_of(x):

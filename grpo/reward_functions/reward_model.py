@@ -50,15 +50,14 @@ class RewardModel:
                      "max_new_tokens or max_prompt_length, or take a reward model that reads longer texts"))
         device = next(self.model.parameters()).device
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        together = BATCH if self.pad is not None else 1
         found = []
-        for start in range(0, len(order), together):
-            rows = [torch.tensor(ids[i]) for i in order[start : start + together]]
-            tokens = pad_sequence(rows, batch_first=True, padding_value=self.pad or 0)           # (n, T)
-            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)        # (n, T)
-            tokens, mask = (x.to(device, non_blocking=True) for x in (tokens, mask))
+        for rows in torch.tensor(order).split(BATCH if self.pad is not None else 1):
+            tokens = pad_sequence([torch.tensor(ids[i]) for i in rows], batch_first=True, padding_value=-1)  # (n, T)
+            tokens = tokens.to(device, non_blocking=True)
+            mask = tokens >= 0                                                       # (n, T)
             with autocast(device, self.dtype):
-                found.append(self.model(input_ids=tokens, attention_mask=mask).logits[:, 0].float())
+                read = self.model(input_ids=tokens.masked_fill(~mask, self.pad or 0), attention_mask=mask.long())
+                found.append(read.logits[:, 0].float())
         place = torch.tensor(order).argsort()[same]
         return torch.cat(found)[place.to(device, non_blocking=True)]
 

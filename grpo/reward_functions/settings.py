@@ -19,7 +19,8 @@ class RewardConfig(Settings):
          "the gradient of pass@k needs leave-one-out advantages; set advantage='leave_one_out'"),
         ("kl_in_reward overlong_buffer credit_window!=None reward_normalisation=group", "train_pass_k!=1",
          "train_pass_k weights whole completions by a factor that is meant for their success"),
-        ("advantage=group_std", "reward_normalisation=group", "it divides by the group's standard deviation already"))
+        ("advantage=group_std", "reward_normalisation=group", "it divides by the group's standard deviation already"),
+        ("credit_window!=None", "reward_normalisation=group", "the credits of tokens would not be normalised"))
 
     reward_model_checkpoint: str | None = setting(
         None, "the Hugging Face classifier that gives the reward reward_model")

@@ -1,7 +1,7 @@
 """Rewards that read a completion as Python code. Only code_execution runs it, in a sandbox.
 
 `cut` splits asserts into expressions, which the sandbox evaluates, and claims, which are checked here: of
-`assert f(2) == 4` the code is asked for f(2) and never sees the 4 (docs/security.md).
+`assert f(2) == 4` the code is asked for f(2) and never sees the 4 (docs/rewards.md).
 """
 
 import ast
@@ -43,7 +43,8 @@ def code_correctness(prompts, completions, **columns):
 
 
 def read_tests(tests, **columns):
-    """The tests of a record as one text, or as a list of inputs and outputs. Raises ValueError for another form."""
+    """The tests of a record as Claims, as one text, or as a list of inputs and outputs. Raises ValueError for another
+    form."""
     match tests:
         case [*_] if all(isinstance(x, dict) for x in tests):
             texts = [x.get(key) for x in tests for key in ("input", "output")]
@@ -52,7 +53,7 @@ def read_tests(tests, **columns):
         case [*_] if all(isinstance(x, str) for x in tests):
             tests = "\n".join(tests)
     if isinstance(tests, str) and tests.strip() and syntax_tree(tests.encode(errors="surrogatepass"), "exec"):
-        return tests
+        return cut(tests) or tests
     raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be Python code, as a text or a "
                      "list of texts, or a list of {'input': text, 'output': text}, and not blank")
 
@@ -71,8 +72,6 @@ def code_execution(prompts, completions, tests, preamble=None, *, sandbox_second
         code, judged = extract_code(text), read_tests(given)
         if before and code.strip():
             code = f"{before}\n{code}"
-        if isinstance(judged, str):
-            judged = cut(judged) or judged
         verdict = run_tests(code, judged, sandbox_seconds, sandbox_megabytes, sandbox) if code.strip() else "failed"
         scores.append(None if verdict == "skipped" else float(verdict == "passed"))
         for name in ("killed", "failed", "skipped"):
@@ -170,8 +169,6 @@ def reader(node, asked):
     match node:
         case ast.UnaryOp(op=ast.Not(), operand=part):
             function, parts = operator.not_, [truth(part)]
-        case ast.Compare(left=left, ops=[ast.Is()], comparators=[ast.Constant(value=None | True | False) as right]):
-            function, parts = operator.is_, [left, right]
         case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
             function, parts = OPERATORS[type(op)], [left, right]
         case ast.Call(func=called, args=parts, keywords=keywords):

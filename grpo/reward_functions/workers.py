@@ -4,16 +4,14 @@ import contextlib
 import math
 import multiprocessing
 import os
-import pickle
-import sys
+import tempfile
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
+from core.settings.user_code import guarded
 from grpo.reward_functions.registry import Log, load_reward_file, run_reward
 from grpo.rollout import join
-from grpo.sandbox.kernel import end_with
-from grpo.sandbox.run import empty_place, machine_parts, place, take_over
 
 PROCESSES = multiprocessing.get_context("spawn")
 
@@ -21,23 +19,20 @@ PROCESSES = multiprocessing.get_context("spawn")
 class Workers:
     """`count` processes for rewards, started at the first call.
 
-    timeout: seconds for all completions of a call together
-    path: the reward_file; runs_code: whether a reward needs the sandbox
+    timeout: seconds for all completions of a call together; path: the reward_file
     """
 
-    def __init__(self, count, timeout, path=None, runs_code=False):
+    def __init__(self, count, timeout, path=None):
         self.count, self.timeout = count, timeout
         self.path = path and os.path.abspath(path)  # a reward may change the working folder
-        self.runs_code, self.pool = runs_code, None
+        self.pool = self.folder = None
 
     def call(self, call):
-        """(values, Log, indices of late completions) of a reward, which gets each completion in a call of its own.
+        """(values, Log) of a reward, which gets each completion in a call of its own.
 
         A completion is late if it is not done after `timeout` seconds, or if a process ends before: its value is NaN,
         and the processes are replaced. Raises ValueError if the reward does, or if the processes cannot start.
         """
-        if self.pool is not None and self.pool._broken:  # a process ended since the last call
-            self.close()
         if self.pool is None:
             self.start()
         jobs, found = [], {}
@@ -47,11 +42,10 @@ class Workers:
                     fields = {key: x[i : i + 1] for key, x in call.fields.items()}
                     jobs.append(self.pool.submit(run_reward, call._replace(fields=fields, N=1)))
             wait(jobs, self.timeout, FIRST_EXCEPTION)
-            for i, job in enumerate(jobs):
-                if job.done() and not isinstance(job.exception(), BrokenProcessPool):
-                    found[i] = job.result()
-        except (ValueError, TypeError, AttributeError, pickle.PicklingError) as error:  # of pickling too
-            raise ValueError(f"reward {call.name}: {error}") from None
+            with guarded(f"reward {call.name} failed", "correct it, or set reward_workers=0"):
+                for i, job in enumerate(jobs):
+                    if job.done() and not isinstance(job.exception(), BrokenProcessPool):
+                        found[i] = job.result()
         finally:
             if len(found) < call.N:
                 self.close()
@@ -59,35 +53,32 @@ class Workers:
         values, logs = zip(*(found.get(i, late) for i in range(call.N)), strict=True)
         names = dict.fromkeys(column for log in logs for column in log.columns)
         columns = {name: [x for log in logs for x in log.columns.get(name, [None])] for name in names}
-        return sum(values, []), Log(join([log.metrics for log in logs]), columns), set(range(call.N)) - found.keys()
+        return sum(values, []), Log(join([log.metrics for log in logs]), columns)
 
     def start(self):
-        """Starts the processes. Raises ValueError if they cannot start, OSError if there is no room for the sandbox."""
-        sandbox = (machine_parts(), place()) if self.runs_code else None
-        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, sandbox))
+        """Starts the processes. Raises ValueError if they cannot start."""
+        self.folder = tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True)
+        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, self.folder.name))
         if any(job.exception() for job in [self.pool.submit(os.getpid) for _ in range(self.count)]):
             self.close()
             raise ValueError("a worker process of reward_workers could not start, see above")
 
     def close(self):
-        """Ends the processes, and removes the files that code left there. The next call starts new ones."""
-        if self.pool is not None:
-            for process in list((self.pool._processes or {}).values()):  # shutdown would wait for what hangs
-                process.kill()
-            self.pool.shutdown(cancel_futures=True)
-            self.pool = None
-        empty_place()
+        """Ends the processes, and removes the files that they left. The next call starts new ones."""
+        if self.pool is None:
+            return
+        for process in list((self.pool._processes or {}).values()):  # shutdown would wait for what hangs
+            process.kill()
+        self.pool.shutdown(cancel_futures=True)
+        self.pool = None
+        self.folder.cleanup()
 
 
-def begin(path, sandbox):
-    """Begins a worker process, which ends with the run, however that ends."""
+def begin(path, folder):
+    """Begins a worker process, which ends with the run, however that ends. folder: for its temporary files"""
     if hasattr(os, "setpgid"):  # Ctrl-C ends the run after its step, which needs the workers
         os.setpgid(0, 0)
     run = multiprocessing.parent_process()
-    if sys.platform == "linux":
-        end_with(run.pid)  # a reward may keep every other thread of Python from running
-    else:
-        threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
+    threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
+    tempfile.tempdir = folder
     load_reward_file(path)
-    if sandbox is not None:
-        take_over(*sandbox)

@@ -24,7 +24,7 @@ LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/e
              "/dev/urandom")
 # System calls that the code may make: name, number on x86_64, number on aarch64; "-" where an architecture has none.
 # The others fail with ENOSYS, so that the C library takes another way: new processes and threads, network, signals to
-# and limits of other processes, owners of files, and whatever later kernels add
+# and limits of other processes, owners, modes and times of files, and whatever later kernels add
 TABLE = """
 read 0 63  write 1 64  readv 19 65  writev 20 66  pread64 17 67  pwrite64 18 68  preadv 295 69  pwritev 296 70
 preadv2 327 286  pwritev2 328 287  open 2 -  openat 257 56  close 3 57  close_range 436 436  stat 4 -  fstat 5 80
@@ -47,8 +47,6 @@ uname 63 160  sysinfo 99 179  exit 60 93  exit_group 231 94  futex 202 98  set_t
 set_robust_list 273 99  rseq 334 293  arch_prctl 158 -  getrlimit 97 163  setrlimit 160 164  prlimit64 302 261
 getcpu 309 168  sched_getaffinity 204 123  sched_yield 24 124  getrandom 318 278  wait4 61 260  waitid 247 95
 """
-# Modes and times of files: allowed where all outside the working folder is read-only
-OF_FILES = "chmod 90 -  fchmod 91 52  fchmodat 268 53  utimensat 280 88"
 ARCHITECTURES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}  # column of the table, AUDIT_ARCH_*
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06            # instructions of BPF
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.ENOSYS  # what a filter returns
@@ -68,9 +66,9 @@ def protect(parts, parent):
     drop_privileges()
     end_with(parent)  # after the changes of credentials, which could undo it
     if "Landlock" in parts:
-        restrict_files()
+        restrict_files(writable="namespaces" in parts)
     if "seccomp" in parts:  # last, because it refuses what the others need
-        restrict_calls(filter_program("namespaces" in parts))
+        restrict_calls(filter_program())
 
 
 def end_with(parent):
@@ -103,15 +101,17 @@ def drop_privileges():
     call("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))  # _LINUX_CAPABILITY_VERSION_3
 
 
-def restrict_files():
-    """Landlock: outside the working folder only files of the standard library can be opened, for reading."""
+def restrict_files(writable):
+    """Landlock: outside the working folder only files of the standard library can be opened, for reading.
+
+    writable: the folder is in memory, and files may be written there
+    """
     version = call("syscall", CREATE_RULESET, None, 0, 1)
     files = (1 << RIGHTS[min(version, len(RIGHTS)) - 1]) - 1
-    handled = [files, 3, 3][: 1 + (version >= 4) + (version >= 6)]  # bind and connect; signals and abstract sockets
-    rules = struct.pack(f"={len(handled)}Q", *handled)
+    rules = struct.pack("=Q", files)
     ruleset = call("syscall", CREATE_RULESET, rules, len(rules), 0)
     allowed = dict.fromkeys([*sys.path, os.path.join(sys.base_prefix, "lib"), *LIBRARIES], READ_FILE | READ_FOLDER)
-    allowed |= {".": INSIDE, os.devnull: READ_FILE | WRITE_FILE}
+    allowed |= {".": INSIDE if writable else READ_FILE | READ_FOLDER, os.devnull: READ_FILE | WRITE_FILE}
     for path, rights in allowed.items():
         if os.path.exists(path):
             rights &= files if os.path.isdir(path) else READ_FILE | WRITE_FILE
@@ -128,18 +128,13 @@ def restrict_calls(lines):
     call("prctl", 22, 2, struct.pack("@HP", len(lines) // 8, ctypes.addressof(kept)), 0, 0)  # PR_SET_SECCOMP
 
 
-def filter_program(read_only):
-    """The filter of this process, an array of struct sock_filter. Raises OSError on an unknown architecture.
-
-    read_only: whether all outside the working folder is
-    """
+def filter_program():
+    """The filter of this process, an array of struct sock_filter. Raises OSError on an unknown architecture."""
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     column, architecture = ARCHITECTURES[machine]
     fields = TABLE.split()
-    if read_only:
-        fields += OF_FILES.split()
     numbers = dict(zip(fields[::3], fields[column::3], strict=True))
     # Calls that are allowed for some values of an argument. sendto: a length of 0, because an address leads outside
     itself = os.getpid()
@@ -170,5 +165,5 @@ def call(name, *arguments):
     result = function(*(ctypes.c_long(x) if isinstance(x, int) else x for x in arguments))
     if result == -1:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), f"{name} {arguments[0]}" if name == "syscall" else name)
+        raise OSError(number, os.strerror(number), name)
     return result

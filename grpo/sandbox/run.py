@@ -1,17 +1,16 @@
-"""Runs a model's code against a record's tests, in a child process from which the kernel protects the machine.
+"""Runs a model's code against a record's tests, in a child process from which the Linux kernel protects the machine.
 
-docs/security.md says what is promised, on which systems, and what is not.
+docs/rewards.md says what is promised and what is not.
 """
 
-import atexit
 import contextlib
 import errno
+import functools
 import math
 import os
 import pathlib
 import secrets
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,14 +18,12 @@ import tempfile
 import time
 
 from core.settings.user_code import guarded
-from grpo.sandbox.kernel import FILES, FOLDER_BYTES, PARTS
+from grpo.sandbox.kernel import PARTS
 
 CHILD = str(pathlib.Path(__file__).with_name("child.py"))
 READY = b"ready"        # the child is about to run the code
 MOST_BYTES = 1 << 20    # of the child's output
-LOOK_SECONDS = 0.1      # between two looks at the clock and, without namespaces, at the folder
-FOUND = {}              # {part of PARTS: "" if this machine's kernel offers it, else the reason}, once it was tried
-PLACE = []              # the folder of this run, which holds those of all children; workers use the main process's
+LOOK_SECONDS = 0.1      # between two looks at the clock
 # Errors of a machine without room: the code is not to blame
 FULL = frozenset([errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EUSERS])
 
@@ -43,7 +40,7 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     - Python code: it runs after `code` in the same process, which can therefore forge the result
 
     seconds: wall clock of all tests in Python, or of each input, with the start of the interpreter; megabytes:
-    address space (macOS cannot limit it); sandbox: "auto", or "strict" as in chosen_parts
+    address space; sandbox: "auto", or "strict" as in chosen_parts
     Returns "passed" if all ran to their end, and returned or printed what is expected; "killed" if they were stopped or
     crashed; "skipped" if the machine has no disk, memory or processes left to start them; "failed" otherwise.
     Raises ValueError if the child cannot start for another reason.
@@ -79,14 +76,13 @@ def run_once(code, test, seconds, megabytes, parts):
                str(math.ceil(seconds) + 1), str(megabytes)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     end = time.monotonic() + seconds
-    with new_folder() as folder:
-        on_disk = None if "namespaces" in parts else folder
-        with subprocess.Popen(command, cwd=folder, env={}, bufsize=0, start_new_session=True, **streams) as process:
-            try:
-                output, ended = exchange(process, messages, end, on_disk)
-            finally:  # before the process is waited for: then its id may belong to another
-                with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS refuses for an ended group
-                    os.killpg(process.pid, signal.SIGKILL)
+    with (tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
+          subprocess.Popen(command, cwd=folder, env={}, bufsize=0, start_new_session=True, **streams) as process):
+        try:
+            output, ended = exchange(process, messages, end)
+        finally:  # before the process is waited for: then its id may belong to another
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     status = process.returncode
     if ended and status > 0 and not output.startswith(READY):
         number, _, text = output.decode(errors="replace").partition(" ")  # the kernel's refusal, if there is one
@@ -120,11 +116,10 @@ def lines_of(output):
     return [line.rstrip() for line in output.decode(errors="replace").rstrip().split("\n")]
 
 
-def exchange(process, messages, end, folder):
+def exchange(process, messages, end):
     """Sends each message after the child has answered the one before, because a question may contain an earlier answer.
-    Reads until the output is closed or longer than MOST_BYTES, the time is `end`, or the folder is too full.
+    Reads until the output is closed or longer than MOST_BYTES, or the time is `end`.
 
-    folder: one on the disk, or None if the kernel limits it
     Returns (the output, whether it was closed).
     """
     output, unsent, asked = b"", b"", 0  # unsent: of the current message; asked: messages so far
@@ -138,8 +133,6 @@ def exchange(process, messages, end, folder):
         if unsent:
             watched.register(process.stdin, select.POLLOUT)
         ready = {number for number, _ in watched.poll(LOOK_SECONDS * 1000)}
-        if folder is not None and holds_more(folder, FOLDER_BYTES, FILES):
-            break
         if unsent and process.stdin.fileno() in ready:
             try:
                 unsent = unsent[os.write(process.stdin.fileno(), unsent[: 1 << 16]) :]
@@ -155,51 +148,40 @@ def exchange(process, messages, end, folder):
     return output, False
 
 
-def machine_parts():
-    """FOUND, after a trial with a child process for each part. Raises OSError if the machine is too full for it."""
-    if FOUND:
-        return FOUND
-    if not hasattr(os, "killpg"):
-        raise ValueError("code_execution needs Linux or macOS, since Windows cannot limit what a completion starts; "
-                         "use WSL 2, or leave it out")
+@functools.cache
+def missing_parts():
+    """{part of PARTS that this machine's kernel does not offer: the reason}, after a trial of each. Raises OSError if
+    the machine is too full for it, ValueError if it does not run Linux."""
     if sys.platform != "linux":
-        return dict.fromkeys(PARTS, "only Linux has it")
-    FOUND.update({part: reason_without(part) for part in PARTS})
-    return FOUND
-
-
-def reason_without(part):
-    """Why this machine does not offer a part, after a trial; "" if it does. Raises OSError if it is too full for it."""
-    for _ in range(2):  # a busy machine may have killed the first trial
+        raise ValueError("code_execution needs the sandbox of the Linux kernel; run in a Linux container or virtual "
+                         "machine (on Windows: WSL 2), or use other rewards")
+    missing = {}
+    for part in PARTS:
         try:
             verdict = run_once("", "", 60.0, 256, [part])
         except Refused as error:
             # A moment without memory must not mean less protection. ENOSPC: the machine allows no namespaces
             if error.errno in FULL and error.errno != errno.ENOSPC:
                 raise
-            return error.strerror
-        if verdict == "passed":
-            return ""
-    return f"a trial was {verdict}"
-
-
-def take_over(parts, folder):
-    """Makes a worker process run code under the parts and in the folder of the main process."""
-    FOUND.update(parts)
-    PLACE[:] = [folder]
+            missing[part] = error.strerror
+        else:
+            if verdict != "passed":
+                missing[part] = f"a trial was {verdict}"
+    return missing
 
 
 def chosen_parts(sandbox):
-    """All of PARTS that this machine offers. Raises ValueError if one is missing, except with sandbox="auto"."""
-    if sandbox != "auto" and missing_parts():
-        raise ValueError(f"sandbox={sandbox!r} needs what this machine does not offer: {missing_parts()}; run where it "
-                         "does, or use sandbox='auto' (docs/security.md says what is then not promised)")
-    return [part for part, reason in machine_parts().items() if not reason]
+    """All of PARTS that this machine offers. Raises ValueError if it lacks one; with sandbox="auto" it may lack either
+    namespaces or Landlock, because the other keeps the code from files outside."""
+    missing = missing_parts()
+    if "seccomp" in missing or len(missing) > (sandbox == "auto"):
+        raise ValueError(f"sandbox={sandbox!r} needs what this machine does not offer: {in_words(missing)}; run where "
+                         "it does (docs/rewards.md), or use other rewards")
+    return [part for part in PARTS if part not in missing]
 
 
-def missing_parts():
-    """The parts that this machine does not offer with the reasons, as a text; "" if it offers all."""
-    return ", ".join(f"{part} ({reason})" for part, reason in machine_parts().items() if reason)
+def in_words(missing):
+    return ", ".join(f"{part} ({reason})" for part, reason in missing.items())
 
 
 def describe_sandbox(sandbox="auto", sandbox_seconds=5.0, sandbox_megabytes=256, **others):
@@ -211,61 +193,6 @@ def describe_sandbox(sandbox="auto", sandbox_seconds=5.0, sandbox_megabytes=256,
         raise ValueError(f"an empty program was {verdict} with sandbox_seconds={sandbox_seconds:g} sandbox_megabytes="
                          f"{sandbox_megabytes}: raise them, or free memory, processes and the disk of TMPDIR")
     parts = ", ".join([*chosen_parts(sandbox), "limits"])
-    missing = f"; missing: {missing_parts()}: docs/security.md" if missing_parts() else ""
-    return f"code runs under {parts}, for at most {sandbox_seconds:g} s in {sandbox_megabytes} MB{missing}"
-
-
-def place():
-    """The folder of this run, which the process that made it removes at its end. Raises OSError without room."""
-    if not PLACE:
-        PLACE.append(tempfile.mkdtemp(prefix="sandbox-"))
-        atexit.register(remove, PLACE[0])
-    return PLACE[0]
-
-
-def empty_place():
-    """Removes what killed processes left in the run's folder."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(PLACE[0]) if PLACE else ():
-            remove(os.path.join(PLACE[0], name))
-
-
-@contextlib.contextmanager
-def new_folder():
-    """A folder in the run's folder, for the with block."""
-    folder = tempfile.mkdtemp(dir=place())
-    try:
-        yield folder
-    finally:
-        remove(folder)
-
-
-def remove(folder):
-    """Removes a folder with all that it holds, unless the system refuses."""
-    with contextlib.suppress(RecursionError):  # a very deep one
-        shutil.rmtree(folder, ignore_errors=True)
-    if os.path.isdir(folder) and not os.path.islink(folder):  # without the kernel, code may put a link in its place
-        # Too deep for Python, or without rights
-        for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
-            with contextlib.suppress(OSError):
-                subprocess.run(command, stderr=subprocess.DEVNULL)
-
-
-def holds_more(folder, size, files):
-    """True if a folder holds more than `size` bytes on the disk or `files` files and folders, or cannot be measured
-    because of its rights or the length of a path."""
-    total, count, folders = 0, 0, [folder]
-    try:
-        while folders:
-            with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):  # the code may remove what is listed
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(entry.path)
-                    count += 1
-                    if total > size or count > files:
-                        return True
-    except OSError:
-        return True
-    return False
+    missing = in_words(missing_parts()) or "nothing"
+    return (f"code runs under {parts}, for at most {sandbox_seconds:g} s in {sandbox_megabytes} MB; missing: {missing} "
+            "(docs/rewards.md)")

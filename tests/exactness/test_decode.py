@@ -11,27 +11,12 @@ from core.generation import Stop, generate
 from core.models import load_model, load_tokenizer
 from core.performance import decode
 from core.performance.decode import Batch, Decoder, can_decode
-from grpo.environments import environment
 from tests.exactness.test_generation import PROMPTS, expect_same
+from tests.exactness.test_turns import SETTINGS as TURNS
 from tests.families import CAUSAL_FAMILIES, model_folder
 from tests.tiny import CAUSAL, causal_model, causal_policy, prompt_config, prompt_consumer
 
 NOISE = draw_uniforms(3, 7, range(3), (4, 24))
-
-
-TURNS = {"environment": "Count", "max_turns": 4, "max_new_tokens": 24, "group_size": 4, "batch_size": 4, "top_p": 1.0,
-         "reward_functions": ("environment",), "stop_sequences": tuple("abcdefghijklmnopqrstuvwxyz")}
-
-
-@environment
-class Count:
-    """Answers with the number of characters."""
-
-    def reset(self, record):
-        pass
-
-    def step(self, text):
-        return str(len(text)), 0.1 * len(text)
 
 
 class Early(Stop):

@@ -14,7 +14,7 @@ import torch
 from grpo.samplers import ray as module
 from grpo.samplers.ray import LEAST_STORE, RaySampler, RayWorker, gpus_beside, pack
 from grpo.samplers.sampler import SamplerError
-from tests.grpo.test_episodes import SETTINGS as EPISODES
+from tests.exactness.test_turns import SETTINGS as EPISODES
 from tests.tiny import (
     ROOT, causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer, prompt_fill_policy)
 

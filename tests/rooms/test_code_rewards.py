@@ -1,19 +1,85 @@
-"""Which tests in Python are cut into calls, what is asked for them, and that the answers are judged as Python does."""
+"""Every value of the rewards of code; tests that are cut into calls are judged as Python judges them."""
 
 import math
 
 import pytest
 
-from grpo.reward_functions.verify_code import cut
+from grpo.reward_functions import verify_code
+from grpo.reward_functions.registry import REWARDS, Log
+from grpo.reward_functions.verify_code import cut, extract_code
 from grpo.sandbox.child import literal
 from grpo.sandbox.run import run_tests
+from tests.tiny import expect_rewards
+
+
+def test_code_correctness():
+    expect_rewards("code_correctness", {
+        "def f(x):\n    return x": 2, "```python\ndef f(x):\n    return x\n```": 2, "import os": 1.5, "x = 1": 1,
+        "def f(x):\n  return x": 1.5, "def f(x):\n\treturn x": 1.5, "if x:\n    y = 1": 1.5, "if x:\n  y = 1": 1,
+        "def f(x:\n    return x": 1, "two words": 0, "no happy return s": 0.5, "if x\n    y": 0.5, "": 0, " \n": 0,
+        "```python\n\n```": 0, "Sure!\n```python\nimport os": 1.5, "(" * 100000: 0, "x = 1\n" * 20000: 0})
+
+
+def test_the_last_fenced_block_is_the_code():
+    assert extract_code("a = 1") == "a = 1"
+    assert extract_code("First:\n```python\na = 1\n```\nBetter:\n```\na = 2\n```\nDone.") == "a = 2\n"
+    assert extract_code("Cut off:\n```py\na = 1\nb =") == "a = 1\nb ="
+
+
+def executed(tests, *texts, **settings):
+    """(the values of code_execution for texts that all have these tests, its metrics)"""
+    log = Log()
+    values = REWARDS["code_execution"].fn(["?"] * len(texts), list(texts), tests=[tests] * len(texts),
+                                          log_metric=log.log_metric, **settings)
+    return values, log.metrics
+
+
+def test_the_preamble_of_a_record_stands_before_the_code():
+    code = "def f(x):\n    return double(x)"
+    assert executed("assert f(2) == 4", code, "", preamble=["def double(x):\n    return 2 * x"] * 2)[0] == [1, 0]
+    assert executed("assert f(2) == 4", code, code, preamble=["double = int", None])[0] == [0, 0]
+
+
+GOOD, BAD = "def f(x):\n    return 2 * x", "def f(x):\n    return x"
+
+
+@pytest.mark.parametrize(("tests", "expected"), [
+    (["assert f(2) == 4", "assert f(0) == 0"],
+     {GOOD: 1, f"Here:\n```python\n{GOOD}\n```\nIt doubles.": 1, BAD: 0, "": 0, "```\n```": 0}),
+    ([{"input": "3\n", "output": "6\n"}, {"input": "0\n", "output": "0"}],
+     {"```python\nprint(2 * int(input()))\n```": 1, "print(6)": 0, GOOD: 0}),
+    ("\ufeffassert f(2) == 4", {GOOD: 1}), (["def g():", "    return f(1)", "assert g() == 2"], {GOOD: 1})])
+def test_code_execution_is_one_only_if_the_tests_pass(tests, expected):
+    REWARDS["code_execution"].check(tests=tests)
+    assert executed(tests, *expected)[0] == list(expected.values())
+
+
+def test_verdicts_are_counted_and_a_machine_that_is_full_skips_the_completion(monkeypatch):
+    verdicts = iter(["killed", "passed", "skipped", "killed", "passed", "passed"])
+    monkeypatch.setattr(verify_code, "run_tests", lambda *given: next(verdicts))
+    values, metrics = executed("pass", "a", "b", "", "c", "d")
+    assert values == [0.0, 1.0, 0.0, None, 0.0]
+    assert metrics == {"code_killed": (2.0, 5), "code_failed": (1.0, 5), "code_skipped": (1.0, 5),
+                       "unsafe_tests": (5.0, 5)}
+    for safe in (["assert f(2) == 4", "assert f(3) == 9"], [{"input": "2", "output": "4"}]):
+        assert executed(safe, "a")[1]["unsafe_tests"] == (0.0, 1)
+
+
+@pytest.mark.parametrize("tests", [
+    "", [" ", "\n"], [{"input": "1", "output": " "}], 5, [{"input": "1"}],
+    [{"input": "1", "output": "1"}, "pass"], "assert f(2) = 4",
+    ["assert f(2) == 4", "assert ("], "(" * 5000])
+def test_tests_of_another_form_are_refused(tests):
+    with pytest.raises(ValueError, match="code_execution.*tests="):
+        REWARDS["code_execution"].check(tests=tests)
+
 
 FORMS = [
     "f(1) == 4", "4 == f(1)", "f(1) != 4", "f(1) < 5", "-1 <= f(1)", "f(1) > 2 / 3", "f(1)", "not f(1)", "f(1) is True",
     "f(1) is None", "f(1) in [4, None, '4']", "4 in f(1)", "f(1) not in (4, 0)", "abs(f(1) - 4) < 1e-6", "f(1) == [4]",
     "math.isclose(f(1), 4.0, rel_tol=1e-3)", "math.fabs(f(1) - 4) <= 0", "round(f(1), 2) == 4", "f(1) == float('inf')",
     "set(f(1)) == set([4])", "sorted(f(1), reverse=True) == [4]", "isinstance(f(1), int)", "len(f(1)) == 1"]
-VALUES = [4, 4.0, 4.003, True, None, 0, "4", "", b"4", [4], (4,), {4}, {4: 4}, [[4]], float("nan"), float("inf"), -7, 4j]
+VALUES = [4, 4.0, 4.003, True, None, 0, "4", "", b"4", [4], (4,), {4}, {4: 4}, [[4]], math.nan, math.inf, -7, 4j]
 CHECK = ("METADATA = {'author': 'x'}\n\ndef check(candidate):\n    '''Squares.'''\n    import math\n"
          "    assert True, 'This prints'\n    assert candidate(2) == 4, 'two'\n"
          "    assert math.fabs(candidate(3) - 9) < 1e-6\n\ncheck(square)")
@@ -41,7 +107,6 @@ def test_an_answer_is_judged_as_python_judges_the_value(form):
     (CHECK, ("square(2)", "square(3)"))])
 def test_only_the_calls_are_asked(tests, questions):
     assert cut(tests).questions == questions
-    assert cut(tests) is cut(tests)  # it is done once for all completions of a prompt
 
 
 @pytest.mark.parametrize("tests", [
@@ -60,11 +125,7 @@ def test_tests_of_another_form_are_not_cut(tests):
 def test_an_answer_that_is_not_the_expected_literal_does_not_hold(answer):
     assert not cut("assert f(2) == 4 + 1j").hold([answer])
     assert not cut("assert abs(f(2) - 4) < 0.1").hold([answer])
-
-
-def test_all_must_be_answered():
-    claims = cut("assert f(2) == 4\nassert f(3) == 9")
-    assert claims.hold(["4", "9"]) and not any(map(claims.hold, (["4"], ["4", "8"], ["4", "9", "16"])))
+    assert not cut("assert f(2) == 4\nassert f(3) == 9").hold(["4"]), "all must be answered"
 
 
 LONG = f"assert f() == {list(range(12000))}"  # more than a pipe holds

@@ -1,4 +1,4 @@
-"""The code of the attacks of tests/attacks.py. Its names folder, parent, port and address are what it is after."""
+"""The code of the attacks of attacks.py. Its names folder, parent, port and address are what it is after."""
 
 HERE = """import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -234,8 +234,7 @@ for i in range(40):
 time.sleep(2)
 ## hidden_folder
 import time
-os.mkdir('x')
-os.chmod('x', 0o300)
+os.mkdir('x', 0o300)
 for i in range(40):
     open(f'x/{i}', 'wb').write(bytes(1 << 20))
 time.sleep(2)
@@ -289,7 +288,7 @@ builtins.__import__ = None
 ## main
 import sys
 m = sys.modules['__main__']
-for n in ('receiver', 'runner', 'literal', 'new_module', 'refuse', 'guard'):
+for n in ('receiver', 'runner', 'literal', 'new_module', 'limit', 'protect'):
     setattr(m, n, lambda *a, **k: {})
 ## modules
 import sys

@@ -1,6 +1,7 @@
-"""The short form of the campaigns tests/attacks.py and tests/forgeries.py: every attack under all protection, every
-forgery against tests that are cut into calls; one of each kind under a part of the protection, and where nothing
-protects."""
+"""Attacks on the machine are contained, and wrong solutions cannot forge tests that are cut into calls.
+
+Attacks and forgeries that succeed where nothing protects show that they try.
+"""
 
 import contextlib
 import os
@@ -13,27 +14,25 @@ import time
 import pytest
 
 from grpo.reward_functions.verify_code import cut
-from grpo.sandbox.run import machine_parts, run_tests
-from tests import forgeries
-from tests.attacks import ALONE, ATTACKS, JUDGES, PART, TASKS, contained, protected_by, succeeds_bare
-from tests.forgeries import FORGERIES, PASS_WHOLE, SQUARES, passes, passes_whole
+from grpo.sandbox.run import missing_parts, run_tests
+from tests.rooms import forgeries
+from tests.rooms.attack_programs import JUDGES
+from tests.rooms.attacks import ALONE, ATTACKS, PART, TASKS, contained, protected_by, succeeds_bare
+from tests.rooms.forgeries import ENDED, FORGERIES, OTHER_TESTS, PASS_WHOLE, SQUARES
 from tests.tiny import ROOT
 
-pytestmark = pytest.mark.slow  # it is the number of them that takes the time
-
-SOME_ALONE = [("write", "Landlock"), ("memory_file", "Landlock"), ("signal_by_file", "seccomp"), ("fork", "seccomp"),
-              ("tcp", "seccomp"), ("tcp", "namespaces"), ("mode", "namespaces"), ("many_files", "namespaces")]
+pytestmark = [pytest.mark.slow,  # it is the number of them that takes the time
+              pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the sandbox")]
 SOME_BARE = ("write_by_dir_fd", "sqlite_attach", "memory_file", "signal_by_pidfd", "parent_memory", "fork", "tcp",
              "memory", "many_files")
 SOME_WHOLE = ("equal object", "frames in f", "del before the tests", "bytecode", "isclose", "exit handler",
               "SystemExit in f", "pipe in ==", "code of the runner")
 
 
-def needs(*parts):
-    """Skips a test on a machine that does not offer one of these parts."""
-    for part in parts:
-        if machine_parts()[part]:
-            pytest.skip(f"no {part}: {machine_parts()[part]}")
+def needs(part):
+    """Skips a test on a machine that does not offer this part."""
+    if part in missing_parts():
+        pytest.skip(f"no {part}: {missing_parts()[part]}")
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -42,15 +41,14 @@ def test_an_attack_on_the_machine_is_contained(name):
     assert contained(name)
 
 
-@pytest.mark.parametrize(("name", "part"), SOME_ALONE)
+@pytest.mark.parametrize(("name", "part"), ALONE)
 def test_each_part_of_the_kernel_holds_alone(name, part):
     needs(part)
-    assert (name, part) in ALONE
     with protected_by(part):
         assert contained(name)
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="some attacks need root on Linux")
+@pytest.mark.skipif(os.geteuid() != 0, reason="some attacks need root")
 @pytest.mark.parametrize("name", SOME_BARE)
 def test_an_attack_succeeds_where_nothing_protects(name):
     assert succeeds_bare(name), "an attack that cannot succeed tests nothing"
@@ -62,14 +60,19 @@ def test_code_cannot_replace_what_judges_it(name, tests):
     assert run_tests(JUDGES[name], tests, seconds=10) in ("failed", "killed")
 
 
+def passes(name, tests):
+    """Whether tests count a forgery as right, without a deadline where it does not wait for one."""
+    return run_tests(FORGERIES[name], tests, seconds=1 if name in ENDED else 60) == "passed"
+
+
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_wrong_solution_cannot_forge_tests_that_are_cut_into_calls(name):
-    assert not passes(name, cut(SQUARES), attempts=1)
+    assert not passes(name, cut(SQUARES))
 
 
 @pytest.mark.parametrize("name", SOME_WHOLE)
-def test_docs_security_names_the_forgeries_that_pass_tests_which_run_whole(name):
-    assert passes_whole(name) == (name in PASS_WHOLE)
+def test_tests_that_run_whole_are_forged_in_the_known_ways(name):
+    assert passes(name, OTHER_TESTS.get(name, SQUARES)) == (name in PASS_WHOLE)
 
 
 @pytest.mark.parametrize("tests", ["SQUARES", "EQUAL", "CLOSE", "ALL", "TABLE", "UNITTEST", "RANDOM"])
@@ -90,7 +93,7 @@ def test_a_question_is_not_sent_before_the_one_before_is_answered():
 def test_no_child_survives_its_worker(tmp_path):
     needs("seccomp")
     code = ("import sys\nsys.path.insert(0, sys.argv[1])\nfrom grpo.sandbox.run import *\n"
-            "machine_parts()\nprint('here', flush=True)\nrun_tests('import time\\ntime.sleep(600)', '', seconds=500)")
+            "missing_parts()\nprint('here', flush=True)\nrun_tests('import time\\ntime.sleep(600)', '', seconds=500)")
     worker = subprocess.Popen([sys.executable, "-c", code, ROOT], stdout=subprocess.PIPE, text=True,
                               env={**os.environ, "TMPDIR": str(tmp_path)})
     with worker:

@@ -1,8 +1,5 @@
 """Every value of the rewards that read a completion as text."""
 
-import random
-import re
-
 import pytest
 
 from grpo.reward_functions import text as module
@@ -41,29 +38,7 @@ def test_diversity_is_the_mean_distance_to_the_rest_of_the_group(size, texts, ex
     assert rewards_of("diversity_bonus", *texts, settings={"group_size": size}) == pytest.approx(expected)
 
 
-# regular expressions
-
-def search(patterns, texts):
-    return REWARDS["regex"].fn(["?"] * len(texts), texts, pattern=patterns)
-
-
 def test_a_search_that_takes_too_long_is_skipped(monkeypatch):
-    endless, text = "^(a|aa)+$", "a" * 80 + "b"
     monkeypatch.setattr(module, "SEARCH_SECONDS", 0.05)
-    assert search([endless] * 4, ["aaa", text, "b", "aa"]) == [1.0, None, 0.0, 1.0]
-
-
-def test_a_search_has_the_result_of_re_for_any_text():
-    rng = random.Random(3)
-    patterns = ["^$", "^.$", "\0", "\ud800", "[\ud800-\udfff]", r"(?i)É", r"\bz{2}", r"b\Z", "(?s)a.b", r"\w\W\w"]
-    pairs = [(rng.choice(patterns), "".join(rng.choices("abzé \n\0\ud800", k=rng.randrange(9)))) for _ in range(500)]
-    expected = [float(re.search(pattern, text) is not None) for pattern, text in pairs]
-    assert search(*map(list, zip(*pairs))) == expected
-    assert 100 < sum(expected) < len(pairs) - 100
-
-
-@pytest.mark.parametrize("pattern", [5, "(a", "a{99999999999}"])
-def test_a_pattern_that_is_no_regular_expression_is_refused(pattern):
-    with pytest.raises(ValueError, match="^reward regex: "):
-        REWARDS["regex"].check(pattern=pattern, answer="7")
-    REWARDS["regex"].check(pattern="^(a+)+$", answer=None)
+    texts = ["aaa", "a" * 80 + "b", "b", "aa"]
+    assert REWARDS["regex"].fn(["?"] * 4, texts, pattern=["^(a|aa)+$"] * 4) == [1.0, None, 0.0, 1.0]

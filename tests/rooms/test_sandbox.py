@@ -1,14 +1,24 @@
-"""What a program can and cannot do in the sandbox: it never hangs, and never passes without its tests."""
+"""Code in the sandbox never hangs and never passes without its tests; a machine that is full, or lacks a part of the
+protection, says so."""
 
+import ast
+import collections
 import errno
+import http
 import os
-import time
+import subprocess
+import sys
 
 import pytest
 
+from grpo.sandbox import child as child_script
 from grpo.sandbox import run as sandbox
-from grpo.sandbox.run import chosen_parts, describe_sandbox, machine_parts, run_tests, take_over
-from tests.attack_programs import LIMITS, programs
+from grpo.sandbox.kernel import FILES, FOLDER_BYTES
+from grpo.sandbox.run import chosen_parts, describe_sandbox, missing_parts, run_tests
+from tests.rooms.attack_programs import programs
+from tests.tiny import ROOT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the sandbox")
 
 PROGRAMS = programs(r"""
 ## json
@@ -202,21 +212,44 @@ def test_what_does_not_end_or_writes_too_much_is_killed(code, seconds):
     assert run_tests(code, "pass", seconds=seconds) == "killed"
 
 
-def test_the_sandbox_leaves_no_folder_behind_and_a_huge_program_does_not_block_the_pipe(monkeypatch, tmp_path):
-    machine_parts()
-    monkeypatch.setattr(sandbox, "PLACE", [str(tmp_path)])
-    assert run_tests("import os\nopen('a', 'w')\nos.chmod('a', 0)  # " + "x" * 10 ** 6, "pass") == "passed"
+def test_no_folder_is_left_and_a_huge_program_does_not_block_the_pipe(monkeypatch, tmp_path):
+    monkeypatch.setattr(sandbox.tempfile, "tempdir", str(tmp_path))
+    assert run_tests("import os\nos.mkdir('a', 0)  # " + "x" * 10 ** 6, "pass") == "passed"
     assert list(tmp_path.iterdir()) == []
 
 
-# folders on the disk, where there are no namespaces
+def test_code_sees_no_environment_no_arguments_of_ours_and_a_folder_of_its_own(monkeypatch):
+    monkeypatch.setenv("API_SECRET", "secret")
+    code = ("import os, sys\nenvironment, folder, path, files = dict(os.environ), os.getcwd(), sys.path, os.listdir()\n"
+            "arguments = [*sys.argv, *sys.orig_argv]\ntry:\n    text = open('/proc/self/environ').read()\n"
+            "except OSError:\n    text = ''\nroot, own = os.statvfs('/'), os.statvfs('.')")
+    tests = (f"import os\nassert environment == {{}}\nassert {os.getcwd()!r} not in [folder, *path]\n"
+             "assert files == [], files\nassert not any('site-packages' in p for p in path)\n"
+             "assert 'secret' not in text\nassert arguments == ['solution.py'] * 2, arguments\n")
+    if "namespaces" not in missing_parts():
+        tests += (f"assert own.f_blocks * own.f_frsize == {FOLDER_BYTES}\nassert own.f_files == {FILES}\n"
+                  "assert root.f_flag & os.ST_RDONLY")
+    assert run_tests(code, tests) == "passed"
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["many_files", "nested_names", "empty_files", "hidden_folder"])
-def test_a_folder_on_the_disk_is_measured(monkeypatch, name):
-    monkeypatch.setattr(sandbox, "chosen_parts", lambda setting: [])
-    assert run_tests("import os\n" + LIMITS[name], "pass", seconds=60) == "killed"
-    assert run_tests("open('a', 'wb').write(bytes(1 << 20))", "pass") == "passed"
+
+def test_without_namespaces_no_file_is_written(monkeypatch):
+    monkeypatch.setattr(sandbox, "missing_parts", lambda: {"namespaces": "not here"})
+    assert run_tests("open('a', 'w')", "pass") == "failed"
+    assert run_tests("import json, random\nx = random.random()", "assert x < 1") == "passed"
+
+
+def test_a_value_travels_as_a_literal_and_a_subclass_as_what_it_holds():
+    values = [None, True, -10 ** 99, -0.0, 1e300, float("inf"), 1 - 2j, "\n'\"\u2028\ud800ü", b"\xff'", [], (1,),
+              set(), {}, {"a": [(1, 2.5), {3}], None: {4: ()}}]
+    for value in values:
+        found = ast.literal_eval(child_script.literal(value))
+        assert found == value and type(found) is type(value) and "\n" not in child_script.literal(value)
+    point = collections.namedtuple("Point", "x y")(1, 2)
+    for value, plain in ((collections.Counter("aab"), {"a": 2, "b": 1}), (point, (1, 2)), (frozenset([1]), {1}),
+                         ({1: 2}.keys(), {1}), (http.HTTPStatus.OK, 200)):
+        assert ast.literal_eval(child_script.literal(value)) == plain
+    for value in (object(), float("nan"), range(3), print, iter([])):
+        assert ast.literal_eval(child_script.literal(value)) is ...
 
 
 # parts that the machine offers
@@ -226,36 +259,33 @@ def child(monkeypatch, tmp_path):
     """A function that writes the child's script: it reports a refusal of the kernel, or runs other lines. The machine
     has not been tried."""
     def write(report, lines="sys.exit(1)"):
-        path.write_text(f"import os, sys, time\nos.write(1, {report.encode()!r})\n{lines}")
+        path.write_text(f"import os, sys\nos.write(1, {report.encode()!r})\n{lines}")
 
     path = tmp_path / "child.py"
     monkeypatch.setattr(sandbox, "CHILD", str(path))
-    monkeypatch.setattr(sandbox.sys, "platform", "linux")
-    monkeypatch.setattr(sandbox, "FOUND", {})
-    return write
+    missing_parts.cache_clear()
+    yield write
+    missing_parts.cache_clear()
 
 
-def test_a_grandchild_does_not_survive(child, monkeypatch, tmp_path):
-    monkeypatch.setattr(sandbox, "FOUND", {"seccomp": ""})
-    child("", "if os.fork():\n    os._exit(0)\n"  # the grandchild keeps the pipe open, until it has written too much
-              f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpgid(0)))\nwhile True:\n    os.write(1, bytes(9999))")
-    assert run_tests("", "", seconds=600) == "killed"
-    group = int((tmp_path / "pid").read_text())
-    with pytest.raises(ProcessLookupError):
-        for _ in range(600):  # init collects an orphan after a while
-            os.killpg(group, 0)
-            time.sleep(0.1)
+@pytest.mark.parametrize(("missing", "auto"), [
+    ([], True), (["namespaces"], True), (["Landlock"], True), (["seccomp"], False),
+    (["namespaces", "Landlock"], False)])
+def test_code_runs_only_where_the_kernel_guards_calls_and_files(monkeypatch, missing, auto):
+    monkeypatch.setattr(sandbox, "missing_parts", lambda: dict.fromkeys(missing, "refused"))
+    for setting, accepted in (("auto", auto), ("strict", not missing)):
+        if accepted:
+            assert set(chosen_parts(setting)) == {"namespaces", "Landlock", "seccomp"} - set(missing)
+            assert all(f"{part} (refused)" in describe_sandbox(setting) for part in missing)
+            continue
+        with pytest.raises(ValueError, match=missing[0]):
+            run_tests("x = 1", "pass", sandbox=setting)
 
 
-def test_the_line_of_the_start_names_the_missing_parts(monkeypatch):
-    parts = machine_parts()
-    assert list(parts) == ["namespaces", "Landlock", "seccomp"]
-    assert chosen_parts("auto") == [part for part in parts if not parts[part]]
-    monkeypatch.setattr(sandbox, "FOUND", {**parts, "namespaces": "unshare: Operation not permitted"})
-    line = describe_sandbox("auto", 5.0, 256)
-    assert "limits, for at most 5 s in 256 MB; missing: namespaces (unshare: Operation not permitted)" in line
-    with pytest.raises(ValueError, match=r"^sandbox='strict' needs .* offer: namespaces \(unshare: Operation not"):
-        describe_sandbox("strict", 5.0, 256)
+def test_code_does_not_run_on_another_system(child, monkeypatch):
+    monkeypatch.setattr(sandbox.sys, "platform", "darwin")
+    with pytest.raises(ValueError, match="code_execution.*Linux"):
+        run_tests("x = 1", "pass")
 
 
 @pytest.mark.parametrize(("report", "lines", "reason"), [
@@ -264,47 +294,26 @@ def test_the_line_of_the_start_names_the_missing_parts(monkeypatch):
     ("", "os.abort()", "a trial was killed")])
 def test_a_part_that_the_kernel_refuses_is_missing_with_its_reason(child, report, lines, reason):
     child(report, lines)
-    assert machine_parts()["namespaces"] == reason
-
-
-def test_a_trial_that_is_killed_on_a_busy_machine_is_tried_again(monkeypatch):
-    verdicts = iter(["killed", "passed", "passed", "killed", "killed"])
-    monkeypatch.setattr(sandbox.sys, "platform", "linux")
-    monkeypatch.setattr(sandbox, "FOUND", {})
-    monkeypatch.setattr(sandbox, "run_once", lambda *given: next(verdicts))
-    assert list(machine_parts().values()) == ["", "", "a trial was killed"]
+    assert missing_parts()["namespaces"] == reason
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
 def test_a_machine_that_is_full_is_never_one_with_fewer_parts(child, number):
     child(f"{number} unshare: no room")
     assert run_tests("x = 1", "pass") == "skipped"
-    with pytest.raises(ValueError, match="^an empty program was skipped .* free memory, processes and the disk of TMPDIR"):
+    with pytest.raises(ValueError, match="TMPDIR"):
         describe_sandbox("auto", 5.0, 256)
     with pytest.raises(OSError, match="no room"):
-        machine_parts()
-    assert not sandbox.FOUND
-
-
-def test_a_worker_runs_under_the_parts_and_in_the_folder_of_the_main_process(monkeypatch, tmp_path):
-    folders = []
-    monkeypatch.setattr(sandbox, "FOUND", {})
-    monkeypatch.setattr(sandbox, "PLACE", folders)
-    monkeypatch.setattr(sandbox.tempfile, "tempdir", "/a/folder/that/is/not/asked/for")
-    take_over({"namespaces": "not here", "Landlock": "nor there", "seccomp": "x"}, str(tmp_path))
-    assert chosen_parts("auto") == []
-    seen = "import os\nfolder = os.path.dirname(os.getcwd())"
-    assert run_tests(seen, f"assert folder == {str(tmp_path)!r}, folder") == "passed"
-    assert list(tmp_path.iterdir()) == []
+        missing_parts()
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
-@pytest.mark.parametrize("refused", ["mount", "mkdtemp", "Popen"])
-def test_a_machine_that_is_full_skips_the_completion_and_another_error_ends_the_run(child, monkeypatch, refused, number):
+@pytest.mark.parametrize("refused", ["mount", "TemporaryDirectory", "Popen"])
+def test_a_full_machine_skips_the_completion_and_another_error_ends_the_run(child, monkeypatch, refused, number):
     def refuse(*arguments, **settings):
         raise OSError(number, "no")
 
-    monkeypatch.setattr(sandbox, "FOUND", {"seccomp": ""})
+    monkeypatch.setattr(sandbox, "missing_parts", dict)
     child(f"{number} mount: no")
     if refused != "mount":
         monkeypatch.setattr(sandbox.subprocess if refused == "Popen" else sandbox.tempfile, refused, refuse)
@@ -313,3 +322,21 @@ def test_a_machine_that_is_full_skips_the_completion_and_another_error_ends_the_
     else:
         with pytest.raises(ValueError, match="no"):
             run_tests("x = 1", "pass")
+
+
+def run_python(code, *arguments):
+    """What a fresh interpreter prints that has imported grpo/sandbox/kernel.py."""
+    head = f"import os, sys\nsys.path.insert(0, {os.path.join(ROOT, 'grpo', 'sandbox')!r})\nimport kernel\n"
+    return subprocess.run([sys.executable, "-c", head + code, *arguments], capture_output=True, text=True).stdout
+
+
+def test_root_keeps_no_capability():
+    status = run_python("kernel.drop_privileges()\nprint(open('/proc/self/status').read())")
+    lines = dict(line.split(":\t") for line in status.splitlines() if line.startswith(("Cap", "NoNew")))
+    assert int(lines["CapEff"], 16) == int(lines["CapPrm"], 16) == 0 and lines["NoNewPrivs"] == "1"
+
+
+def test_a_child_whose_parent_has_ended_before_ends_at_once():
+    code = "kernel.end_with(int(sys.argv[1]))\nprint('goes on')"
+    assert run_python(code, "1" if os.getpid() != 1 else "2") == ""
+    assert run_python(code.replace("int(sys.argv[1])", "os.getppid()")) == "goes on\n"

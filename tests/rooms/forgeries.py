@@ -1,19 +1,6 @@
-"""Wrong solutions that try to pass tests in Python: f(x) should be x * x, and is not.
+"""Wrong solutions that try to pass tests in Python: f(x) should be x * x, and is not."""
 
-python tests/forgeries.py          judges each by tests that are cut into calls, and by tests that run with the code as a
-                                   whole; prints a table, and exits with 1 if one passes that should not
-
-tests/grpo/sandbox/test_run_attacks.py judges all of them by calls, and some by tests as a whole.
-"""
-
-import os
-import sys
-
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-from grpo.reward_functions.verify_code import cut
-from grpo.sandbox.run import run_tests
-from tests.attack_programs import programs
+from tests.rooms.attack_programs import programs
 
 SQUARES = "import math\nassert f(2) == 4\nassert math.isclose(f(3), 9)\nassert f(5) == 25"
 EQUAL = "assert f(2) == 4\nassert f(3) == 9"
@@ -300,40 +287,9 @@ def f(x):
 OTHER_TESTS = {"equal object": EQUAL, "builtin's name": ALL, "names of the tests": TABLE, "emptied list": TABLE,
                "isclose": CLOSE, "false module": CLOSE, "import hook": CLOSE, "assertEqual": UNITTEST,
                "randint": RANDOM}
-# Those that pass tests which run whole, with the code (docs/security.md)
+# Those that pass tests which run whole, with the code (docs/rewards.md)
 PASS_WHOLE = {"equal object", "builtin's name", "frames in f", "frames in the code", "gc before the tests",
               "del before the tests", "module before the tests", "signal before the tests", "bytecode", "constants",
               "source", "names of the tests", "emptied list", "isclose", "false module", "import hook", "assertEqual",
               "randint"}
-BY_LUCK = ("signal before the tests",)  # a signal has to come at the right moment
-ENDED = ("endless f", "closed pipe")    # the deadline ends them, or they are ended when they close the pipe
-
-
-def passes(name, tests, attempts=20):
-    """Whether tests count a forgery as right. Only the forgeries in ENDED meet their deadline, however slow the machine
-    is; those in BY_LUCK have several attempts."""
-    attempts = attempts if name in BY_LUCK else 1
-    seconds = 1 if name in ENDED else 60
-    return any(run_tests(FORGERIES[name], tests, seconds=seconds) == "passed" for _ in range(attempts))
-
-
-def passes_whole(name):
-    return passes(name, OTHER_TESTS.get(name, SQUARES))
-
-
-def main():
-    """Judges every forgery and prints the table."""
-    wrong = []
-    for name in FORGERIES:
-        by_calls = any(passes(name, cut(tests)) for tests in (SQUARES, EQUAL, CLOSE))
-        whole = passes_whole(name)
-        if by_calls or whole != (name in PASS_WHOLE):
-            wrong.append(name)
-        print(f"{name:<26}cut into calls: {'right' if by_calls else 'wrong':<8}whole: {'right' if whole else 'wrong'}",
-              flush=True)
-    print(f"{len(FORGERIES)} forgeries, not judged as docs/security.md says: {', '.join(wrong) or 'none'}")
-    sys.exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main()
+ENDED = ("endless f", "closed pipe")  # the deadline ends them, or they are ended when they close the pipe

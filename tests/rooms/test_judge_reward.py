@@ -32,26 +32,6 @@ def test_texts_of_any_length_are_scored_as_if_each_were_alone_by_their_ids_or_th
     assert torch.equal(Judge(scorer, TOKENIZER, True).scores(SimpleNamespace(tokens=ids)), scores)
 
 
-def test_a_cls_judge_reads_each_text_after_cls():
-    reader, texts = reader_of(judge_head="cls"), texts_of(5, 9, 5)
-    for text, found in zip(texts.tokens, reader.scores(texts), strict=True):
-        alone = 1 - reader.model(torch.cat((torch.tensor([TOKENIZER.cls_token_id]), text))[None]).sigmoid()
-        torch.testing.assert_close(found, alone[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_judge_computes_in_its_own_type_and_scores_in_float32(dtype):
-    texts = texts_of(*[24] * 5)
-    reader, expected, seen = reader_of(dtype), reader_of().scores(texts), []
-    reader.model.blocks[0].up.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    scores, credit = reader.score_and_credit(texts, 2)
-    for found in (scores, reader.scores(texts)):
-        assert found.dtype == credit.dtype == torch.float32
-        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
-        assert torch.equal(found, expected) == (dtype == torch.float32)
-    assert set(seen) == {dtype}
-
-
 @pytest.mark.parametrize("head", ["realness", "cls"])
 def test_equal_texts_are_read_once_and_have_equal_scores_to_the_last_bit(head):
     """A text at other places of a batch may get other last bits, and a group of equal texts would seem to differ."""
@@ -76,11 +56,10 @@ def test_an_empty_text_is_one_pad_token():
 
 
 @pytest.mark.parametrize(("head", "room"), [("realness", 33), ("cls", 32)])
-def test_a_text_that_is_too_long_is_a_clear_error(head, room):
+def test_a_text_that_is_too_long_is_refused(head, room):
     reader = reader_of(judge_head=head)
     assert reader.scores(texts_of(room)).shape == (1,)
-    with pytest.raises(ValueError, match=f"judge_checkpoint reads {room} tokens, but a prompt with its completion has "
-                                         f"{room + 1}: lower max_new_tokens"):
+    with pytest.raises(ValueError, match="max_new_tokens"):
         reader.scores(texts_of(3, room + 1))
 
 
