@@ -91,9 +91,9 @@ HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{name}}}", 1, f"checkpoint={{{
     f"{SUMS} --generator_checkpoint={{tied}} --lora_rank=4 --lora_targets=lm_head": "lora_targets tied",
     f"{LORA} --judge_checkpoint={{llama}} --reward_functions=judge": "judge_checkpoint sequence_scorer",
 }.items()] + [
-    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={out} --export={adapter}", 1,
+    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={folder}/run --export={adapter}", 1,
      "export={adapter} adapter_"),
-    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={out} --lora_rank=2 --export={tied}", 1,
+    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={folder}/run --lora_rank=2 --export={tied}", 1,
      "export={tied} model.safetensors"),
 ]
 

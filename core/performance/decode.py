@@ -172,7 +172,9 @@ class Batch:
         self.noise, self.group_size = uniform.flatten(0, 1), uniform.shape[1]        # (N, L)
         self.stop, self.turns = stop, turns
         self.N, self.L = self.noise.shape
-        self.n = min(decoder.rows, self.N)
+        self.n = decoder.rows
+        while self.n // 2 >= max(ROWS, self.N):  # few sizes, because each has its graphs
+            self.n //= 2
         self.number, self.begun = {}, 0
         self.length = [0] * self.N
         self.truncated = torch.ones(self.N, dtype=torch.bool)
