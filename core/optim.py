@@ -6,8 +6,6 @@ import torch
 
 from core.distributed import is_sharded
 
-NONFINITE = "nonfinite_"  # begins the name of a sum that counts numbers that are not finite
-
 
 def build_optimizers(learner, config, device_type="cpu"):
     """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest. Muon's update is
@@ -86,7 +84,7 @@ def apply_gradients(parameters, optimizers, grad_clip, totals, count, deciding=(
         norm = norm.full_tensor()
     numbers = torch.stack([*totals.values(), norm.float()]).tolist()
     out = dict(zip([*totals, "grad_norm"], numbers, strict=True))
-    wrong = [name for name in not_finite(out) if name in ("grad_norm", *deciding) or name.startswith(NONFINITE)]
+    wrong = [name for name in not_finite(out) if name in ("grad_norm", *deciding)]
     good = not wrong
     empty = good and out[count] == 0
     for optimizer in optimizers:
@@ -97,5 +95,5 @@ def apply_gradients(parameters, optimizers, grad_clip, totals, count, deciding=(
 
 
 def not_finite(metrics):
-    """The names of the metrics {name: number} that are not finite, or that count such numbers and are not 0."""
-    return [name for name, x in metrics.items() if not math.isfinite(x) or (x and name.startswith(NONFINITE))]
+    """The names of the metrics {name: number} that are not finite."""
+    return [name for name, x in metrics.items() if not math.isfinite(x)]

@@ -144,32 +144,26 @@ def run_loop(trainer, stop):
         evaluation_is_due()  tells whether an evaluation follows this step; one always follows the last
         run_evaluation()     evaluates on held-out data and logs the metrics
         save()               writes the model and the state to resume from
-        report()             shows the run so far, after an evaluation
     stop: a StopSignal
     """
     c, save_is_due = trainer.config, False
     if not trainer.evaluated:  # a new run, or one that a signal stopped before the evaluation of its step
         evaluate(trainer)
-        trainer.report()
     trainer.logger.restart_clock()
     while trainer.step < c.max_iters:
         trainer.log_step(trainer.train_step())
         last = trainer.step == c.max_iters
         came = stop.came()
         trainer.evaluated = not (last or trainer.evaluation_is_due())
-        shown = False
         # Whoever sends a signal does not wait for an evaluation: the resumed run makes it up
         if not trainer.evaluated and (last or not came):
             evaluate(trainer)
-            shown = True
             came = stop.came()
         save_is_due = save_is_due or trainer.step % c.save_interval == 0
         in_good_state = not trainer.bad.in_a_row  # a good state is not replaced by one from the middle of bad steps
         if last or came or (save_is_due and in_good_state):
             trainer.save()
             save_is_due = False
-        if shown:
-            trainer.report()
         trainer.logger.tick()
         if came and not last:
             trainer.stopped_by = came

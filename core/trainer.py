@@ -181,6 +181,3 @@ class Trainer:
             self.facts = self.evaluate(self.model)
         self.logger.log(self.step, self.facts, show=False)
         self.logger.say("  validation: " + ", ".join(f"{name} {value:.4f}" for name, value in self.facts.items()))
-
-    def report(self):
-        """Nothing: the console and the records show the run."""

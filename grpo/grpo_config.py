@@ -3,7 +3,6 @@
 from core.config import MaskConfig, RunConfig
 from core.settings.setting import check_value, setting
 from grpo.losses import ADVANTAGES, AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of
-from grpo.policies.fill_views import AS_DRAWN
 from grpo.reference import REFERENCES
 from grpo.reward_functions.settings import PRESETS
 from grpo.rooms import ROOMS
@@ -108,11 +107,6 @@ class GRPOConfig(MaskConfig, RunConfig):
         """False if a teacher alone teaches: no reward has a weight."""
         weighted = self.reward_functions and (not self.reward_weights or any(self.reward_weights))
         return self.teacher_checkpoint is None or bool(weighted)
-
-    @property
-    def scores_as_drawn(self):
-        """True if training scores tokens in the texts that they were drawn from; else it has estimates."""
-        return self.fill_estimator in AS_DRAWN
 
     def for_evaluation(self, seed):
         """Settings for sampling in evaluation."""

@@ -22,7 +22,7 @@ from core.config import load_config
 from core.logger import Logger
 from core.settings.script import run_script
 from core.settings.setting import Settings
-from tests.grpo.trainers import evaluated_trainer, prompt_trainer
+from tests.trainers import evaluated_trainer, prompt_trainer
 from tests.tiny import TEXT, write_prompt_dataset, write_text_dataset
 
 LIMITS = {"megabytes_per_1000_steps": 0.5,  # in the second half; less is the allocator's noise

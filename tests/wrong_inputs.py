@@ -30,7 +30,51 @@ DATA_AND_MODELS = [
      "no_answer.jsonl 2 prompt"),
 ]
 
-ALGORITHM = []
+TAUGHT = "--teacher_checkpoint=t --kl_beta=0.0"
+SUCCESS = "--reward_functions=math_number"
+PASSES = "--unmask_steps=2"
+FILL = "--dataset={text} --generator_checkpoint={generator} --judge_checkpoint={judge} --block_size=32"
+ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
+    "--objective=ppo": "objective grpo",
+    "--advantage=z": "advantage group_std",
+    "--reference_mode=none": "kl_beta reference_mode",
+    "--group_size=1": "group_size compared",
+    "--minibatches=17": "minibatches batch_size",
+    "--max_iters=0 --resume=True": "resume max_iters",
+    "--overlong_buffer=200": "overlong_buffer max_new_tokens",
+    "--parallel=fsdp --optimizer=muon": "optimizer adamw",
+    "--ema_alpha=0.5": "ema_alpha reference_mode=ema",
+    "--kl_beta=0.0 --kl_target=0.1": "kl_target kl_beta",
+    "--kl_in_reward=True --kl_estimator=exact": "kl_estimator k3",
+    "--objective=reinforce++ --zero_std=drop": "zero_std step",
+    "--advantage=max_rl --overlong_buffer=10": "overlong_buffer max_rl",
+    f"{SUCCESS} --train_pass_k=9": "train_pass_k group_size",
+    f"{SUCCESS} --train_pass_k=2 --advantage=group_std": "train_pass_k leave_one_out",
+    f"{SUCCESS} --train_pass_k=2 --kl_in_reward=True": "kl_in_reward train_pass_k",
+    f"{PASSES} --fill_estimator=guess": "fill_estimator trajectory",
+    f"{PASSES} --fill_estimator=one_step": "top_p fill_estimator",
+    f"{PASSES} --unmask_order=confidence --kl_in_reward=True": "kl_in_reward confidence",
+    f"{PASSES} --unmask_order=confidence --ratio_to=sampler": "ratio_to confidence",
+    "--distill_beta=0.5": "distill_beta teacher_checkpoint",
+    "--teacher_checkpoint=t": "kl_beta kl_beta=0.0",
+    f"{TAUGHT} --reference_checkpoint=r": "reference_checkpoint teacher",
+    f"{TAUGHT} --task_type=math": "task_type reward_functions",
+    f"{TAUGHT} --kl_in_reward=True": "kl_in_reward leave_one_out",
+    f"{TAUGHT} --group_size=1 --reward_functions=judge": "group_size teacher_checkpoint",
+    "--teacher_checkpoint=out-grpo/model.safetensors --kl_beta=0.0 --out_dir=out-grpo": "teacher_checkpoint out_dir",
+    "--generator_checkpoint=None": "generator_checkpoint config/grpo_example.py",
+    "--dataset={text} --generator_checkpoint={judge}": "generator_checkpoint judge.safetensors sequence_scorer",
+    "--dataset={text} --generator_checkpoint={causal}": "causal.safetensors vocabulary",
+    f"{SUMS} --unmask_steps=2": "unmask_steps left to right",
+    f"{SUMS} --max_new_tokens=500": "max_new_tokens lower max_prompt_length",
+    f"{SUMS} --reference_checkpoint={{generator}}": "reference_checkpoint masked_fill language_model",
+    f"{SUMS} --resume=True": "resume out_dir",
+    f"{FILL} --mask_truncated=True": "mask_truncated fill-in",
+    f"{FILL} --block_length=4": "block_length fill-in",
+    f"{FILL} --block_size=40": "judge.safetensors block_size lower",
+    f"{FILL} --judge_checkpoint={{generator}}": "judge_checkpoint masked_fill sequence_scorer",
+    f"{FILL} --gold_judge_checkpoint={{causal}}": "gold_judge_checkpoint language_model sequence_scorer",
+}.items()]
 
 # Folders in Hugging Face format: {name: (family of tests/families.py, what spoils it)}
 FOLDERS = {

@@ -16,7 +16,7 @@ from grpo.metrics import DECIDING
 from grpo.policies.causal import CausalPolicy
 from tests.families import adapter_folder, model_folder, write_sums
 from tests.tiny import loss_of, one_process, prompt_config
-from tests.tiny_objectives import MAX_TOKENS, objective_config, table_rollouts, with_advantage
+from tests.objectives.tables import MAX_TOKENS, objective_config, table_rollouts, with_advantage
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 

@@ -14,7 +14,7 @@ from grpo.environments import environment
 from grpo.policies.causal import CausalPolicy
 from grpo.rewards import Rewards
 from tests.families import model_folder
-from tests.grpo.trainers import prompt_trainer
+from tests.trainers import prompt_trainer
 from tests.tiny import (
     CAUSAL, causal_policy, clear_gradient, flat_gradient, jsonl, prompt_config, prompt_consumer, same, step_gradient)
 

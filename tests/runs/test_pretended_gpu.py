@@ -13,7 +13,7 @@ from core.distributed import Distributed
 from core.models import save_model
 from core.pretrain import main as pretrain
 from core.sample import main as sample
-from grpo.policies.model_policy import ModelPolicy
+from grpo.policies.policy import ModelPolicy
 from grpo.tools import gpu_check
 from grpo.train_grpo import main as train
 from tests.families import model_folder, write_sums
@@ -41,7 +41,7 @@ PROMPTS = ("--dataset=FOLDER/sums", "--generator_checkpoint=FOLDER/causal.safete
 LLAMA = ("--dataset=FOLDER/sums.jsonl", "--generator_checkpoint=FOLDER/llama", *REWARDED)
 JOBS = {  # {name: arguments of grpo/train_grpo.py, most host syncs for each sampled token, and for each step}
     "fill": ((*TEXTS, "--credit_window=2", "--gold_judge_checkpoint=FOLDER/judge.safetensors"), 0.84, 1.0),
-    "passes": ((*TEXTS, "--unmask_steps=3", "--top_p=1.0", "--fill_estimator=agrpo", "--micro_batch_tokens=64"),
+    "passes": ((*TEXTS, "--unmask_steps=3", "--top_p=1.0", "--fill_estimator=one_step", "--micro_batch_tokens=64"),
                0.67, 1.0),
     "causal": ((*PROMPTS, "--ppo_epochs=2", "--minibatches=2", "--top_p=0.9", "--min_p=0.01",
                 "--judge_checkpoint=FOLDER/judge.safetensors", "--reward_functions=('judge', 'distinct')"), 0.43, 1.0),

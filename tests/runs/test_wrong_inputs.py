@@ -23,7 +23,7 @@ def places(dataset, prompts, tmp_path_factory):
     for name, (family, change) in FOLDERS.items():
         change_folder(model_folder(folder / name, family), change)
     return {name: str(folder / name) for name in (*FILES, *FOLDERS)} | {
-        "text": dataset, "prompts": prompts, "folder": str(folder), "out": str(folder / "out"),
+        "text": dataset, "prompts": prompts, "folder": str(folder),
         "judge": save(folder / "judge.safetensors", model(SEQUENCE_SCORER)),
         "generator": save(folder / "generator.safetensors", model()), "causal": str(folder / "causal.safetensors")}
 
@@ -39,8 +39,9 @@ def inputs(places):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[1]}")
-def test_a_wrong_input_is_one_line_with_its_key_and_the_remedy(row, places):
+def test_a_wrong_input_is_one_line_with_its_key_and_the_remedy(row, places, tmp_path):
     script, arguments, code, words = row
+    places = places | {"out": str(tmp_path / "out")}
     text = braces(arguments, places)
     if script == "grpo/train_grpo.py" and "--out_dir" not in text:
         text += f" --out_dir={places['out']}"
