@@ -93,7 +93,6 @@ def weights(step, average):
     return [
         ("", right),
         ("padding", ones / denominator),
-        ("padding", ones / ones.numel()),
         ("padding", token_weights(ones, average, L)),
         ("mean of means", torch.cat(of_parts) / parts),
         ("masked completions", right * mask.any(1).double().mean()),
@@ -102,23 +101,17 @@ def weights(step, average):
 
 
 def ratios(step):
-    """The ratio of each token (N, M), of each sequence (N, 1), and that of a sequence with its padding."""
+    """The ratio of each token (N, M) and of each sequence (N, 1)."""
     log_ratio = step.logp - step.old_logp                                                # (N, M)
     mean = (log_ratio * step.mask).sum(1, keepdim=True) / step.mask.sum(1, keepdim=True).clamp(min=1)
-    return log_ratio.exp(), mean.exp(), log_ratio.mean(1, keepdim=True).exp()
+    return log_ratio.exp(), mean.exp()
 
 
 def policy_terms(step, row):
     """{fault: what is to be raised, (N, 1 or M)} of an objective; the first is right."""
-    of_token, of_sequence, padded = ratios(step)
+    of_token, of_sequence = ratios(step)
     r = of_sequence if row.ratio == "sequence" else of_token
-
-    def surrogate(ratio):
-        return SURROGATES[row.surrogate](ratio, row.clip_low, row.clip_high, step.logp, step.A)
-
-    terms = {"": surrogate(r)}
-    if row.ratio == "sequence":
-        terms["padding"] = surrogate(padded)
+    terms = {"": SURROGATES[row.surrogate](r, row.clip_low, row.clip_high, step.logp, step.A)}
     if row.surrogate == "clip":
         clipped = r.clamp(1 - row.clip_low, 1 + row.clip_high) * step.A
         terms["mirrored clip"] = torch.where(step.A < 0, torch.max(r * step.A, clipped), terms[""])
@@ -142,7 +135,7 @@ def policy_losses(step, c):
 def kl_losses(step, c):
     """Yields (average, estimators, faults, weighted KL). k2 and k3 have the same gradient."""
     logp, ref = step.logp, step.ref_logp
-    r, s, _ = ratios(step)
+    r, s = ratios(step)
     terms = [
         ("none", "", 0.0 * logp),
         ("k2, k3", "", r * k3(logp, ref)),

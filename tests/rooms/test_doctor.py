@@ -126,8 +126,6 @@ def test_a_judge_that_prefers_filled_text_is_found(tmp_path, monkeypatch):
 
 @environment
 class Fair:
-    """Answers with a random number, three times out of four."""
-
     def __init__(self, seed):
         self.random = random.Random(seed)
 
@@ -135,28 +133,21 @@ class Fair:
         pass
 
     def step(self, text):
-        answer = f"<{self.draw()}>" if self.random.random() < 0.75 else None
-        return answer, self.reward(text)
-
-    def draw(self):
-        return self.random.randint(10, 99)
-
-    def reward(self, text):
-        return len(text)
+        return str(self.random.random()), len(text)
 
 
 @environment
 class Luck(Fair):
-    def reward(self, text):
-        return random.random()
+    def step(self, text):
+        return text, random.random()
 
 
 @environment
 class Shared(Fair):
-    count = itertools.count(10)
+    count = itertools.count()
 
-    def draw(self):
-        return next(self.count)
+    def step(self, text):
+        return str(next(self.count)), 0
 
 
 @pytest.mark.parametrize(("name", "fine"), [("Fair", True), ("Shared", False), ("Luck", False)])
