@@ -6,7 +6,7 @@ import os
 import torch
 
 from core.files import SAMPLES, writing
-from core.logger import WIDTH, format_number, highlight
+from core.logger import GREEN, PLAIN, WIDTH, format_number, visible
 from grpo.losses import kl_per_token
 from grpo.reference import with_reference
 from grpo.rewards import Log
@@ -120,10 +120,13 @@ def format_samples(records, color, completions):
 
 def shortened(text, spans, color):
     """A text on one line, without its middle if it is longer than ROOM. spans: [[first, end]] to colour"""
-    if len(text) > ROOM and not spans:
+    shown = list(visible(text.replace("\n", "\u21b5")))
+    for first, end in spans if color else ():
+        shown[first:end] = [f"{GREEN}{c}{PLAIN}" for c in shown[first:end]]
+    if len(shown) > ROOM:
         half = (ROOM - 5) // 2
-        text = f"{text[:half]} ... {text[-half:]}"
-    return highlight(text[:ROOM], spans, color)
+        shown[half:-half] = " ... "
+    return "".join(shown)
 
 
 def append_samples(out_dir, step, records):
