@@ -18,7 +18,7 @@ PARTS = {"eval": "Held out", "time": "Seconds of a step by phase"}
 
 
 def write_report(folder):
-    """Writes report.html of the run in a folder. Returns its path."""
+    """Writes report.html of the run in a folder. Returns its path; raises FileNotFoundError without metrics."""
     records = read_metrics(Path(folder, METRICS))
     config, start = Path(folder, CONFIG), {}
     if config.exists():
@@ -45,6 +45,8 @@ def write_report(folder):
 def read_metrics(path):
     """The records of a metrics.jsonl: all evaluations, and every n-th of the others, some STEPS in all."""
     count = sum(1 for _ in each_record(path))
+    if not count:
+        raise FileNotFoundError(f"{path} holds no metrics")
     every = 1 + count // STEPS
     return [r for i, r in enumerate(each_record(path), 1) if (count - i) % every == 0 or evaluations([r])]
 
