@@ -34,7 +34,7 @@ class Pieces:
 
 def test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it():
     batch = {"target": np.array([["the", " dog", " runs."]]), "mask": np.array([[0, 1, 0]])}
-    pieces = [["the", x, " runs."] for x in (" dog", " cat", " Cat", "cat", " cats")]
+    pieces = [["the", x, " runs."] for x in (" dog", " cat", " Cat", "cat", " dogs")]
     rollouts = SimpleNamespace(group_size=5, texts=SimpleNamespace(completion_ids=pieces))
     evaluation = SimpleNamespace(data=SimpleNamespace(tokenizer=Pieces()), words={"dog", "cat"})
     found = FillInEvaluation._word_sums(evaluation, batch, rollouts)

@@ -40,6 +40,8 @@ def numbers_of(svg):
     for label in svg.findall("text")[1:]:  # the first names the axis
         side = label.get("class") or "x"
         labels[side].append((float(label.get(side)), float(label.text)))
+    (bottom, low), (top, high) = labels["y"]
+    assert bottom > top and low < high, "up is more"
     axes = []
     for places, ((a, low), (b, high)) in zip(zip(*found, strict=True), labels.values(), strict=True):
         axes.append([low + (place - a) / (b - a) * (high - low) for place in places])
