@@ -1,6 +1,5 @@
 """The command, as a user runs it."""
 
-import os
 
 import pytest
 
@@ -57,15 +56,6 @@ def test_a_masked_fill_model_learns_to_answer_prompts_and_is_then_trained_on_rew
     assert resumed.returncode == 0, resumed.stderr
 
 
-@pytest.mark.slow
-def test_a_run_of_no_steps_evaluates_and_ends(causal_world, tmp_path):
-    done = train(causal_world, reward_functions="exact_match", max_iters=0, out_dir=tmp_path)
-    assert done.returncode == 0, done.stderr
-    only, = read_records(tmp_path / "metrics.jsonl")
-    assert only["step"] == 0 and 0 <= only["eval/sampled_accuracy"] <= 1 and "the model" not in done.stdout
-    assert not {"model.safetensors", "state.pt"} & set(os.listdir(tmp_path))
-
-
 def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(dataset, tmp_path):
     changed = SMALL | {
         "dataset": dataset, "generator_checkpoint": save(tmp_path / "generator.safetensors", model()),
@@ -93,16 +83,6 @@ def test_the_teacher_stays_and_the_student_comes_nearer(prompts, tmp_path):
     assert same(t.reference, causal_policy(seed=9, n_layer=2))
     kl = [record["eval/kl"] for record in records(tmp_path / "out") if "eval/kl" in record]
     assert 0.1 < kl[0] and 0 < kl[-1] < 0.5 * kl[0]
-
-
-def test_a_run_without_rewards_has_a_plan_a_doctor_and_a_report(causal_world, tmp_path):
-    save_model(str(tmp_path / "teacher"), causal_model(seed=9, n_layer=2), CAUSAL)
-    taught = causal_world | {"teacher_checkpoint": tmp_path / "teacher", "kl_beta": 0.0, "task_type": "fill_in",
-                             "out_dir": tmp_path / "out", "group_size": 1}
-    for more in ({"dry_run": True}, {"doctor": True}, {"max_iters": 2}):
-        done = train(taught, **more)
-        assert done.stderr == "" and (done.returncode == 0 or "doctor" in more), done.stderr
-    assert {"report.html", "curves.png"} <= set(os.listdir(tmp_path / "out"))
 
 
 # Shipped configs on small models

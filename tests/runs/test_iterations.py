@@ -1,16 +1,14 @@
 """Several optimizer steps on the rollouts of an iteration: what runs once, in which order, what moves afterwards."""
 
-import dataclasses
 
 import numpy as np
 import pytest
 import torch
 
 from core.optim import build_optimizers
-from grpo.reference import ADAPT_RANGE, adapted, ema, periodic
-from grpo.rollout import DataBuffer
+from grpo.reference import ADAPT_RANGE, adapted, periodic
 from tests.tiny import (
-    collect, config, consumer, count_rows, fill_policy, judge, rewards, same, sampled, train, without_clock)
+    collect, config, consumer, count_rows, fill_policy, judge, rewards, same, train, without_clock)
 from tests.trainers import run, trainer, training_records
 
 
@@ -58,28 +56,6 @@ def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):
         assert logged[step] == expected
 
 
-def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
-    rollouts = sampled(fill_policy(), dataset, config(batch_size=5))
-    rollouts, buffer = dataclasses.replace(rollouts, advantage=torch.randn(20, 1)), DataBuffer()
-    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), 2, 3)
-    seen = [part for part, _ in buffer]
-
-    def texts(r):
-        return r.inputs["texts"].flatten(1)
-
-    for epoch in (seen[:3], seen[3:]):
-        assert sorted(r.problems for r in epoch) == [1, 2, 2]
-        for read in (texts, lambda r: r.target, lambda r: r.advantage):
-            rows = sorted(map(tuple, torch.cat([read(r) for r in epoch]).tolist()))
-            assert rows == sorted(map(tuple, read(rollouts).tolist()))
-    for part in seen:
-        for i, text in enumerate(texts(part).tolist()):
-            number = texts(rollouts).tolist().index(text)
-            assert torch.equal(part.target[4 * i : 4 * i + 4], rollouts.target[4 * number : 4 * number + 4])
-    assert [texts(r).tolist() for r in seen[:3]] != [texts(r).tolist() for r in seen[3:]], "shuffled anew"
-    assert buffer.rollouts is None and not buffer.queue
-
-
 # The reference and kl_beta
 
 def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path):
@@ -105,17 +81,6 @@ def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path)
 def test_kl_beta_moves_by_a_tenth_of_at_most_a_fifth_and_is_clamped(kl_beta, mean_kl, moved):
     assert adapted(kl_beta, mean_kl, config(kl_beta=0.1, kl_target=0.5)) == pytest.approx(moved, rel=1e-12)
     assert adapted(kl_beta, mean_kl, config(kl_beta=0.1)) == kl_beta, "without a target it stays"
-
-
-def test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix():
-    policy = fill_policy(tied=True)
-    reference, before = policy.frozen(), policy.frozen().weights()
-    with torch.no_grad():
-        for p in policy.parameters():
-            p.add_(1.0)
-    ema(reference, policy, 1, config(reference_mode="ema", ema_alpha=0.9))
-    for name, x in reference.weights().items():
-        torch.testing.assert_close(x, before[name] + 0.1, rtol=1e-4, atol=1e-5)
 
 
 def test_a_periodic_reference_becomes_the_policy_when_its_time_comes():
