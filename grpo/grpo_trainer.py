@@ -229,6 +229,5 @@ class GRPOTrainer:
             if held_out := evaluations(each_record(self.logger.path)):
                 draw_curves([held_out], self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
-            written = "the model, its metrics" if self.step else "the metrics"
-            self.logger.say(f"{written} and {REPORT} are in {self.config.out_dir}")
+            self.logger.say(f"what the run wrote, {REPORT} too, is in {self.config.out_dir}")
         self.dist.barrier()

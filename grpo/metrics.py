@@ -64,11 +64,8 @@ def group_stds(reward: Tensor) -> Tensor:
     count = (~reward.isnan()).sum(1).clamp(min=1)                                    # (P,)
     mean = reward.nansum(1) / count                                                  # (P,)
     away = reward - mean[:, None]                                                    # (P, G)
-    furthest = away.abs().nan_to_num().amax(1)                                       # (P,)
-    unit = furthest.clamp(min=1.0)                                                   # (P,) large squares overflow
-    squares = (away / unit[:, None]).square().nansum(1)                              # (P,)
-    variance = squares / (count - 1).clamp(min=1)                                    # (P,)
-    return unit * variance.sqrt()
+    variance = away.square().nansum(1) / (count - 1).clamp(min=1)                    # (P,)
+    return variance.sqrt()
 
 
 def rollout_sums(rollouts: Rollouts, scored: Scored, differ: Tensor, discriminative: bool = False) -> dict:

@@ -1,6 +1,5 @@
 """The gradient of a GRPO step: against loops over tokens, finite differences, and other cuts of the step."""
 
-import dataclasses
 
 import pytest
 import torch
@@ -8,9 +7,7 @@ import torch
 from core.distributions import restrict, sampling_logp
 from core.truncation import kept_tokens
 from grpo.losses import ADVANTAGES, OBJECTIVES, compute_advantages
-from grpo.reference import with_reference
 from grpo.rewards import Rewards
-from grpo.rollout import join, tensors
 from tests.tiny import (
     causal_policy,
     clear_gradient,
@@ -22,7 +19,6 @@ from tests.tiny import (
     length_reward,
     prompt_config,
     prompt_consumer,
-    prompt_fill_policy,
     rewards,
     sampled,
     step_gradient,
@@ -111,20 +107,3 @@ def test_the_gradient_does_not_depend_on_the_cut(dataset, prompts, kind, setting
             scorer, data = rewards(c, judge()), consumer(dataset, c)
         found.append(step_gradient(build(seed=1), build(seed=2).frozen(), scorer, data, c))
     assert all(apart(other, found[0]) < 2e-5 for other in found[1:])
-
-
-@pytest.mark.parametrize("estimator", ["trajectory", "one_step"])
-def test_selected_and_joined_rollouts_have_the_scores_that_they_had(dataset, prompts, estimator):
-    for build, folder, settings in ((fill_policy, dataset, {"unmask_steps": 3, "fill_estimator": estimator}),
-                                    (fill_policy, dataset, {"top_k": 9}), (causal_policy, prompts, {"top_k": 9}),
-                                    (prompt_fill_policy, prompts, {"unmask_steps": 2, "fill_estimator": estimator})):
-        c, policy = prompt_config(**settings), build(seed=1)
-        parts = [with_reference(sampled(policy, folder, c, i), build(seed=2).frozen(), "exact", c) for i in range(3)]
-        parts[0], _ = parts[0].select(torch.tensor([3, 1]))
-        nothing, _ = parts[1].select(torch.arange(0))
-        joined = join([nothing, *[dataclasses.replace(part, texts=None) for part in parts]])
-        assert joined.problems == 10 and joined.group_size == 4 and nothing.problems == len(nothing.target) == 0
-        found, apart_ = policy.score(joined, 1.0), [policy.score(part, 1.0) for part in parts]
-        for name in tensors(found):
-            expected = torch.cat([(getattr(x, name) * part.mask).sum(1) for x, part in zip(apart_, parts, strict=True)])
-            torch.testing.assert_close((getattr(found, name) * joined.mask).sum(1), expected, rtol=1e-4, atol=1e-4)

@@ -14,7 +14,7 @@ from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
 from tests.tiny import (
-    CAUSAL, TOKENIZER, causal_model, causal_policy, config, fill_policy, judge, model, one_process, prompt_config,
+    CAUSAL, causal_model, causal_policy, config, fill_policy, judge, model, one_process, prompt_config,
     same, save)
 
 
@@ -38,10 +38,9 @@ def test_a_config_can_add_an_objective_of_its_own(tmp_path, monkeypatch):
     assert baseline_of(load(str(path))) == OBJECTIVES["dapo"].advantage
 
 
-@pytest.mark.parametrize("part", ["advantage", "average", "ratio", "surrogate"])
-def test_a_wrong_word_in_the_row_of_an_objective_is_refused(monkeypatch, part):
-    monkeypatch.setitem(OBJECTIVES, "mine", replace(OBJECTIVES["grpo"], **{part: "completion"}))
-    with pytest.raises(ValueError, match=f"{part}='completion'"):
+def test_a_wrong_word_in_the_row_of_an_objective_is_refused(monkeypatch):
+    monkeypatch.setitem(OBJECTIVES, "mine", replace(OBJECTIVES["grpo"], ratio="completion"))
+    with pytest.raises(ValueError, match="ratio='completion'"):
         load("--objective=mine")
 
 
@@ -56,15 +55,13 @@ def test_the_policy_is_of_the_kind_that_checkpoint_and_dataset_say(tmp_path, dat
     save_model(str(causal), causal_model(), CAUSAL)
     save_model(str(of_prompts), model(tokenizer=CAUSAL, block_size=64), CAUSAL)
     paths = {name: save(tmp_path / name, net) for name, net in
-             {"text": model(), "judge": judge(), "gold": judge(seed=6), "other": model(seed=3)}.items()}
+             {"text": model(), "judge": judge(), "other": model(seed=3)}.items()}
     models = built(config(dataset=dataset, generator_checkpoint=paths["text"], judge_checkpoint=paths["judge"],
-                          gold_judge_checkpoint=paths["gold"], reference_checkpoint=paths["other"],
-                          reference_mode="ema"))
+                          reference_checkpoint=paths["other"], reference_mode="ema"))
     assert type(models.policy) is FillPolicy and same(models.policy, fill_policy())
     assert same(models.reference, fill_policy(seed=3))
     assert not any(p.requires_grad for p in models.reference.parameters())
-    assert same(models.judge.model, judge()) and same(models.gold_judge.model, judge(seed=6))
-    assert models.judge.reads_ids and models.judge.tokenizer.description() == TOKENIZER.description()
+    assert same(models.judge.model, judge()) and models.judge.reads_ids
     models = built(prompt_config(dataset=prompts, generator_checkpoint=str(causal)))
     assert type(models.policy) is CausalPolicy and same(models.policy, causal_policy())
     assert models.judge is models.gold_judge is None
@@ -72,8 +69,8 @@ def test_the_policy_is_of_the_kind_that_checkpoint_and_dataset_say(tmp_path, dat
     assert type(models.policy) is PromptFillPolicy and models.reference is None
 
 
-def test_a_reference_is_a_frozen_copy_of_the_policy_and_only_built_where_one_is_needed(monkeypatch):
-    policy, moves = fill_policy(seed=1), []
+def test_a_reference_is_a_frozen_copy_of_the_policy_and_only_built_where_one_is_needed():
+    policy = fill_policy(seed=1)
     assert build_reference(config(kl_beta=0.0), policy, one_process()) is None
     reference = build_reference(config(kl_beta=0.1), policy, one_process())
     assert same(policy, reference) and not any(p.requires_grad for p in reference.parameters())
@@ -84,6 +81,3 @@ def test_a_reference_is_a_frozen_copy_of_the_policy_and_only_built_where_one_is_
     for mode, held in (("static", {torch.float32, torch.bfloat16}), ("ema", {torch.float32})):
         found = build_reference(config(reference_mode=mode), policy, one_process("bfloat16"))
         assert {p.dtype for p in found.parameters()} == held, "a moving mean needs float32"
-    monkeypatch.setattr(FillPolicy, "to", lambda self, device: moves.append((self, device)))
-    offloaded = build_reference(config(ref_offload=True), policy, one_process())
-    assert moves == [(offloaded, "cpu")] and not any(p.requires_grad for p in offloaded.parameters())
