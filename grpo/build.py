@@ -37,8 +37,8 @@ class Models:
 
 
 def build_what_is_missing(config, dist):
-    """Runs the recipes of what is missing: a dataset under data/ has a prepare.py, a checkpoint that a shipped config
-    names has another config. A dry run only says what would be built. Returns whether something is still missing."""
+    """Runs the prepare.py of a dataset or model that is missing; a dry run only says so. Returns whether something is
+    still missing."""
     if config.generator_checkpoint is None:
         raise ValueError("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
                          "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from core.checkpoint_manager import CheckpointManager, check_same_step, shapes
-from core.files import CURVES, REPORT, SAMPLES, each_record, keep_records
-from core.logger import folded, format_number
+from core.files import CURVES, REPORT, SAMPLES, STATE, each_record, keep_records
+from core.logger import format_number
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from core.run import BadSteps, StopSignal, run_loop
 from grpo.evaluation.samples import append_samples, comparison_table, evaluations, format_samples
@@ -180,8 +180,8 @@ class GRPOTrainer:
     def resume(self):
         """Goes on from the state in out_dir. Between iterations a buffer holds nothing of its rank alone, so another
         number of ranks can go on."""
-        state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
-        path, self.step = self.checkpoints.last
+        state = self.checkpoints.load(self.policy.weights(), self.optimizers)
+        self.step = state["step"]
         check_same_step(self.dist, self.step, self.config.out_dir)
         self.policy.load_weights(state["model"])
         if self.saved_reference is not None:
@@ -192,7 +192,7 @@ class GRPOTrainer:
         buffers = state["buffers"]
         same_ranks = len(buffers) == self.dist.world
         if buffers[0]["queue"] and not same_ranks:
-            raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
+            raise ValueError(f"{STATE} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
         mine = buffers[self.dist.rank if same_ranks else 0]
         self.buffer.load_state_dict(mine, self.dist.device)
         if self.config.kl_target is None:
@@ -204,7 +204,7 @@ class GRPOTrainer:
         self.progress.global_step = self.step
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
         shown = [f"{name} {format_number(x)}" for name, x in metrics.items()]
-        self.logger.say("\n".join(folded(["held out | " + " | ".join(shown)])))
+        self.logger.say("held out | " + " | ".join(shown))
         metrics = {f"eval/{name}": x for name, x in metrics.items()}
         self.buffer.store_evaluation_data(self.step, metrics)
         self.logger.log(self.step, metrics, show=False)

@@ -80,7 +80,7 @@ def without_place(records):
 
 
 def small_bpe(monkeypatch, name="gpt2", *merges, special=("<|endoftext|>",)):
-    """The tokenizer of tiktoken's encoding `name`, with the 256 bytes, these merges and special tokens as vocabulary."""
+    """The tokenizer of tiktoken's encoding `name`, with the 256 bytes, these merges and special tokens."""
     import tiktoken
     tokens = [*(bytes([b]) for b in range(256)), *merges]
     words = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -320,7 +320,8 @@ def collect(policy, scorer, data, c, reference=None, dist=None, number=0):
 
 def train(policy, rollouts, sums, c, optimizers=None, dist=None):
     """One optimizer step on rollouts. Returns its metrics."""
-    return train_on_rollouts(policy, rollouts, sums, optimizers or build_optimizers(policy, c), c, dist or one_process())
+    optimizers = optimizers or build_optimizers(policy, c)
+    return train_on_rollouts(policy, rollouts, sums, optimizers, c, dist or one_process())
 
 
 def shaped(rollouts, scored, c, rewards=None):

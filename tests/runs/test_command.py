@@ -1,10 +1,8 @@
 """The command, as a user runs it."""
 
-
 from core.models import save_model
 from grpo.grpo_config import GRPOConfig
-from tests.tiny import (
-    CAUSAL, causal_model, causal_policy, judge, model, run_here, same, save)
+from tests.tiny import CAUSAL, causal_model, causal_policy, judge, model, run_here, same, save
 from tests.trainers import prompt_trainer, records, run
 
 
@@ -23,8 +21,6 @@ def test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing(d
     assert set(keys) == {key for key, value in changed.items() if str(getattr(GRPOConfig(), key)) != str(value)}
     assert plan.count("frozen") == 3
 
-
-# A teacher
 
 def test_the_teacher_stays_and_the_student_comes_nearer(prompts, tmp_path):
     save_model(str(tmp_path / "teacher"), causal_model(seed=9, n_layer=2), CAUSAL)

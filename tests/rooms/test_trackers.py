@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import json
 import os
-import re
 import struct
 import subprocess
 import sys
@@ -23,40 +22,35 @@ sys.path.insert(0, sys.argv[1])
 from core.config import RunConfig
 from core.logger import Logger
 from core.trackers import Trackers
-settings, first, last, value, end = json.loads(sys.argv[2])
+settings, end = json.loads(sys.argv[2])
 config = RunConfig(**settings | {"report_to": tuple(settings["report_to"])})
 os.makedirs(config.out_dir, exist_ok=True)
-logger = Logger(config.out_dir, last, ("loss",))
+logger = Logger(config.out_dir, 4, ("loss",))
 logger.trackers = Trackers(config, logger.say)
-logger.start(first)
-for step in range(first + 1, last + 1):
-    logger.log(step, {"loss": value + step, "lr": float("nan")})
+logger.start()
+for step in range(1, 5):
+    logger.log(step, {"loss": 0.5 + step, "lr": float("nan")})
     if step % 2 == 0:
-        logger.log(step, {"eval/judge": value - step}, show=False)
+        logger.log(step, {"eval/judge": 0.5 - step}, show=False)
         logger.say("a secret question")
-if end == "killed":
-    time.sleep(2)
-    os.kill(os.getpid(), signal.SIGKILL)
 if end == "service killed":
     children = open(f"/proc/self/task/{os.getpid()}/children").read().split()
     os.kill(next(int(id) for id in children if "wandb-core" in open(f"/proc/{id}/cmdline").read()), signal.SIGKILL)
-    for step in range(last + 1, last + 4):
+    for step in range(5, 8):
         time.sleep(0.2)
-        logger.log(step, {"loss": value + step})
+        logger.log(step, {"loss": 0.5 + step})
 logger.close()
 print("the run has ended")
 """
 
 
-def run(folder, name, first=0, last=4, value=0.5, end="", before="", **settings):
-    """A run with a tracker, in a process of its own, from the step after `first` to `last`; it runs the lines of code in
-    `before` first. Returns its output."""
+def run(folder, name, end="", **settings):
+    """A run of four steps with a tracker, in a process of its own. Returns its output."""
     settings |= {"out_dir": str(folder / "out"), "report_to": [name]}
     env = os.environ | {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
-    done = subprocess.run([sys.executable, "-c", before + RUN, ROOT, json.dumps([settings, first, last, value, end])],
-                          env=env, capture_output=True, text=True, timeout=100)
-    assert done.returncode == (-9 if end == "killed" else 0), done.stderr
-    assert end == "killed" or "the run has ended" in done.stdout
+    done = subprocess.run([sys.executable, "-c", RUN, ROOT, json.dumps([settings, end])], env=env, capture_output=True,
+                          text=True, timeout=100)
+    assert "the run has ended" in done.stdout, done.stderr
     return done.stdout
 
 
@@ -119,34 +113,17 @@ def name(request):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_writes_no_step_twice_and_no_text_is_sent(tmp_path, name):
-    run(tmp_path, name, last=5, end="killed", system_prompt="a secret instruction", prompt_format="secret {prompt}")
+def test_a_tracker_shows_what_was_logged_and_no_text_is_sent(tmp_path, name):
+    run(tmp_path, name, system_prompt="a secret instruction", prompt_format="secret {prompt}")
+    assert READERS[name](tmp_path) == {"loss": [(step, 0.5 + step) for step in range(1, 5)],
+                                       "eval/judge": [(step, 0.5 - step) for step in (2, 4)]}
     assert b"secret" not in contents(tmp_path)
-    run(tmp_path, name, first=2, last=7, value=0.25)
-    lost = {"wandb": 5}.get(name)  # wandb writes a step when the next one begins
-    assert READERS[name](tmp_path) == {
-        "loss": [(step, (0.5 if step <= 5 else 0.25) + step) for step in range(1, 8) if step != lost],
-        "eval/judge": [(step, (0.5 if step <= 5 else 0.25) - step) for step in (2, 4, 6)]}
-    if name == "wandb":
-        assert len({r.run.run_id for r in wandb_events(tmp_path) if r.WhichOneof("record_type") == "run"}) == 1
 
 
 @pytest.mark.slow
 def test_a_wandb_whose_service_dies_does_not_stop_the_run(tmp_path):
-    out = run(tmp_path, "wandb", end="service killed")
-    assert out.count("wandb failed (") == 1 and "the run goes on without it" in out
+    assert run(tmp_path, "wandb", end="service killed").count("wandb failed (") == 1
     assert [r["step"] for r in read_records(str(tmp_path / "out" / "metrics.jsonl"))][-3:] == [5, 6, 7]
-
-
-@pytest.mark.slow
-def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path):
-    """A limit on the size of files is in the place of a full disk. metrics.jsonl is smaller than the events."""
-    pytest.importorskip("tensorboard")
-    limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); " \
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
-    out = run(tmp_path, "tensorboard", last=40, before=limit)
-    assert len(re.findall(r"tensorboard failed \(.*File too large.*\); the run goes on without it", out)) == 1
-    assert len(read_records(str(tmp_path / "out" / "metrics.jsonl"))) == 60
 
 
 class StrangeError(Exception):
@@ -156,11 +133,11 @@ class StrangeError(Exception):
 class Recorder:
     """A tracker that keeps the calls that it gets, and fails in one of them."""
 
-    id, fails = "run 7", None
+    fails = None
 
-    def __init__(self, config, settings, id):
+    def __init__(self, config, settings):
         self.calls = []
-        self.call("start", id)
+        self.call("start")
 
     def call(self, method, *arguments):
         self.calls.append((method, *arguments))
@@ -185,38 +162,26 @@ def recorders(monkeypatch, tmp_path):
 @pytest.mark.parametrize("method", ["log", "finish"])
 def test_a_tracker_that_fails_is_left_out_with_one_line(recorders, method):
     trackers, lines = recorders(method)
-    trackers.start(0, [])
+    trackers.start()
     a, b = trackers.running.values()
     for step in (0, 1):
         trackers.log(step, {"loss": 1.0})
     trackers.finish()
-    assert lines == ["b failed (first line second line); the run goes on without it"]
+    assert len(lines) == 1 and lines[0].startswith("b failed") and "\n" not in lines[0]
     assert [call[0] for call in a.calls] == ["start", "log", "log", "finish"]
     assert b.calls[-1][0] == method and sum(call[0] == method for call in b.calls) == 1
 
 
 def test_a_tracker_that_does_not_start_stops_the_run(recorders):
-    with pytest.raises(ValueError, match=r"^b did not start \(first line second line\); leave it out of"):
-        recorders("start")[0].start(0, [])
+    with pytest.raises(ValueError, match="^b [^\n]*report_to$"):
+        recorders("start")[0].start()
 
 
-def test_a_resumed_run_goes_on_under_its_id_and_writes_no_step_twice(recorders, tmp_path):
-    recorders()[0].start(0, [])
-    assert json.loads((tmp_path / "trackers.json").read_text()) == {"a": "run 7", "b": "run 7"}
-    trackers, _ = recorders()
-    trackers.start(2, [{"step": 2, "loss": 1.0}, {"step": 3, "loss": 1.0}])
-    for step in (2, 3, 4):  # the evaluation of step 2 was not made
-        trackers.log(step, {"loss": 2.0})
-    assert trackers.running["a"].calls == [("start", "run 7"), ("log", 2, {"loss": 2.0}), ("log", 4, {"loss": 2.0})]
-
-
-def test_a_tracker_that_there_is_not_is_named_and_a_missing_package_has_its_pip_command(monkeypatch):
-    with pytest.raises(ValueError, match="^report_to: there is no tracker 'wanb'; choose among wandb, "):
-        check_trackers(RunConfig(report_to=("wanb",)))
+def test_a_missing_package_has_its_pip_command(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     check_trackers(RunConfig())
     for name, settings in (("trackio", {"report_to": ("trackio",)}), ("wandb", {"wandb_log": True})):
-        with pytest.raises(ValueError, match=f"asks for {name}, which is not installed: pip install {name}$"):
+        with pytest.raises(ValueError, match=f"pip install {name}$"):
             check_trackers(RunConfig(**settings))
 
 

@@ -1,4 +1,4 @@
-"""How a run starts and ends: what happens to its folder, and what it leaves there that says so."""
+"""How a run starts and ends: what is built, what is recorded, what a start that fails leaves alone."""
 
 import json
 import os
@@ -6,15 +6,17 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
+import torch
 
-from core.run import SET_ASIDE, STAYING
-from core.models import save_model
 from core import start
-from core.settings import optional
+from core.distributed import Distributed
+from core.models import save_model
+from core.run import SET_ASIDE, STAYING
 from grpo.report import page
-from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_dataset
+from tests.tiny import CAUSAL, ROOT, causal_model, config, one_process, run_here, write_prompt_dataset
 
 TRAIN = "grpo/train_grpo.py"
 REWARDS = """
@@ -72,80 +74,51 @@ def starts(folder):
     return json.loads((folder / "config.json").read_text())["starts"]
 
 
-def head(folder):
-    """The paragraph of report.html that says how the run ended."""
-    return re.search('<p class="status">(.*)</p>', (folder / "report.html").read_text())[1]
-
-
 @pytest.mark.parametrize("logged, step", [("", 0), ('"loss"', 1)])
-def test_a_run_that_fails_says_when_and_why(launch, tmp_path, logged, step):
+def test_a_run_that_fails_records_when_and_why(launch, tmp_path, logged, step):
     done, out = launch(1, **trouble(tmp_path, "raise KeyError('no such thing')", logged)), tmp_path / "out"
-    assert "no such thing" in done.stderr
     end = starts(out)[-1]["end"]
-    assert (end["ended"], end["step"]) == ("failed", step) and "no such thing" in end["why"]
+    assert (end["ended"], end["step"]) == ("failed", step)
     console = (out / "console.log").read_text()
-    assert f"failed at step {step}: " in console and "no such thing" in console and "Traceback" in console
-    if step:
-        assert head(out).startswith(f"failed at step {step}, ") and "no such thing" in head(out)
+    assert all("no such thing" in text for text in (done.stderr, end["why"], console)) and "Traceback" in console
 
 
-def test_a_run_that_a_signal_stops_says_so_and_goes_on(launch, tmp_path):
+def test_a_run_that_a_signal_stops_records_it_and_goes_on(launch, tmp_path):
     settings, out = trouble(tmp_path, "os.kill(os.getpid(), signal.SIGTERM)"), tmp_path / "out"
     launch(**settings)
     end = starts(out)[-1]["end"]
     assert (end["ended"], end["why"]) == ("stopped", "SIGTERM") and 0 < end["step"] < 3
-    assert head(out) == f"stopped at step {end['step']}, {end['time']}: SIGTERM"
     trouble(tmp_path, "pass")
     shown = launch(**settings, resume=True).stdout
-    assert f"going on from {tmp_path}/out/state.pt, step {end['step']} of 3\n" in shown
+    assert f"{tmp_path}/out/state.pt, step {end['step']} of 3" in shown
     assert [r["end"]["ended"] for r in starts(out)] == ["stopped", "finished"]
     assert (out / "console.log").read_text().endswith(shown), "the console goes on where it was"
 
 
-def test_a_resumed_run_says_from_where_it_goes_on_and_what_has_changed(launch, tmp_path):
-    """Its process before was killed."""
+def test_a_resumed_run_says_which_settings_have_changed(launch, tmp_path):
     launch(max_iters=2)
-    config = tmp_path / "out" / "config.json"
-    before = json.loads(config.read_text())
-    del before["starts"][0]["end"]
-    before = json.dumps(before)
-    config.write_text(before)
-    assert "config.json" in launch(1, resume=True, optimizer="muon").stderr and config.read_text() == before
-    shown = launch(resume="auto", max_iters=3).stdout
-    assert f"going on from {tmp_path}/out/state.pt, step 2 of 3; changed since: max_iters 2 -> 3\n" in shown
-    assert [r["step"] for r in starts(tmp_path / "out")] == [0, 2]
-    assert json.loads(config.read_text())["max_iters"] == 3 and not (tmp_path / "out" / "previous").exists()
+    launch(1, resume=True, optimizer="muon")
+    assert "max_iters 2 -> 3" in launch(resume="auto", max_iters=3).stdout
+    assert [r["step"] for r in starts(tmp_path / "out")] == [0, 2] and not (tmp_path / "out" / "previous").exists()
 
 
-def test_a_start_that_is_refused_leaves_a_finished_run_as_it_was_and_a_dry_run_says_the_same(launch, tmp_path,
-                                                                                             monkeypatch):
+def test_a_start_records_its_command_settings_and_machine(launch, tmp_path):
+    launch(seed=7, max_iters=1)
+    start, = starts(tmp_path / "out")
+    assert start["settings"]["seed"] == {"value": 7, "default": 1337, "set in": "command line"}
+    assert "--seed=7" in start["command"] and start["torch"] == torch.__version__
+    assert (start["device"], start["precision"], start["ranks"]) == ("cpu", "float32", 1)
+
+
+def test_a_start_that_is_refused_leaves_a_finished_run_as_it_was(launch, tmp_path, monkeypatch):
     launch(max_iters=1)
     before = everything(tmp_path / "out")
-    real = optional.importlib.import_module
-
-    def without_ray(name, *arguments):
-        if name == "ray":
-            raise ModuleNotFoundError("No module named 'ray'", name="ray")
-        return real(name, *arguments)
-
-    monkeypatch.setattr(optional.importlib, "import_module", without_ray)
-    for settings, message in (({"sampler": "ray"}, "sampler='ray' needs the package ray: pip install"),
-                              ({"report_to": "('nobody',)"}, "there is no tracker 'nobody'"),
-                              ({"generator_checkpoint": "gone.safetensors"}, "gone.safetensors does not exist")):
-        found = {launch(1, **settings, **more).stderr for more in ({}, {"dry_run": True}, {"resume": "auto"})}
-        assert len(found) == 1 and message in min(found) and min(found).strip().count("\n") == 0
-        assert everything(tmp_path / "out") == before
-
-
-@pytest.mark.parametrize("more", [{}, {"dry_run": True}])
-def test_a_folder_of_the_user_is_refused_and_unchanged(launch, tmp_path, more):
-    (tmp_path / "home").mkdir()
-    for name in ("README.md", ".bashrc", "train.bin"):
-        (tmp_path / "home" / name).write_text(name)
-    before = everything(tmp_path / "home")
-    error = launch(1, out_dir=tmp_path / "home", **more).stderr
-    assert "home holds .bashrc, which is of no run; name a new or an empty" in error
-    assert everything(tmp_path / "home") == before
+    monkeypatch.setitem(sys.modules, "ray", None)  # it cannot be imported
+    for settings, word in (({"sampler": "ray"}, "pip install"), ({"report_to": "('nobody',)"}, "report_to"),
+                           ({"generator_checkpoint": "gone.safetensors"}, "gone.safetensors")):
+        for more in ({}, {"dry_run": True}, {"resume": "auto"}):
+            assert word in launch(1, **settings, **more).stderr
+            assert everything(tmp_path / "out") == before
 
 
 def test_whatever_a_run_writes_is_set_aside_by_the_next_and_other_files_stay(launch, tmp_path):
@@ -158,9 +131,8 @@ def test_whatever_a_run_writes_is_set_aside_by_the_next_and_other_files_stay(lau
     (out / "notes.txt").write_text("mine")
     failing = trouble(tmp_path, "if len(prompts) == 4: raise KeyError('no record, but a completion')", logged="")
     for number in (1, 2):
-        shown = launch(1, **failing, seed=number).stdout
-        assert f"held an earlier run, which is now in {out}/previous/{number}\n" in shown
-    assert everything(out / "previous" / "1") == first and len(first) > 10
+        assert f"{out}/previous/{number}\n" in launch(1, **failing, seed=number).stdout
+    assert everything(out / "previous" / "1") == first and len(first) > 8
     assert json.loads((out / "previous" / "2" / "config.json").read_text())["seed"] == 1
     assert (out / "notes.txt").read_text() == "mine"
     assert all(SET_ASIDE.fullmatch(name) or name in STAYING for name in set(os.listdir(out)) - {"notes.txt"})
@@ -192,5 +164,59 @@ def test_a_dry_run_in_a_fresh_clone_says_what_would_be_built(clone, monkeypatch,
     done = run_here(TRAIN, f"config/{config}", "--dry_run=True")
     assert done.returncode == 0 and done.stderr == ""
     name = re.search('^dataset = "(.*?)"', (clone / "config" / config).read_text(), re.M)[1]
-    assert f"it would be built by data/{name}/prepare.py\n" in done.stdout
-    assert "nothing was built or trained" in done.stdout and everything(clone) == before
+    assert f"data/{name}/prepare.py\n" in done.stdout and everything(clone) == before
+
+
+def recipe(folder, body):
+    """A prepare.py in the folder. Returns the config of a run on this dataset."""
+    (folder / "prepare.py").write_text(f"import json, os, sys\n{body}\n")
+    return config(dataset=str(folder), generator_checkpoint="g.safetensors")
+
+
+def test_a_dataset_is_built_by_its_prepare_py_even_if_this_process_is_a_rank(tmp_path, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "OTHER": "1"}.items():
+        monkeypatch.setenv(name, value)
+    c = recipe(tmp_path, f"json.dump([sys.argv[1:], dict(os.environ)], open({str(tmp_path / 'meta.json')!r}, 'w'))")
+    monkeypatch.setattr(Distributed, "meet", lambda self: setattr(self, "world", 1))
+    assert not start.build_missing(c, ("generator_checkpoint",), one_process())
+    arguments, environment = json.loads((tmp_path / "meta.json").read_text())
+    assert arguments == [f"--out={tmp_path}"] and environment["OTHER"] == environment["WORLD_SIZE"] == "1"
+
+
+@pytest.mark.parametrize("code", [3, 0])
+def test_a_prepare_py_that_fails_or_writes_no_file_ends_the_run(tmp_path, code):
+    with pytest.raises(ValueError, match="^dataset: .*meta.json .*prepare.py"):
+        start.build_missing(recipe(tmp_path, f"sys.exit({code})"), (), one_process())
+
+
+def test_an_earlier_run_is_not_moved_before_every_rank_has_read_its_checkpoints(launch, tmp_path, monkeypatch):
+    """The generator of a run may be the model of an earlier run in out_dir."""
+    launch(max_iters=1)
+    moved, read = [], []
+    set_aside, broadcast = start.set_aside, Distributed.barrier
+    monkeypatch.setattr(Distributed, "barrier", lambda self: (read.append(list(moved)), broadcast(self))[1])
+    monkeypatch.setattr(start, "set_aside", lambda folder: moved.append(len(read)) or set_aside(folder))
+    launch(max_iters=1)
+    assert moved[0] >= 3 and not any(read[: moved[0]]), "a barrier comes first, after the models were read"
+
+
+@pytest.mark.parametrize("error", [
+    RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")])
+def test_out_of_memory_is_one_line_with_what_lowers_it_and_the_run_goes_on_later(launch, tmp_path, monkeypatch, error):
+    clip, calls = torch.nn.utils.clip_grad_norm_, []
+
+    def full(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise error
+        return clip(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", full)
+        line = launch(1).stderr
+    assert line.count("\n") == 1 and {"batch_size=2,", "group_size=2,", "max_new_tokens=5,"} <= set(line.split())
+    end = starts(tmp_path / "out")[-1]["end"]
+    assert (end["ended"], end["step"]) == ("failed", 1)
+    launch(resume=True)
+    assert starts(tmp_path / "out")[-1]["end"]["step"] == 3

@@ -1,4 +1,4 @@
-"""Running text: what was written is read, windows are pure and the same for every layout, faults are named."""
+"""Running text: what was written is read, and a problem depends on its number alone, however a step is cut."""
 
 import os
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.data import MASKS, DatasetConsumer, check_masks, draw_mask, masked_positions, unpack_batch
+from core.data import MASKS, DatasetConsumer, draw_mask, masked_positions, unpack_batch
 from core.data_folder import write_dataset
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.tokenizer import CharTokenizer
@@ -29,29 +29,6 @@ def test_every_id_of_a_large_vocabulary_is_read_as_it_was_written(tmp_path, voca
     assert set(data.batch("train", 0)["input"].flatten()) <= set(ids)
 
 
-class Limited(CharTokenizer):
-    """Characters, without a mask token or without newlines. Their description is that of CharTokenizer."""
-
-    def __init__(self, **changes):
-        super().__init__()
-        self.__dict__ |= changes
-
-    def description(self):
-        return TOKENIZER.description()
-
-
-@pytest.mark.parametrize(("tokenizer", "masks", "message"), [
-    (CharTokenizer(stop=True), {"span": 1.0}, "was prepared with another vocabulary"),
-    (Limited(mask_token_id=None), {"span": 1.0}, "its tokenizer has no mask token, which filling in needs"),
-    (Limited(newline_token_id=-1), {"span": 1.0, "line": 0.5}, "masks=")])
-def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, tokenizer, masks, message):
-    write_text_dataset(tmp_path, TEXT)
-    with pytest.raises(ValueError, match=message):
-        opened(tmp_path, masks=masks, tokenizer=tokenizer)
-    opened(tmp_path, masks={"span": 1.0}, tokenizer=Limited(newline_token_id=-1))
-    opened(tmp_path, mode=LANGUAGE_MODEL, masks={"line": 1.0}, tokenizer=Limited(mask_token_id=None))
-
-
 def equal(a, b):
     return all(np.array_equal(a[key], b[key]) for key in a)
 
@@ -72,7 +49,6 @@ def test_input_masks_the_target_and_nothing_else(dataset):
     input, target, mask = unpack_batch(batch, "cpu")
     assert (input[mask] == TOKENIZER.mask_token_id).all() and (input[~mask] == target[~mask]).all()
     assert all(TOKENIZER.decode(row) in TEXT[len(TEXT) * 4 // 5 :] for row in target.tolist())
-    assert [str(x.dtype) for x in (input, target, mask)] == ["torch.int64", "torch.int64", "torch.bool"]
     batch["mask"][1] = False
     with pytest.raises(ValueError, match="without masks"):
         unpack_batch(batch, "cpu")
@@ -83,25 +59,11 @@ def test_language_model_batches_are_shifted_by_one(dataset):
     assert np.array_equal(batch["input"][:, 1:], batch["target"][:, :-1]) and batch["mask"].all()
 
 
-def test_an_id_outside_the_vocabulary_and_a_stride_that_cannot_be_are_refused(tmp_path):
+def test_an_id_outside_the_vocabulary_is_refused(tmp_path):
     write_text_dataset(tmp_path, TEXT)
-    meta = tmp_path / "meta.json"
-    whole = meta.read_text()
-    meta.write_text(whole.replace("{", '{"stride": 1.5, ', 1))
-    with pytest.raises(ValueError, match="meta.json: .*stride="):
-        opened(tmp_path)
-    meta.write_text(whole)
     (tmp_path / "train.bin").write_bytes(bytes([99, 0] * 100))
-    with pytest.raises(ValueError, match="train.bin has the token id 99"):
+    with pytest.raises(ValueError, match="train.bin"):
         opened(tmp_path).batch("train", 0)
-
-
-# masks
-
-@pytest.mark.parametrize("masks", [{}, {"random": 0.0}, {"random": "a"}, {"random": 1.0, "lines": 1.0}], ids=str)
-def test_masks_that_hide_nothing_are_refused(masks):
-    with pytest.raises(ValueError, match="masks="):
-        check_masks(masks)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -130,7 +92,6 @@ def test_masked_positions_are_those_of_a_loop():
     mask = torch.rand(20, 9) < 0.4
     mask[0], mask[1] = True, False
     position, hidden = masked_positions(mask, "cpu")
-    assert position.shape == hidden.shape == (20, 9) and (position.dtype, hidden.dtype) == (torch.int64, torch.bool)
     for row, columns, real in zip(mask.tolist(), position.tolist(), hidden.tolist(), strict=True):
         expected = [i for i, masked in enumerate(row) if masked]
         assert columns[: len(expected)] == expected and real == [True] * len(expected) + [False] * (9 - len(expected))

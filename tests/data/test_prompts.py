@@ -42,7 +42,8 @@ def huggingface_tokenizer(path, kind):
     ("Hi", {"template": "chat", "system_prompt": "Be kind."}, "System: Be kind.\n\nUser: Hi\n\nAssistant: "),
     (TURNS, {"template": "chat"}, "User: a\n\nAssistant: b\n\nUser: c\n\nAssistant: "),
     ("3+4=", {"prompt_format": "{x}: {prompt}\n"}, "{x}: 3+4=\n"),
-    (TURNS, {"template": "chat", "prompt_format": "-{prompt}-"}, "User: a\n\nAssistant: b\n\nUser: -c-\n\nAssistant: ")])
+    (TURNS, {"template": "chat", "prompt_format": "-{prompt}-"},
+     "User: a\n\nAssistant: b\n\nUser: -c-\n\nAssistant: ")])
 def test_a_template_ends_where_the_answer_begins(prompt, settings, text):
     assert PromptFormat(**settings).encode(prompt, CAUSAL) == (text, CAUSAL.encode(text))
     assert PromptFormat(**settings, response_prefix="so ").encode(prompt, CAUSAL) == (text, CAUSAL.encode(text + "so "))
@@ -65,7 +66,7 @@ def test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length(tmp_
     data = PromptConsumer(folder, 1, format=PromptFormat(max_prompt_length=50))
     assert [len(r["prompt"]) for r in data.records["train"]] == list(range(10, 51)) and data.longest == 50
     assert [len(r["prompt"]) for r in data.records["val"]] == list(range(5, 45))
-    assert data.dropped == 59 and "59 longer than max_prompt_length=50" in data.size()
+    assert data.dropped == 59
 
 
 @pytest.mark.parametrize("kind", ["problems", "batch"])
@@ -110,7 +111,6 @@ def test_a_training_example_is_its_completion_and_the_stop_token(folder):
     width = batch["input"].shape[1] - 1
     cut = PromptConsumer(folder, 16, block_size=width)
     assert np.array_equal(cut.batch("train", 5)["input"], batch["input"][:, :width])
-    assert "training examples are cut" in cut.size()
 
 
 def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answer_begins(tmp_path):
@@ -125,26 +125,12 @@ def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answ
     assert PromptFormat("model").encode("1+1?", started)[1] == started.backend("1+1?")["input_ids"], "one start token"
 
 
-@pytest.mark.parametrize("key, dataset, settings", [
-    ("gone/meta.json", lambda d: str(d / "gone"), {}),
-    ("line 61: ", lambda d: prepared(d, [*RECORDS, {"prompt": "\u4e2d"}]), {}),
-    ("split val", lambda d: of_lengths(d, train=range(1, 6)), {}),
-    ("line 22: .*max_prompt_length=30; set it to 34", lambda d: of_lengths(d, train=range(1, 21), val=[9, 34, 8, 31]),
-     {"format": PromptFormat(max_prompt_length=30)}), 
-    ("prompt_format=", prepared, {"format": PromptFormat(prompt_format="Question: ")}),
-    ("template='model'", prepared, {"format": PromptFormat("model")})])
-def test_prompts_that_cannot_be_completed_are_refused(tmp_path, key, dataset, settings):
-    with pytest.raises((ValueError, FileNotFoundError), match=key) as error:
-        PromptConsumer(dataset(tmp_path), 6, **settings)
-    assert "\n" not in str(error.value)
-
-
 def test_masked_examples_are_the_answer_and_ends_with_a_uniform_share_of_masks(prompts):
     data = PromptConsumer(prompts, 40, block_size=12, masked=True)
     shares = []
     for step in range(25):
         batch = data.batch("train", step)
-        records, _ = data._drawn("train", step, 0)
+        records = data.problems("train", step)["record"]
         for record, input, target, weight in zip(records, batch["input"], batch["target"], batch["mask"], strict=True):
             length = len(record["tokens"])
             text = [*record["tokens"], *data.tokenizer.encode(record["completion"])]
@@ -155,7 +141,3 @@ def test_masked_examples_are_the_answer_and_ends_with_a_uniform_share_of_masks(p
             assert (weight[masked] == np.float32(1 / masked.sum())).all(), "every example weighs the same"
             shares.append(masked.sum() / (12 - length))
     assert abs(np.mean([share <= 0.5 for share in shares]) - 0.5) < 0.1
-    long = [len(record["tokens"]) + len(record["completion"]) + 1 for record in data.records["train"] + data.records["val"]]
-    most = max(long)
-    said = PromptConsumer(prompts, 2, block_size=most - 1, masked=True).size()
-    assert f"{long.count(most)} training examples are cut at block_size={most - 1}" in said
