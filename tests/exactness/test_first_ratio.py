@@ -25,9 +25,9 @@ from tests.tiny import (
 
 
 @pytest.mark.parametrize("kind, settings", [
-    ("fill", {}), ("fill", {"top_p": 0.9, "gradient_accumulation_steps": 3}), ("fill", {"unmask_steps": 3, "top_p": 0.8}),
-    ("fill", {"unmask_steps": 3, "fill_estimator": "one_step"}), ("prompts", {"kl_estimator": "k3", "top_p": 0.9}),
-    ("prompts", {"kl_estimator": "exact"})], ids=str)
+    ("fill", {}), ("fill", {"top_p": 0.9, "gradient_accumulation_steps": 3}),
+    ("fill", {"unmask_steps": 3, "top_p": 0.8}), ("fill", {"unmask_steps": 3, "fill_estimator": "one_step"}),
+    ("prompts", {"kl_estimator": "k3", "top_p": 0.9}), ("prompts", {"kl_estimator": "exact"})], ids=str)
 def test_the_first_ratio_is_one_and_the_first_kl_exactly_zero(dataset, prompts, kind, settings):
     c = prompt_config(temperature=0.8, **settings)
     policy, data = causal_policy(dropout=0.5), prompt_consumer(prompts, c)  # a dropout that was left on would show
