@@ -1,15 +1,59 @@
-"""Filling in in several passes: each pass reads the tokens of those before it, and reports their probability."""
+"""Filling in masked tokens in one and in several passes: the reported log-probabilities are those that tokens are drawn
+with."""
 
 import pytest
 import torch
 
 from core.distributions import draw_uniforms, restrict, sampling_logp
+from core.fill_in import predict_and_sample_tokens
 from core.fill_in_passes import draw_passes, fill_in_passes
+from core.supervised.judge_training import fill_once
 from core.tokenizer import CharTokenizer
 from core.truncation import kept_tokens
 from tests.tiny import TOKENIZER, config, consumer, expect_frequencies, masked_problems, model
 
 MASK = TOKENIZER.mask_token_id
+
+
+class TinyVocabulary(torch.nn.Module):
+    """A 'model' of 6 tokens whose logits depend on the position alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.vocabulary, self.logits = 6, 2 * torch.randn(5, 6)
+
+    def states(self, input, position, padding=None):
+        return position[..., None]
+
+    def project(self, states):
+        return self.logits[states[:, 0]]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("top_p", [0.5, 0.95, 1.0])
+def test_frequencies_match_the_reported_log_probabilities(temperature, top_p):
+    draws, net = 20_000, TinyVocabulary()
+    position = torch.tensor([[0, 2, 4]])
+    noise = draw_uniforms(1, 0, [0], (draws, 5))
+    target, logp, allowed = predict_and_sample_tokens(net, torch.zeros(1, 5).long(), position, noise,
+                                                      temperature=temperature, top_p=top_p)
+    for m, column in enumerate(position[0].tolist()):
+        kept = expect_frequencies(target[0, :, m], logp[0, :, m], net.logits[column], temperature, top_p)
+        assert top_p == 1.0 or allowed.dense(6)[m].tolist() == kept.tolist()
+    assert (allowed is None) == (top_p == 1.0)
+
+
+def test_a_row_is_filled_in_the_same_in_any_batch():
+    net, numbers = model(), [4, 9, 2]
+    input = torch.randint(0, 96, (3, 32))
+    mask = torch.rand(3, 32) < 0.4
+    mask[1] = torch.arange(32) < 3  # few masks: padded when batched with the others
+    input = input.masked_fill(mask, MASK)
+    together = fill_once(net, input, mask, draw_uniforms(7, 5, numbers, (6, 32)))
+    for i, number in enumerate(numbers):
+        alone = fill_once(net, input[i : i + 1], mask[i : i + 1], draw_uniforms(7, 5, [number], (6, 32)))
+        assert torch.equal(alone[0], together[i])
+        assert torch.equal(alone[0][:, ~mask[i]], input[i][~mask[i]].expand(6, -1)), "what was not masked stays"
 
 
 @pytest.fixture
@@ -75,23 +119,26 @@ def test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes(tem
             expect(begun & (target[:, first] == token), text, second)
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_p": 0.9}], ids=str)
 @torch.no_grad()
-def test_by_confidence_texts_are_as_frequent_as_with_new_noise_in_each_pass():
-    """Against a loop of LLaDA's sampler (arXiv 2502.09992): a token that was not kept is drawn anew. With the noise of
-    the first pass in all of them the distance is .33."""
+def test_by_confidence_texts_are_as_frequent_as_in_a_loop_of_llada_s_sampler(sampling):
+    """arXiv 2502.09992: a token that was not kept is drawn anew, and kept are the likeliest at temperature 1. With the
+    noise of the first pass in all of them the distance is .33."""
     tokenizer = CharTokenizer("abc")
     net, mask, N = model(scale=6.0, tokenizer=tokenizer), tokenizer.mask_token_id, 20_000
     noise = draw_uniforms(1, 0, [0], (4, N, 4))
     input, position = torch.tensor([[0, mask, mask, mask]]), torch.tensor([[1, 2, 3]])
     target, *_ = fill_in_passes(net, input, position, torch.ones(1, 3, dtype=torch.bool), noise[:, :3].transpose(0, 1),
-                                noise[:, 3], 3, by_confidence=True)
+                                noise[:, 3], 3, by_confidence=True, **sampling)
     text, generator = input.repeat(N, 1), torch.Generator().manual_seed(0)
     for _ in range(3):
-        p = net(text).softmax(-1)                                                    # (N, 4, V)
-        drawn = p.flatten(0, 1).multinomial(1, generator=generator).view(N, 4)
-        sure = p.gather(2, drawn[..., None])[..., 0].masked_fill(text != mask, -1.0)
+        logits = net(text).flatten(0, 1)                                             # (4 N, V)
+        logp = sampling_logp(logits, sampling.get("temperature", 1.0))
+        logp = restrict(logp, kept_tokens(logp, sampling.get("top_p", 1.0)))
+        drawn = logp.exp().multinomial(1, generator=generator)                       # (4 N, 1)
+        sure = logits.softmax(-1).gather(1, drawn).view(N, 4).masked_fill(text != mask, -1.0)
         best = sure.argmax(1, keepdim=True)
-        text = text.scatter(1, best, drawn.gather(1, best))
+        text = text.scatter(1, best, drawn.view(N, 4).gather(1, best))
     V = tokenizer.vocab_size
     number = V ** torch.arange(3)
     found, expected = ((x * number).sum(1).bincount(minlength=V**3) / N for x in (target, text[:, 1:]))

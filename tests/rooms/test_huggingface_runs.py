@@ -1,8 +1,6 @@
 """GRPO on Hugging Face models: the first step, and whole runs from a folder and a file, as a user starts them."""
 
-import json
 import os
-import stat
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from core.huggingface.tokenizer import load_huggingface_tokenizer
+from core.models import load_model
 from grpo.build import build_data, build_models
 from grpo.grpo_config import GRPOConfig
 from grpo.rewards import Scored
@@ -23,7 +22,7 @@ from tests.families import (
     write_prose,
     write_sums,
 )
-from tests.tiny import grpo_step, jsonl, one_process, read_records, run_here, run_script, without_clock
+from tests.tiny import grpo_step, one_process, read_records, run_here, run_script, without_clock
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 
@@ -83,21 +82,14 @@ def arguments(settings):
 
 
 def launch(settings, start=run_here, **more):
-    """The command, which must end well: what it printed."""
+    """The command, which must end well."""
     done = start(TRAIN, *arguments(settings), **more)
     assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def steps(folder):
     """The records of optimizer steps in a run's metrics.jsonl, without times."""
     return [r for r in without_clock(read_records(os.path.join(folder, "metrics.jsonl"))) if "loss" in r]
-
-
-def held_out(folder, name):
-    """A held-out metric before the first step and after the last one."""
-    values = [r[name] for r in read_records(os.path.join(folder, "metrics.jsonl")) if name in r]
-    return values[0], values[-1]
 
 
 def state_of(folder):
@@ -108,9 +100,6 @@ def random_rewards(rollouts):
     """A rewards object: different for all completions, the same whenever it is asked."""
     generator = torch.Generator().manual_seed(len(rollouts.target))
     return Scored(torch.rand(rollouts.problems, rollouts.group_size, generator=generator))
-
-
-# --- the first step
 
 
 FULL, LORA, PASSES = {}, {"lora_rank": 4}, {"unmask_steps": 3, "top_p": 1.0}
@@ -139,58 +128,27 @@ def test_at_step_0_a_reference_whose_matrices_are_in_bfloat16_is_the_policy(fami
     assert grpo_step(models.policy, models.reference, random_rewards, data, c)["mean_kl"] == 0.0, "to the last bit"
 
 
-# --- whole runs
-
-
-def answers_that_are_likely(folder, path):
-    """Prompts whose answer is the likeliest next token of the model, as transformers finds it."""
-    net = base_model(folder)
-    tokenizer, records = transformers.AutoTokenizer.from_pretrained(folder), []
-    for a in range(140):
-        prompt = f"the answer of {a} is"
-        with torch.no_grad():
-            token = int(net(torch.tensor([tokenizer(prompt).input_ids])).logits[0, -1].argmax())
-        answer = tokenizer.decode([token]).strip()
-        if answer.isascii() and answer.isprintable() and answer:
-            records.append({"prompt": prompt, "answer": answer})
-    assert len(records) > 30
-    return jsonl(path, *records)
-
-
-@pytest.mark.parametrize("lora, start", [(0, run_script), (8, run_here)], ids=["full", "lora"])
-def test_a_run_from_nothing_but_a_folder_and_a_file(lora, start, world, tmp_path):
-    """The command of the documentation: it learns, evaluates, and saves what transformers or peft opens."""
-    if lora:
-        peft = pytest.importorskip("peft")
-    folder, out = world("llama"), tmp_path / "out"
-    data = answers_that_are_likely(folder, tmp_path / "my.jsonl")
-    printed = launch(SMALL | {"generator_checkpoint": folder, "dataset": data, "reward_functions": "('exact_match',)",
-                              "lora_rank": lora, "max_new_tokens": 1, "max_iters": 12, "group_size": 16,
-                              "temperature": 1.0, "learning_rate": 5e-3, "eval_problems": 8, "eval_completions": 8,
-                              "out_dir": out, "top_p": 1.0, "kl_beta": 0.01}, start)
-    for expected in ("held out | greedy_accuracy 1.0000", "the first prompt ends in", "'</s>'",
-                     "exact_match", "trained" if lora else "M parameters"):
-        assert expected in printed, expected
-    before, after = held_out(out, "eval/sampled_accuracy")
-    assert after > before + 0.1 and all(r["mismatch_max"] < 1e-4 for r in steps(out))
-    if lora:
-        net = peft.PeftModel.from_pretrained(base_model(folder), str(out / "model")).eval()
-        assert "model.safetensors" not in os.listdir(out / "model")
-    else:
-        net = base_model(out / "model")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(out / "model"))
-    with open(data) as f:
-        record = json.loads(f.readline())
-    ids = torch.tensor([tokenizer(record["prompt"]).input_ids])
-    chances = [m(ids).logits[0, -1].softmax(-1).max() for m in (base_model(folder), net)]
-    assert chances[1] > chances[0] + 0.05, "surer of what was rewarded"
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (*(out / "model").iterdir(), out / "state.pt")}
-    assert len(modes) == 1, "safetensors files are as readable as the others"
+@pytest.mark.parametrize("rank, start", [(0, run_script), (8, run_here)], ids=["full", "lora"])
+def test_a_run_from_nothing_but_a_folder_and_a_file_learns_and_saves_what_transformers_or_peft_opens(
+        rank, start, world, tmp_path):
+    out = tmp_path / "out"
+    more = {"lora_rank": rank, "max_iters": 15, "group_size": 16, "kl_beta": 0.0, "out_dir": out,
+            "learning_rate": 3e-2 if rank else 5e-3}
+    launch(settings_of(world, "llama", **more), start)
+    rewards = [r["mean_reward"] for r in steps(out)]
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.3, rewards
+    net, expected = base_model(world("llama") if rank else out / "model"), load_model(str(out / "model"))[0]
+    if rank:
+        net = pytest.importorskip("peft").PeftModel.from_pretrained(net, str(out / "model")).eval()
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(net(input_ids=ids).logits, expected(ids), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family, more", [
-    ("llama", {"lora_init_from": "llama adapter"}), ("Dream", {}), ("sdar", {"lora_rank": 4}), ("bert", {}), ("qwen3_5", {}), ("gemma4", {}),
-    ("mamba2", {"lora_rank": 4}), ("llada", {}), ("wide llama", {"lora_rank": 4, "load_in_4bit": True, "dtype": "bfloat16", "grad_checkpoint": True}),
+    ("llama", {"lora_init_from": "llama adapter"}), ("Dream", {}), ("bert", {}), ("qwen3_5", {}),
+    ("mamba2", {"lora_rank": 4}),
+    ("wide llama", {"lora_rank": 4, "load_in_4bit": True, "dtype": "bfloat16", "grad_checkpoint": True}),
     ("llama", {"lora_rank": 4, "reference_mode": "periodic", "reference_update_freq": 1})], ids=str)
 def test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit(family, more, world, tmp_path):
     if "lora_init_from" in more:

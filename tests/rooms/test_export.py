@@ -70,8 +70,7 @@ def largest_difference(ours, theirs, vocabulary=CAUSAL.base_vocab_size):
 
 
 @pytest.mark.parametrize("kind, tied", [("stop", False), ("tags", True)])
-def test_transformers_computes_equal_logits_and_greedy_texts(tmp_path, kind, tied, capfd):
-    transformers.logging.enable_progress_bar()
+def test_transformers_computes_equal_logits_and_greedy_texts(tmp_path, kind, tied):
     tokenizer = TOKENIZERS[kind]
     net, theirs = exported(tmp_path / "hf", tokenizer, tied)
     assert largest_difference(net, theirs, tokenizer.base_vocab_size) < 1e-5
@@ -85,7 +84,6 @@ def test_transformers_computes_equal_logits_and_greedy_texts(tmp_path, kind, tie
         assert greedy == ids + out.target[0].tolist()
         ended += not out.truncated[0]
     assert ended or tied, "completions that end at the stop token are among them"
-    assert "Writing" not in capfd.readouterr().err
 
 
 def test_an_exported_model_is_read_back_with_its_end_token(tmp_path):
@@ -96,8 +94,6 @@ def test_an_exported_model_is_read_back_with_its_end_token(tmp_path):
     assert theirs.config.eos_token_id == theirs.generation_config.eos_token_id == CAUSAL.stop_token_id
     tokenizer = load_huggingface_tokenizer(str(tmp_path / "stop"))
     assert tokenizer.stop_token_ids == CAUSAL.stop_token_ids and tokenizer.encode_prompt("a") == CAUSAL.encode("a")
-    exported(tmp_path / "none", TOKENIZERS["characters"])
-    assert load_huggingface_tokenizer(str(tmp_path / "none")).stop_token_ids == ()
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -120,9 +116,6 @@ def test_a_merged_adapter_gives_the_logits_of_base_and_adapter(tmp_path, family)
     peft = pytest.importorskip("peft")
     base = model_folder(tmp_path / family, family, scale=6.0)
     adapter = adapter_folder(tmp_path / "adapter", base)
-    own = transformers.AutoTokenizer.from_pretrained(base)
-    own.chat_template = "{{ messages[0].content }}"
-    own.save_pretrained(adapter)  # comes before that of the base
     export.main([f"--checkpoint={adapter}", f"--out={tmp_path}/merged {family}"])
     merged, plain = (base_model(path) for path in (tmp_path / f"merged {family}", base))
     both = peft.PeftModel.from_pretrained(base_model(base), adapter).eval()
@@ -131,9 +124,8 @@ def test_a_merged_adapter_gives_the_logits_of_base_and_adapter(tmp_path, family)
         expected = both(input_ids=ids).logits
         torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-5)
         assert (plain(input_ids=ids).logits - expected).abs().max() > 1e-2
-    new = load_huggingface_tokenizer(str(tmp_path / f"merged {family}"))
-    assert new.backend.get_vocab() == own.get_vocab() and new.backend.chat_template == own.chat_template
-    assert new.stop_token_ids == load_huggingface_tokenizer(base).stop_token_ids
+    new, old = (load_huggingface_tokenizer(path) for path in (str(tmp_path / f"merged {family}"), base))
+    assert new.sha256 == old.sha256 and new.stop_token_ids == old.stop_token_ids
     export.main([f"--checkpoint={base}", f"--out={tmp_path}/copy {family}", "--dtype=bfloat16"])
     for p, q in zip(plain.parameters(), base_model(tmp_path / f"copy {family}").parameters(), strict=True):
         assert torch.equal(p.to(torch.bfloat16), q)
