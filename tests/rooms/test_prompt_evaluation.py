@@ -145,10 +145,9 @@ def test_rewards_see_the_response_prefix_as_part_of_the_completion(prompts):
     assert all(about["text"].startswith("so ") for record in shown for about in record["group"])
 
 
-def test_a_skipped_completion_is_neither_right_nor_wrong_and_a_sample_keeps_what_rewards_log(prompts, tmp_path):
+def test_a_skipped_completion_is_neither_right_nor_wrong(prompts, tmp_path):
     @reward(0, 1)
-    def odd(completions, log_extra, log_metric):
-        log_extra("size", [torch.tensor(len(text)) for text in completions])
+    def odd(completions, log_metric):
         log_metric("entropy", -1.0)
         return [None if is_late(text) else 1.0 for text in completions]
 
@@ -161,7 +160,6 @@ def test_a_skipped_completion_is_neither_right_nor_wrong_and_a_sample_keeps_what
     kept = read_records(str(tmp_path / "samples.jsonl"))
     assert [(record["step"], record["problem"]) for record in kept] == [
         *((3, sample["problem"]) for sample in shown), (6, shown[0]["problem"])]
-    assert kept[0]["group"][0]["logged"] == {"size": f"tensor({len(kept[0]['group'][0]['text'])})"}
 
 
 def test_the_console_shows_the_best_and_the_worst_and_the_ends_of_long_texts():
