@@ -57,14 +57,9 @@ def test_a_function_gets_what_its_signature_names():
 
 def test_a_function_may_change_what_it_gets_from_the_records():
     """Each completion has its own copies of the values of a record."""
-    def careless(prompts, completions, numbers):
-        for prompt in prompts:
-            prompt[0]["role"] = "changed"
-        return [own.pop() + len(own) for own in numbers]
-
-    shared, chat = [1, 2], [dict(m) for m in CHAT]
-    assert run_reward(call_of(careless, texts([chat, chat], numbers=[shared, shared])))[0] == [3.0, 3.0]
-    assert chat == CHAT and shared == [1, 2], "the data stay as they are"
+    numbers = [1, 2]
+    call = call_of(lambda numbers: [own.pop() + len(own) for own in numbers], texts(numbers=[numbers, numbers]))
+    assert run_reward(call)[0] == [3.0, 3.0] and numbers == [1, 2], "the data stay as they are"
 
 
 def running_loop():
@@ -112,16 +107,13 @@ def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
     assert values[0] == theirs[0, 0] == 1 and math.isnan(values[1]) and theirs[1, 0].isnan()
 
 
-@pytest.mark.parametrize("values", [
-    (0.5, 1.0), np.array([0.5, 1.0]), torch.tensor([0.5, 1.0]), [np.float32(0.5), torch.tensor(1.0)], [0.5, True]])
-def test_values_may_be_a_list_or_an_array_of_any_numbers(values):
+@pytest.mark.parametrize("values, expected", [
+    *((values, [0.5, 1.0]) for values in (
+        (0.5, 1.0), np.array([0.5, 1.0]), torch.tensor([0.5, 1.0]), [np.float32(0.5), torch.tensor(1.0)], [0.5, True])),
+    ([None, 1.0], [-1, 1.0]), ([math.nan, -math.inf], [math.inf] * 2)])
+def test_values_may_be_any_numbers_none_skips_and_what_is_not_finite_is_infinite(values, expected):
     found = returned(lambda completions: values)
-    assert found == [0.5, 1.0] and all(type(x) is float for x in found)
-
-
-def test_none_skips_a_completion_and_what_is_not_finite_is_infinite():
-    skipped, *others = returned(lambda completions: [None, math.nan, -math.inf, 1.0], 4)
-    assert math.isnan(skipped) and others == [math.inf, math.inf, 1.0]
+    assert [-1 if math.isnan(x) else x for x in found] == expected and all(type(x) is float for x in found)
 
 
 @pytest.mark.parametrize("values", [None, 1.0, "ab", [[1.0], 2.0], torch.zeros(2, 1), [0.0, 10**400], [1.0]])
@@ -141,26 +133,16 @@ def test_async_rewards_share_one_event_loop():
     assert loops[0] is loops[1], "a connection that belongs to the loop stays open"
 
 
-@pytest.mark.parametrize("body", [
-    "raise SystemExit", "raise ValueError('x' * 10_000_000)", "return 5",
-    "raise ValueError(chr(27) + '[2J' + chr(0) + chr(0x202e) + chr(10))"])
+@pytest.mark.parametrize("body", ["raise SystemExit", "raise ValueError('x' * 10_000_000)",
+                                  "raise ValueError(chr(27) + '[2J' + chr(0) + chr(0x202e) + chr(10))"])
 @pytest.mark.parametrize("prefix", ["def", "async def"])
 def test_whatever_a_reward_does_it_ends_in_one_line_that_names_its_file(body, prefix, tmp_path):
+    """The file imports a neighbour."""
+    (tmp_path / "neighbour_of_rewards.py").write_text("ONE = 1\n")
     path = tmp_path / "mine.py"
-    path.write_text(f"{prefix} hostile(completions):\n    {body}\n")
-    registry.register_functions(["hostile"], str(path))
+    path.write_text(f"from neighbour_of_rewards import ONE\n{prefix} hostile(completions):\n    {body}\n")
+    registry.register_functions(["hostile", "not there"], str(path))
     with pytest.raises(ValueError, match="mine.py, line") as found:
         run_reward(Call("hostile", {"completions": ["a", "b"]}, {}, 2))
     assert str(found.value).isprintable() and len(str(found.value)) < 2000
-
-
-def test_a_reward_file_imports_its_neighbours_and_its_functions_become_rewards_if_they_are_asked_for(tmp_path):
-    (tmp_path / "neighbour_of_rewards.py").write_text("POINTS = 0.5\n")
-    (tmp_path / "mine.py").write_text(
-        "from grpo.reward_functions.registry import reward\nfrom neighbour_of_rewards import POINTS\n\n"
-        "class Kind: pass\n\n@reward(0, 1)\ndef decorated(completions): return []\n\n"
-        "def half(completions): return [POINTS for _ in completions]\n\ndef other(completions): pass\n")
-    registry.register_functions(["decorated", "half", "not there"], str(tmp_path / "mine.py"))
-    assert set(registry.REWARDS) == {"decorated", "half"} and not registry.REWARDS["decorated"].messages
-    assert run_reward(Call("half", {"completions": ["a"]}, {}, 1))[0] == [0.5]
-    assert str(tmp_path) not in sys.path
+    assert set(registry.REWARDS) == {"hostile"} and str(tmp_path) not in sys.path
