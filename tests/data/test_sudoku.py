@@ -59,7 +59,7 @@ def digits(board):
 
 
 def solves(puzzle, board):
-    return all(p in ("0", "_", c) for p, c in zip(puzzle, board, strict=True))
+    return all(p in ("0", c) for p, c in zip(puzzle, board, strict=True))
 
 
 def test_the_files_have_every_board_once_and_no_held_out_one_is_a_renaming_of_a_training_board(boards):
@@ -70,29 +70,27 @@ def test_the_files_have_every_board_once_and_no_held_out_one_is_a_renaming_of_a_
     assert not renamed & set(boards["train"])
 
 
-@pytest.mark.parametrize("count", [0, 1, 10, 16])
+@pytest.mark.parametrize("count", [1, 10, 16])
 def test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong(rewards, count):
-    every, rng = every_board(), np.random.default_rng(count)
-    answer, cells = digits(every[rng.integers(288)]), rng.choice(16, size=count, replace=False)
+    filled, rng = every_board(), np.random.default_rng(count)
+    every = list(map(digits, filled))
+    answer, cells = every[rng.integers(288)], rng.choice(16, size=count, replace=False)
     puzzle = "".join("0" if k in cells else c for k, c in enumerate(answer))
-    right, boards = [float(solves(puzzle, digits(board))) for board in every], list(map(digits, every))
     lines = "".join(puzzle[i : i + 4].replace("0", "_") + "\n" for i in range(0, 16, 4))
-    for name in ("sudoku", "sudoku_units"):
-        assert rewards[name]([lines] * 288, every) == right
-    assert rewards["sudoku_board"](boards, [puzzle] * 288) == right
-    assert rewards["sudoku_unseen"](boards, [puzzle] * 288, [False] * 288) == right
-    assert rewards["sudoku_unseen"](boards, [puzzle] * 288, [True] * 288) == [None] * 288
-    if count:
-        same = [np.mean([board[k] == answer[k] for k in cells]) for board in boards]
-        assert rewards["sudoku_cells"](boards, [puzzle] * 288, [answer] * 288) == pytest.approx(same)
+    right, puzzles = [float(solves(puzzle, board)) for board in every], [puzzle] * 288
+    assert rewards["sudoku"]([lines] * 288, filled) == rewards["sudoku_units"]([lines] * 288, filled) == right
+    assert rewards["sudoku_board"](every, puzzles) == rewards["sudoku_unseen"](every, puzzles, [False] * 288) == right
+    assert rewards["sudoku_unseen"](every, puzzles, [True] * 288) == [None] * 288
+    same = [np.mean([board[k] == answer[k] for k in cells]) for board in every]
+    assert rewards["sudoku_cells"](every, puzzles, [answer] * 288) == pytest.approx(same)
 
 
 def test_a_wrong_digit_costs_its_row_its_column_and_its_quarter(rewards):
     for i, digit in enumerate(BOARD):
-        for other in set("1234") - {digit} if digit != "\n" else ():
-            wrong, empty = BOARD[:i] + other + BOARD[i + 1 :], "____\n" * 4
-            assert rewards["sudoku"]([empty], [wrong]) == [0.0]
-            assert rewards["sudoku_units"]([empty], [wrong]) == [9 / 12]
+        if digit != "\n":
+            wrong = BOARD[:i] + str(int(digit) % 4 + 1) + BOARD[i + 1 :]
+            assert rewards["sudoku"](["____\n" * 4], [wrong]) == [0.0]
+            assert rewards["sudoku_units"](["____\n" * 4], [wrong]) == [9 / 12]
 
 
 def test_a_prompt_is_a_puzzle_of_its_answer_and_the_answers_of_validation_are_held_out_boards(tmp_path, boards):

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
-from core.models import load_model, load_tokenizer
-from core.prompts import PromptConsumer, PromptFormat
+from core.generation import Stop
+from core.models import load_tokenizer
+from core.prompts import PromptFormat
 from grpo import environments
-from grpo.environments import environment
-from grpo.policies.causal import CausalPolicy
+from grpo.environments import Episodes, environment
 from grpo.rewards import Rewards
 from tests.families import model_folder
 from tests.tiny import (
-    CAUSAL, causal_policy, clear_gradient, flat_gradient, jsonl, prompt_config, prompt_consumer, step_gradient)
+    CAUSAL, causal_policy, clear_gradient, flat_gradient, prompt_config, prompt_consumer, step_gradient)
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SETTINGS = {"environment": "Echo", "max_turns": 4, "max_new_tokens": 24, "group_size": 4, "batch_size": 4, "top_p": 1.0,
@@ -112,32 +112,17 @@ def test_each_token_has_the_probability_of_the_whole_text_before_it(prompts):
 
 def test_turns_of_a_chat_model_make_the_text_of_its_template(tmp_path):
     pytest.importorskip("transformers")
-    path = model_folder(str(tmp_path / "qwen3"), "qwen3")
-    tokenizer = load_tokenizer(path)
-    policy = CausalPolicy(load_model(path)[0], tokenizer)
-    end = tokenizer.backend.convert_tokens_to_ids("<|im_end|>")
-    c = prompt_config(**SETTINGS | {"template": "model", "stop_sequences": ("e",), "max_new_tokens": 70})
-    form, decode = PromptFormat("model"), tokenizer.backend.decode
-    records = [{"prompt": f"{i}+1?", "split": "train" if i else "val"} for i in range(5)]
-    data = PromptConsumer(jsonl(tmp_path / "p.jsonl", *records), 4, format=form, tokenizer=tokenizer)
-    problems = data.problems("train", 0)
-    first = policy.sample(problems, 0, c)
-    common = first.target[first.mask > 0].bincount().argmax()
-    with torch.no_grad():  # end tokens that are as likely as the commonest
-        policy.model.net.lm_head.weight[end] = policy.model.net.lm_head.weight[common]
-    MADE.clear()
-    rollouts, compared = policy.sample(problems, 0, c), set()
-    for n, one in enumerate(MADE):
-        parts = pieces(rollouts, n)
-        if len(parts) > 2:
-            said, ended = parts[0][1], parts[0][1][-1] == end
-            messages = [{"role": "user", "content": problems["record"][n // c.group_size]["prompt"]},
-                        {"role": "assistant", "content": decode(said[:-1] if ended else said)},
-                        {"role": "user", "content": one.answers[0]}]
-            begin = form.encode(messages[0]["content"], tokenizer)[0]
-            assert begin + decode(said + parts[1][1]) == form.render(messages, tokenizer)
-            compared.add(ended)
-    assert compared == {False, True}, "the model wrote the end token itself, or not"
+    tokenizer = load_tokenizer(model_folder(str(tmp_path / "qwen3"), "qwen3"))
+    end, *said = tokenizer.encode("<|im_end|>the quick")
+    c = prompt_config(**SETTINGS | {"template": "model"})
+    given = Episodes({"record": [], "number": []}, 0, c, Stop(tokenizer, ()))
+    form = PromptFormat("model")
+    messages = [("user", "1+1?"), ("assistant", "the quick"), ("user", "the brown fox")]
+    messages = [{"role": role, "content": text} for role, text in messages]
+    before, whole = form.encode("1+1?", tokenizer)[0], form.render(messages, tokenizer)
+    for turn in (said, [*said, end]):  # the model wrote the end token itself, or not
+        for answer in ("the brown fox", messages[2:]):
+            assert before + tokenizer.backend.decode(turn) + given.between(answer, turn[-1]) == whole
 
 
 def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):

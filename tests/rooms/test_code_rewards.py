@@ -61,8 +61,7 @@ def test_verdicts_are_counted_and_a_machine_that_is_full_skips_the_completion(mo
         assert executed(safe, "a")[1]["unsafe_tests"] == [0]
 
 
-@pytest.mark.parametrize("tests", ["", [{"input": "1", "output": " "}], 5, [{"input": "1"}], "(" * 5000,
-                                   [{"input": "1", "output": "1"}, "pass"], ["assert f(2) == 4", "assert ("]])
+@pytest.mark.parametrize("tests", [[{"input": "1", "output": " "}], 5, "(" * 5000, [{"input": "1"}, "pass"]])
 def test_tests_of_another_form_are_refused(tests):
     with pytest.raises(ValueError, match="code_execution.*tests="):
         REWARDS["code_execution"].check(tests=tests)

@@ -4,10 +4,8 @@ import time
 from functools import cache
 from types import SimpleNamespace
 
-import pytest
-
 from core.settings.user_code import UserCodeError
-from grpo.environments import Episode, environment, find_environment, is_answer_and_reward
+from grpo.environments import Episode, environment, find_environment
 from tests.tiny import ROOT
 
 
@@ -66,8 +64,3 @@ def test_an_environment_that_waits_or_raises_fails_with_the_line_of_its_file():
     assert isinstance(one.error, UserCodeError) and "OutOfTime" in str(one.error)
     one.close()
     assert "test_environments.py, line" in str(one.error) and "no end" in str(one.error)
-
-
-@pytest.mark.parametrize("result", [None, ("a", "b"), ("a", float("nan")), ([{"role": "user"}], 1.0)])
-def test_what_is_no_answer_with_a_finite_reward_is_refused(result):
-    assert not is_answer_and_reward(result)

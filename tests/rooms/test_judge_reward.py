@@ -41,14 +41,6 @@ def test_equal_texts_are_read_once_and_have_equal_scores_to_the_last_bit(head):
         assert torch.equal(again, scores) and torch.equal(credit, credit[:2].repeat(times, 1))
 
 
-@pytest.mark.parametrize(("head", "room"), [("realness", 33), ("cls", 32)])
-def test_a_text_that_is_too_long_is_refused(head, room):
-    reader = Judge(judge(judge_head=head), TOKENIZER, True)
-    assert reader.scores(texts_of(room)).shape == (1,)
-    with pytest.raises(ValueError, match="max_new_tokens"):
-        reader.scores(texts_of(3, room + 1))
-
-
 def test_credit_of_a_token_is_the_log_odds_near_it():
     reader, texts, window = Judge(judge(), TOKENIZER, True), texts_of(20, 7, 20, 13, 7, 20, places=5), 3
     texts.place[1, 4] = 30  # padding may lie behind a short text

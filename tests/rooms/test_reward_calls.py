@@ -80,13 +80,12 @@ def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
     from trl.trainer.grpo_trainer import GRPOTrainer
     seen, prompts = [], [CHAT, CHAT] if chat else ["q", "q"]
 
-    def mine(prompts, completions, completion_ids, answer, **kwargs):
-        seen.append({"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "answer": answer}
-                    | kwargs)
+    def mine(**given):
+        seen.append(given)
         return [1.0, None]
 
-    async def mine_async(prompts, completions, completion_ids, answer, **kwargs):
-        return mine(prompts, completions, completion_ids, answer, **kwargs)
+    async def mine_async(**given):
+        return mine(**given)
 
     answers = [[{"role": "assistant", "content": x}] for x in "ab"] if chat else ["a", "b"]
     records = [{"prompt": prompt, "answer": answer, "level": level}
