@@ -1,6 +1,7 @@
 # python grpo/train_grpo.py config/grpo_equations.py
-# Fill in parts of lines like 3+9=12 in two passes; every true sum is right. Two minutes on 2 CPU cores, and two more in
-# the first run, which trains the generator. Results: data/equations/README.md
+# Fill in parts of lines like 3+9=12 in two passes; every true sum is right. Two minutes on 2 CPU cores, after as many
+# for python core/pretrain.py config/pretrain_equations.py --export=out-equations/generator.safetensors
+# Results: data/equations/README.md
 dataset = "equations"
 generator_checkpoint = "out-equations/generator.safetensors"
 block_size = 32

@@ -1,3 +1,4 @@
+# python core/pretrain.py config/pretrain_trunk.py
 # python core/pretrain.py config/pretrain_judge.py
 # A judge: it starts from the trunk and learns which characters of a text the generator filled in. 6 minutes on 2 CPU
 # cores with --dtype=bfloat16 --compile=True

@@ -1,7 +1,7 @@
 """The checkpoints of a run: written whole or not at all, read without pickle.
 
-A run resumes from state.pt: plain tensors and values, loaded with weights_only=True; state-before.pt is the one before
-it. The model beside them is for use: a file of ours, or a folder in Hugging Face format.
+A run resumes from state.pt: plain tensors and values, loaded with weights_only=True. The model beside it is for use: a
+file of ours, or a folder in Hugging Face format.
 """
 
 import contextlib
@@ -11,14 +11,8 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from core.distributed import is_sharded
-from core.files import BEFORE, CONFIG, STATE, CannotWrite, replacing
-from core.settings.setting import check_finite
+from core.files import CONFIG, STATE, CannotWrite, replacing
 from core.settings.user_code import guarded
-
-
-def states(out_dir):
-    """The paths of the states in a folder, the newest first."""
-    return [path for name in (STATE, BEFORE) if os.path.exists(path := os.path.join(out_dir, name))]
 
 
 def shapes(weights):
@@ -44,12 +38,12 @@ class CheckpointManager:
         self.out_dir, self.write_model = out_dir, write_model
         self.suffix = suffix
         self.identity, self.writes = identity or {}, writes
-        self.last = None  # (path, step) of the last state that this process has written, or read
+        self.last_step = None  # of the state that this process has written last, or read
 
-    def path(self, name):
+    def path(self, name: str) -> str:
         return os.path.join(self.out_dir, name)
 
-    def save(self, step, weights, optimizers, facts, **state):
+    def save(self, step: int, weights: dict, optimizers: list, facts: dict, **state) -> None:
         """Writes the model, then the state, so that a state never has an older model beside it.
 
         weights: {name: tensor}; facts: plain values that describe the model; state: whatever else `load` returns
@@ -65,51 +59,33 @@ class CheckpointManager:
             return
         sharded = {"weights": state["model"]} if in_parts else {}
         self.write_model(self.path(f"model{self.suffix}"), **sharded, step=step, **facts)
-        newest = self.path(STATE)
-        with replacing(newest) as new:
-            with open(new, "wb") as f:
-                torch.save(state, f)
-                f.flush()
-                os.fsync(f.fileno())
-            if self.last is not None and self.last[0] == newest:  # a damaged one never replaces a whole one
-                os.replace(newest, self.path(BEFORE))
-        self.last = newest, step
+        with replacing(self.path(STATE)) as new, open(new, "wb") as f:
+            torch.save(state, f)
+        self.last_step = step
 
-    def how_to_go_on(self):
+    def how_to_go_on(self) -> str:
         """The remedy for a run that has to end, in words."""
-        found = states(self.out_dir)
-        if not found:
+        if self.last_step is None:
             return "start again: no state has been saved"
-        step = f" (step {self.last[1]})" if self.last else ""
-        return f"go on with resume=True from {found[0]}, the last state{step}"
+        return f"go on with resume=True from {self.path(STATE)}, the last state (step {self.last_step})"
 
     @contextlib.contextmanager
     def keeping(self):
-        """Adds the name of the last state to the error of a block that cannot write a file."""
+        """Adds the remedy to the error of a block that cannot write a file."""
         try:
             yield
         except CannotWrite as error:
             raise CannotWrite(f"{error}; make room or make it writable, then {self.how_to_go_on()}") from None
 
-    def load(self, weights, optimizers, say=print):
-        """Restores the optimizers in place and returns what else was saved, the weights under "model". A damaged state
-        is named, and the one before it is used. Raises ValueError for a state of another run.
+    def load(self, weights: dict, optimizers: list) -> dict:
+        """Restores the optimizers in place and returns what else was saved, the weights under "model". Raises
+        FileNotFoundError, or ValueError for a state that is damaged or of another run.
 
         weights: {name: tensor} of the run that resumes; only their names and shapes are read
         """
-        paths = states(self.out_dir)
-        if not paths:
-            raise FileNotFoundError(f"resume=True, but {self.path(STATE)} does not exist; start without resume or "
-                                    "correct out_dir")
+        path = self.path(STATE)
         mapped = any(map(is_sharded, weights.values()))
-        for path in paths:
-            try:
-                state = read_state(path, mapped)
-                break
-            except ValueError as error:
-                if path == paths[-1]:
-                    raise
-                say(f"{error}: going on from the state before it")
+        state = read_state(path, mapped)
         saved = state.pop("layout") | state.pop("identity", {})
         now = layout(weights, optimizers) | self.identity
         differing = [key for key, value in now.items() if saved.get(key) != value]
@@ -122,22 +98,19 @@ class CheckpointManager:
                 from core.performance.sharding import cut_state
                 cut_state(saved, optimizer)
             optimizer.load_state_dict(saved)
-        self.last = path, state["step"]
+        self.last_step = state["step"]
         return state
 
 
 def read_state(path, mapped=False):
-    """The content of a state. Raises ValueError if it is damaged.
+    """The content of a state. Raises FileNotFoundError, or ValueError if it is damaged.
 
     mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory
     """
-    with open(path, "rb"):  # what may not be read is not damaged
-        pass
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"resume=True, but {path} does not exist; start without resume or correct out_dir")
     with guarded(f"{path} is damaged or cut short", "start without resume"):
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-        weights = state["model"].items()
-    check_finite(weights, path)
-    return state
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def check_same_step(dist, step, out_dir):

@@ -98,6 +98,18 @@ class RunConfig(Settings):
         return os.path.abspath(self.out_dir)
 
 
+OTHER_NAMES = {  # {a name in TRL, verl or nanoGPT: the settings here}; docs/coming_from.md says what differs
+    "model_path": "generator_checkpoint init_from", "model_name_or_path": "generator_checkpoint init_from",
+    "dataset_name": "dataset", "train_files": "dataset", "reward_funcs": "reward_functions",
+    "num_generations": "group_size",
+    "max_completion_length": "max_new_tokens", "max_response_length": "max_new_tokens",
+    "beta": "kl_beta", "kl_coef": "kl_beta", "kl_loss_coef": "kl_beta",
+    "loss_type": "objective", "scale_rewards": "advantage", "adv_estimator": "advantage",
+    "epsilon": "clip_low clip_high", "epsilon_high": "clip_high", "entropy_coeff": "entropy_bonus",
+    "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size", "rollout_batch_size": "batch_size",
+    "num_iterations": "max_iters ppo_epochs", "max_steps": "max_iters", "gradient_checkpointing": "grad_checkpoint",
+    "lr": "learning_rate", "warmup_steps": "warmup_iters", "max_grad_norm": "grad_clip", "lora_r": "lora_rank",
+    "use_vllm": "sampler", "output_dir": "out_dir", "resume_from_checkpoint": "resume"}
 COMMAND = "command line"  # where a setting was set
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what a config file has for itself
 WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
@@ -110,11 +122,11 @@ def load_config(cls, argv):
     Returns (config, origin): origin maps each key that was set to the file or argument that set it.
     Raises UsageError for an unknown key or a wrong type, naming the file or argument and the nearest key.
     """
-    if wanted := [x for x in argv if x.partition("=")[0] in ("--help", "-h")]:
+    if any(argument in ("--help", "-h", "--help=all") for argument in argv):
         from core.settings.help import help_lines
-        print("\n".join(help_lines(cls, wanted[0].partition("=")[2])))
+        print("\n".join(help_lines(cls, with_rooms="--help=all" in argv)))
         raise SystemExit(0)
-    values, origin, in_files = {}, {}, {}
+    values, origin = {}, {}
     given = [settings_in(argument, defaults(cls)) for argument in argv]
     hints = hints_of(cls, {key for _, settings in given for key in settings})
     for where, settings in given:
@@ -122,18 +134,16 @@ def load_config(cls, argv):
             value = literal(value, hints.get(key)) if where == COMMAND else value
             values[key] = checked(key, value, hints, where)
             origin[key] = where
-        if where != COMMAND:
-            in_files |= {key: values[key] for key in settings}
     path = os.path.join(values.get("out_dir", ""), CONFIG)
     alone = "out_dir" in values and all(argument.startswith("--") for argument in argv)
     if values.get("resume") is True and alone and os.path.isfile(path):
         saved = read_object(path, path, "name the config file of the run, or delete it")
         saved.pop("starts", None)
         hints |= hints_of(cls, saved.keys())
-        in_files = {key: checked(key, value, hints, path) for key, value in saved.items()}
-        values, origin = in_files | values, dict.fromkeys(in_files, path) | origin
-    if origin.get("reward_functions") == COMMAND and values["reward_functions"] != in_files.get("reward_functions"):
-        for key in ("reward_weights", "success_reward"):  # of other rewards
+        saved = {key: checked(key, value, hints, path) for key, value in saved.items()}
+        values, origin = saved | values, dict.fromkeys(saved, path) | origin
+    if origin.get("reward_functions") == COMMAND:
+        for key in ("reward_weights", "success_reward"):  # those of a file are of other rewards
             if origin.get(key, COMMAND) != COMMAND:
                 del values[key], origin[key]
     return cls(**values), origin
@@ -167,18 +177,17 @@ def run_config_file(path):
     try:
         with naming_line_of(run_config_file):
             names = runpy.run_path(path)
-    except SyntaxError as error:  # without a line: bytes that are no text
+    except (SyntaxError, UnicodeDecodeError) as error:  # without a line: bytes that are no text
         raise ValueError(f"{path} is not a Python file ({one_line(error)}); save it as UTF-8") from None
     return {name: value for name, value in names.items() if not name.startswith("_")}
 
 
 def unknown_key(key, hints):
-    """The error about a key that is no setting: a name of another project, a slip of the pen, or neither."""
-    from core.settings.other_names import settings_of
-    if settings := settings_of(key, hints):
-        return f"unknown key {key}; did you mean {' or '.join(settings)}? docs/coming_from.md says what differs"
-    near = difflib.get_close_matches(key, hints, n=1, cutoff=0.85)
-    return f"unknown key {key}; " + (f"did you mean {near[0]}?" if near else "leave it out; --help=all lists the keys")
+    """The error about a key that is no setting, with the settings of that meaning or with a similar name."""
+    near = [name for name in OTHER_NAMES.get(key, "").split() if name in hints]
+    near = near or difflib.get_close_matches(key, hints, n=1, cutoff=0.85)
+    remedy = f"did you mean {' or '.join(near)}?" if near else "leave it out; --help=all lists the keys"
+    return f"unknown key {key}; {remedy}"
 
 
 def literal(text, hint):

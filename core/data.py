@@ -8,7 +8,6 @@ import torch
 
 from core.data_folder import SPLITS, check_meta, dataset_folder, load_meta, open_tokens
 from core.model import LANGUAGE_MODEL
-from core.settings.setting import is_inside
 
 PROBLEMS = 0  # the first number of the seeds of problems, so that sampling draws other noise (core/distributions.py)
 MASKS = {}  # {name: function(rng, tokens, count, newline) -> (T,) bool}
@@ -62,16 +61,15 @@ def line(rng, tokens, count, newline):
     return mask
 
 
-def check_masks(masks):
+def check_masks(masks: dict | None) -> dict:
     """masks, {key of MASKS: weight}, with its default. Raises ValueError for a key or weight that cannot be."""
     masks = {"random": 1.0, "span": 1.0} if masks is None else masks
-    if not masks or not masks.keys() <= MASKS.keys() or not all(
-            type(w) in (int, float) and is_inside(w, "(0, 1e6]") for w in masks.values()):
+    if not masks or not masks.keys() <= MASKS.keys() or not min(masks.values()) > 0:
         raise ValueError(f"masks={masks} must have weights above 0 of {', '.join(MASKS)}, or of your @mask functions")
     return masks
 
 
-def draw_mask(rng, tokens, weights, low, high, newline):
+def draw_mask(rng, tokens: np.ndarray, weights: dict, low: float, high: float, newline: int) -> np.ndarray:
     """Draws a mask: its share of the window from [low, high], and the kind of mask in proportion to `weights`.
 
     tokens: (T,) ids; weights: {key of MASKS: weight}; newline: the id that ends a line
@@ -98,8 +96,9 @@ class DatasetConsumer:
     tokenizer: the one that is used, whose vocabulary must be that of the files; None: the one that wrote them
     """
 
-    def __init__(self, dataset, mode, block_size, batch_size, seed=1337, rank=0, world=1, masks=None, mask_low=0.2,
-                 mask_high=0.5, tokenizer=None):
+    def __init__(self, dataset: str, mode: str, block_size: int, batch_size: int, seed: int = 1337, rank: int = 0,
+                 world: int = 1, masks: dict | None = None, mask_low: float = 0.2, mask_high: float = 0.5,
+                 tokenizer=None):
         self.folder = dataset_folder(dataset)
         self.meta, self.tokenizer = load_meta(self.folder, tokenizer)
         self.mode, self.block_size = mode, block_size
@@ -111,7 +110,7 @@ class DatasetConsumer:
         self.stride = self.meta.get("stride", 1)
         self.tokens = {split: open_tokens(self.folder, split, self.tokenizer, block_size) for split in SPLITS}
 
-    def batch(self, split, step, micro=0):
+    def batch(self, split: str, step: int, micro: int = 0) -> dict:
         """Micro-batch `micro` of `step` as numpy arrays; this rank's share of it."""
         first = (micro * self.world + self.rank) * self.batch_size
         problems = [self._problem(split, step, first + i) for i in range(self.batch_size)]
@@ -138,7 +137,7 @@ class DatasetConsumer:
             input = np.where(mask, self.tokenizer.mask_token_id, target)
         return {"input": input, "target": target, "mask": mask, "number": np.int64(number)}
 
-    def size(self):
+    def size(self) -> str:
         """The number of tokens and how they are masked, in words."""
         words = (f"{len(self.tokens['train'])} training and {len(self.tokens['val'])} validation tokens, windows of "
                  f"{self.block_size}")
@@ -146,12 +145,12 @@ class DatasetConsumer:
             words += f", {self.mask_low:.0%} to {self.mask_high:.0%} masked ({', '.join(self.masks)})"
         return words
 
-    def train_text(self):
+    def train_text(self) -> str:
         """The whole training text, decoded."""
         return self.tokenizer.decode(self.tokens["train"].tolist())
 
 
-def unpack_batch(batch, device):
+def unpack_batch(batch: dict, device: torch.device) -> tuple:
     """A batch of numpy arrays as tensors.
 
     Returns input, target (B, T) int64 on `device`, and mask (B, T) bool, which stays on the CPU: indices are built from
@@ -163,7 +162,7 @@ def unpack_batch(batch, device):
     return input.to(device, non_blocking=True), target.to(device, non_blocking=True), mask
 
 
-def masked_positions(mask, device):
+def masked_positions(mask: torch.Tensor, device: torch.device) -> tuple:
     """The positions of the masked tokens of each row. M is the largest number of them in a row.
 
     mask: (B, T) bool on the CPU

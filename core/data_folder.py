@@ -6,7 +6,6 @@ import os
 import numpy as np
 
 from core.files import on_hub, read_object, replacing
-from core.settings.setting import shown
 from core.tokenizer_kinds import AGAIN, from_description, same_vocabulary
 
 SPLITS = ("train", "val")
@@ -108,6 +107,3 @@ def check_meta(folder, meta, tokenizer, masks):
         raise ValueError(f"dataset={folder}: its tokenizer has no mask token, which filling in needs")
     if masks and "line" in masks and tokenizer.newline_token_id < 0:
         raise ValueError(f"masks={masks} has lines, but the tokenizer has no end of a line; leave 'line' out")
-    stride = meta.get("stride", 1)
-    if type(stride) is not int or stride < 1:
-        raise ValueError(f"{folder}/meta.json: stride={shown(stride)} cannot be; prepare the dataset again")

@@ -9,7 +9,7 @@ import torch
 NVIDIA = "/dev/nvidia0"  # the first GPU of a Linux machine
 
 
-def detect_device(name="auto", local_rank=0):
+def detect_device(name: str = "auto", local_rank: int = 0) -> torch.device:
     """The device that `name` asks for: 'auto' takes cuda, then mps, then cpu."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kinds = [kind for kind, found in there.items() if found]
@@ -33,12 +33,12 @@ def detect_device(name="auto", local_rank=0):
 
 
 @functools.cache
-def ids_on(device, *ids):
+def ids_on(device: torch.device, *ids: int) -> torch.Tensor:
     """These ids as a tensor on the device. The CPU waits for their copy once."""
     return torch.tensor(ids, device=device)
 
 
-def detect_dtype(name, device):
+def detect_dtype(name: str, device: torch.device) -> torch.dtype:
     """'auto' is bfloat16 on a GPU that computes in it (from capability 8.0), and float32 elsewhere."""
     if name == "auto":
         name = "float32"
@@ -48,12 +48,12 @@ def detect_dtype(name, device):
 
 
 @functools.cache
-def gpu_logits_at_once(device):
+def gpu_logits_at_once(device: torch.device) -> int:
     """Most numbers in one tensor of logits: a GPU is slow in small parts; one of 24 GB has less room for them."""
     return 2**28 if torch.cuda.mem_get_info(device)[1] > 24 * 2**30 else 2**27
 
 
-def moved(x, device):
+def moved(x, device: torch.device):
     """A record, and all tensors in it, on another device. Those in a field `inputs`, of Rollouts, stay on the CPU."""
     if hasattr(x, "to"):
         return x.to(device)

@@ -1,7 +1,6 @@
 """Ranks: collectives over the processes of a run. No other file knows how many there are."""
 
 import contextlib
-import io
 import os
 import re
 from datetime import timedelta
@@ -10,22 +9,22 @@ from functools import cached_property
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # noqa: F401 later, its default arguments would keep the group beyond `close`
+from torch import Tensor
 
-from core.device import detect_device, detect_dtype
+from core.device import detect_device, detect_dtype, moved
 from core.settings.user_code import one_line
 
-LONGEST_WAIT = timedelta(hours=12)  # ranks wait while rank 0 evaluates, saves, or builds a checkpoint from its recipe
-START_WAIT = timedelta(minutes=10)  # until all ranks have come
-EXCHANGE_WAIT = timedelta(minutes=30)  # until all ranks take part in an exchange
+LONGEST_WAIT = timedelta(hours=12)     # at a barrier: rank 0 evaluates, saves, or prepares a dataset
+EXCHANGE_WAIT = timedelta(minutes=30)  # until all ranks have come, and until all take part in an exchange
 
 
-def autocast(device, dtype):
+def autocast(device: torch.device, dtype: torch.dtype):
     """Matrix products in dtype; a no-op for float32."""
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
 def is_sharded(x):
-    """Tells whether a tensor, or whatever it is, is this rank's part of a tensor (core/performance/sharding.py)."""
+    """True if x is this rank's part of a tensor (core/performance/sharding.py)."""
     return hasattr(x, "full_tensor")
 
 
@@ -39,15 +38,13 @@ class Distributed:
     share of a step needs no backward simply adds zeros. Sharded models (core/performance/sharding.py) sum their own.
     """
 
-    def __init__(self, device="auto", dtype="auto"):
-        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        if self.rank >= self.world or (self.world > 1 and not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()):
-            raise ValueError(f"RANK={self.rank} and WORLD_SIZE={self.world} are not of a run; start several processes "
-                             "with torchrun, or one without RANK and WORLD_SIZE")
+    def __init__(self, device: str = "auto", dtype: str = "auto"):
+        self.rank = int(os.environ.get("RANK", 0))
+        self.world = int(os.environ.get("WORLD_SIZE", 1))
         self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         self.dtype = detect_dtype(dtype, self.device)
         self.is_main = self.rank == 0
-        self.ranks, self.on_cpu = None, None
+        self.ranks = self.patient = None  # the groups of exchanges on the device, and of barriers
         self.shards = None  # the models of which each rank has a part: Shards in core/performance/sharding.py
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -56,55 +53,48 @@ class Distributed:
             self.meet()
 
     def meet(self):
-        """Waits for the other ranks, and makes the groups: the one of `barrier`, one for tensors, one for objects."""
+        """Waits for the other ranks, and makes the groups. The default one exchanges numbers on the CPU."""
         # torchrun keeps one store for all attempts: without a prefix, restarted ranks would wait for the ended ones
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        try:
-            store, *_ = next(dist.rendezvous("env://", self.rank, self.world, timeout=START_WAIT))
-            dist.init_process_group("gloo", store=dist.PrefixStore(attempt, store), rank=self.rank,
-                                    world_size=self.world, timeout=START_WAIT)
-            dist.distributed_c10d._set_pg_timeout(LONGEST_WAIT)
-            self.on_cpu = self.ranks = dist.new_group(timeout=EXCHANGE_WAIT, backend="gloo")
-            if self.device.type == "cuda":
-                self.ranks = dist.new_group(timeout=EXCHANGE_WAIT, backend="nccl", device_id=self.device)
-        except RuntimeError as error:
-            self.check_exchange(error)
-            raise
+        store, *_ = next(dist.rendezvous("env://", self.rank, self.world, timeout=EXCHANGE_WAIT))
+        dist.init_process_group("gloo", store=dist.PrefixStore(attempt, store), rank=self.rank, world_size=self.world,
+                                timeout=EXCHANGE_WAIT)
+        self.ranks = dist.group.WORLD
+        self.patient = dist.new_group(timeout=LONGEST_WAIT, backend="gloo")
+        if self.device.type == "cuda":
+            self.ranks = dist.new_group(timeout=EXCHANGE_WAIT, backend="nccl", device_id=self.device)
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, trace):
+        """Ends the group. A failed exchange becomes a ValueError in one line: the rank that failed first says why."""
         if kind is None or self.device.type != "cuda":  # nccl would wait for ranks that have ended
             self.close()
-        self.check_exchange(error)
-
-    def check_exchange(self, error):
-        """Raises ValueError, in one line, in the place of an error of a failed exchange between ranks."""
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and re.search(r"\bgloo/", str(error))):
             raise ValueError(f"rank {self.rank} ended because another rank did, see its error, or did not answer "
                              f"within {EXCHANGE_WAIT}: {one_line(error, 200)}") from None
 
-    def _reduced(self, x, operation, group):
+    def _reduced(self, x, operation, group=None):
         """Tensor x, reduced over ranks; x itself is left alone."""
         if self.world > 1:
             x = x.clone()
             dist.all_reduce(x, operation, group)
         return x
 
-    def total(self, x):
+    def total(self, x: Tensor) -> Tensor:
         """The sum of tensor x over ranks."""
         return self._reduced(x, dist.ReduceOp.SUM, self.ranks)
 
-    def largest(self, x):
+    def largest(self, x: Tensor) -> Tensor:
         """The largest over ranks of each number of tensor x."""
         return self._reduced(x, dist.ReduceOp.MAX, self.ranks)
 
-    def agree(self, number):
+    def agree(self, number: int) -> int:
         """The largest of a small whole number over ranks, on the CPU."""
-        return int(self._reduced(torch.tensor(int(number)), dist.ReduceOp.MAX, self.on_cpu))
+        return int(self._reduced(torch.tensor(int(number)), dist.ReduceOp.MAX))
 
-    def sum_gradients(self, parameters):
+    def sum_gradients(self, parameters) -> None:
         """Replaces the gradient of each of these parameters that is trained by its sum over ranks; a missing one counts
         as zero. Those of sharded parameters are sums already."""
         parameters = [p for p in parameters if p.requires_grad]
@@ -127,42 +117,39 @@ class Distributed:
         rank must call a sharded model equally often: policy and rollouts tell how often that is for a part."""
         return parts if self.shards is None else self.shards.micro_batches(parts, policy, rollouts)
 
-    def backward(self, loss):
+    def backward(self, loss: Tensor) -> None:
         """The backward pass of the loss of a part."""
         if self.shards is not None:
             loss = loss + self.shards.idle
         loss.backward()
 
-    def broadcast(self, parameters):
+    def broadcast(self, parameters) -> None:
         """Gives every rank the parameters of rank 0. Sharded ones are parts of them already."""
         if self.world > 1:
             for p in parameters:
                 if not is_sharded(p):
                     dist.broadcast(p.data, src=0, group=self.ranks)
 
-    def gather(self, value):
+    def gather(self, value) -> list | None:
         """The values of all ranks, in their order, on rank 0; None elsewhere. Tensors in it arrive on the CPU."""
         if self.world == 1:
             return [value]
-        packed, values = io.BytesIO(), [None] * self.world if self.is_main else None
-        torch.save(value, packed)
-        dist.gather_object(packed.getvalue(), values, group=self.on_cpu)
-        if not self.is_main:
-            return None
-        return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in values]
+        values = [None] * self.world if self.is_main else None
+        dist.gather_object(moved(value, "cpu"), values)
+        return values
 
-    def names_of_all(self, names):
+    def names_of_all(self, names) -> list[str]:
         """The names that any rank has, sorted: the same list on every rank."""
         if self.world == 1:
             return sorted(names)
         found = [None] * self.world
-        dist.all_gather_object(found, sorted(names), group=self.on_cpu)
+        dist.all_gather_object(found, sorted(names))
         return sorted(set().union(*found))
 
     def barrier(self):
         """Waits for every rank, however long one of them builds, evaluates or saves."""
         if self.world > 1:
-            dist.all_reduce(torch.zeros(()))
+            dist.all_reduce(torch.zeros(()), group=self.patient)
 
     def autocast(self):
         return autocast(self.device, self.dtype)
@@ -175,7 +162,7 @@ class Distributed:
 
     def close(self):
         if self.world > 1:
-            self.ranks = self.on_cpu = None  # what is still referred to keeps its threads
+            self.ranks = self.patient = None  # what is still referred to keeps its threads
             self.shards = None
             if "mesh" in vars(self):  # torch keeps it to the end
                 vars(self.mesh).get("_pg_registry", {}).clear()

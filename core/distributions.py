@@ -4,28 +4,27 @@ import itertools
 
 import numpy as np
 import torch
-from torch.nn import functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from core.device import gpu_logits_at_once
 
 SAMPLING = 1               # the first number of the seeds here, so that the noise differs from that of other files
 LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits on a CPU
-BLOCK = 256                # tokens of a block of a large vocabulary
 
 
-def at_least_float32(x):
+def at_least_float32(x: Tensor) -> Tensor:
     """bfloat16 becomes float32; float64, where gradients are checked, stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def sampling_logp(logits, temperature=1.0):
+def sampling_logp(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     """Log-probabilities (..., V) before truncation. logits: (..., V) float32; temperature: a number, or a tensor that
     broadcasts."""
     return (logits / temperature).log_softmax(-1)
 
 
-def restrict(logp, kept):
+def restrict(logp: Tensor, kept) -> Tensor:
     """logp (..., V) renormalised over the kept tokens, -inf elsewhere. kept: (..., V) bool, or the KeptTokens of logp
     (K, V), or None for all tokens."""
     if kept is None:
@@ -34,18 +33,18 @@ def restrict(logp, kept):
     return logp.masked_fill(~mask, -torch.inf).log_softmax(-1)
 
 
-def token_logp(logp, target):
+def token_logp(logp: Tensor, target: Tensor) -> Tensor:
     """Log-probability of each token. logp: (..., V); target: (...) ids. Returns (...)."""
     return logp.gather(-1, target[..., None]).squeeze(-1)
 
 
-def entropy(logp):
+def entropy(logp: Tensor) -> Tensor:
     """Entropy of each distribution. logp: (..., V) -> (...)."""
     surprise = -logp.clamp(min=-1e4)                                                 # finite where p is 0
     return (logp.exp() * surprise).sum(-1)
 
 
-def draw_uniforms(seed, step, numbers, shape):
+def draw_uniforms(seed: int, step: int, numbers, shape: tuple) -> Tensor:
     """Uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU. Row i depends on (seed, step, numbers[i])
     alone, so that a problem's samples are the same on every device, in whatever batch or rank it is drawn."""
     rngs = [np.random.default_rng([SAMPLING, seed, step, int(number)]) for number in numbers]
@@ -57,29 +56,15 @@ def noise_on(device, uniform):
     return uniform.to("cpu" if device.type == "mps" else device)
 
 
-def sample_from(logp, uniform):
-    """Inverse-CDF sampling: a token is drawn where the cumulative probability first exceeds the noise. In a large
-    vocabulary that is first a block of tokens, then one of the block: few of the sums are in float64.
+def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse-CDF sampling: a token is drawn where the cumulative probability first exceeds the noise.
 
     logp: (K, V) log-probabilities; uniform: (K, G) in [0, 1)
     Returns ids (K, G), never one of probability 0; where logp is NaN, any
     """
-    p = logp.to(uniform.device).exp()                                                # (K, V)
-    if p.shape[1] <= BLOCK * uniform.shape[1]:
-        return first_beyond(p.double().cumsum_(1), uniform).to(logp.device)
-    blocks = F.pad(p, (0, -p.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))            # (K, B, BLOCK)
-    cdf = blocks.sum(2).double().cumsum_(1)                                          # (K, B)
-    block = first_beyond(cdf, uniform)                                               # (K, G)
-    before = F.pad(cdf, (1, 0)).gather(1, block)                                     # (K, G) the sum of earlier blocks
-    inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK)).double().cumsum_(2)  # (K, G, BLOCK)
-    share = (uniform * cdf[:, -1:] - before)[..., None] / inside[..., -1:]           # (K, G, 1) of the block's sum
-    ids = block * BLOCK + first_beyond(inside, share.clamp(0, 1 - 2**-53))[..., 0]   # (K, G)
-    return ids.clamp(max=p.shape[1] - 1).to(logp.device)
-
-
-def first_beyond(cdf, uniform):
-    """The index (..., G) at which sums (..., V) first exceed that share, in [0, 1), of the last; V - 1 for NaN."""
-    return torch.searchsorted(cdf, uniform * cdf[..., -1:], right=True).clamp_(max=cdf.shape[-1] - 1)
+    cdf = logp.to(uniform.device).exp().double().cumsum_(1)                          # (K, V)
+    ids = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)                 # (K, G)
+    return ids.clamp_(max=logp.shape[1] - 1).to(logp.device)
 
 
 def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, keep=None):

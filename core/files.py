@@ -9,16 +9,14 @@ import safetensors
 from core.settings.user_code import guarded
 
 STATE = "state.pt"
-BEFORE = "state-before.pt"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 CONSOLE = "console.log"
 CONFIG = "config.json"
-TRACKER_IDS = "trackers.json"
 REPORT = "report.html"
 CURVES = "curves.png"
 VLLM_WEIGHTS = "vllm-weights"
-RUN_FILES = (STATE, BEFORE, METRICS, SAMPLES, CONSOLE, CONFIG, TRACKER_IDS, REPORT, CURVES)
+RUN_FILES = (STATE, METRICS, SAMPLES, CONSOLE, CONFIG, REPORT, CURVES)
 HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
 UMASK = os.umask(0)
 os.umask(UMASK)

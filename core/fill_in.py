@@ -1,14 +1,16 @@
 """Fill-in sampling: a masked-fill model samples the hidden tokens of a text, all in one forward pass."""
 
 import torch
+from torch import Tensor, nn
 
 from core.distributions import draw_tokens, noise_on
 
 UNMASK_ORDERS = ("random", "left_to_right", "confidence")  # of several passes; confidence: the likeliest tokens first
 
 
-def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
-                              temperature=1.0, padding=None, **truncation):
+def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor,
+                              hidden: Tensor | None = None, temperature: float | Tensor = 1.0,
+                              padding: Tensor | None = None, **truncation):
     """Samples G tokens at the hidden positions of every input, in one forward per input.
 
     input: (P, T) texts with MASK; position: (P, M) from masked_positions; uniform: (P, G, T) noise by column of
@@ -21,6 +23,13 @@ def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
     """
     if hidden is None:
         hidden = torch.ones(position.shape, dtype=torch.bool)
+    target, logp, _, kept = draw_hidden(model, input, position, uniform, hidden, temperature, padding, **truncation)
+    return target, logp, kept
+
+
+def draw_hidden(model, input, position, uniform, hidden, temperature=1.0, padding=None, confidence=None, **truncation):
+    """Does what predict_and_sample_tokens does, and returns, third of four, the tokens' confidence (P, G, M).
+    confidence: a function of states (K, C) and ids (K, G) that returns it, (K, G); None: zeros"""
     row, number = hidden.nonzero().to(input.device, non_blocking=True).unbind(1)     # (K,) each
     h = model.states(input, position, padding=padding)[row, number]                  # (K, C)
     column = position[row, number]                                                   # (K,)
@@ -28,15 +37,17 @@ def predict_and_sample_tokens(model, input, position, uniform, hidden=None,
     noise = noise[row.to(noise.device), :, column.to(noise.device)]                  # (K, G)
     if torch.is_tensor(temperature):
         temperature = temperature[row]                                               # (K, 1)
-    ids, ids_logp, kept = draw_tokens(model, h, noise, temperature, **truncation)
-    target = ids.new_zeros(*position.shape, uniform.shape[1])                        # (P, M, G)
-    logp = ids_logp.new_zeros(target.shape)
-    target[row, number] = ids
-    logp[row, number] = ids_logp
-    return target.mT, logp.mT, kept
+    ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)        # (K, G) each
+    sure = confidence(h, ids) if confidence else torch.zeros_like(logp)
+    found = []
+    for x in (ids, logp, sure):
+        whole = x.new_zeros(*position.shape, x.shape[1])                             # (P, M, G)
+        whole[row, number] = x
+        found.append(whole.mT)
+    return *found, kept
 
 
-def fill_in(input, position, hidden, target):
+def fill_in(input: Tensor, position: Tensor, hidden: Tensor, target: Tensor) -> Tensor:
     """Puts sampled tokens into their texts.
 
     input: (P, T); position, hidden: (P, M), hidden False on padding; target: (P, G, M)

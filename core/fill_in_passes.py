@@ -1,12 +1,13 @@
 """Fill-in sampling in several passes: each pass reads the tokens that were drawn in the passes before it."""
 
 import math
+from functools import partial
 
 import torch
 
 from core.device import ids_on
-from core.distributions import in_parts, token_logp
-from core.fill_in import fill_in, predict_and_sample_tokens
+from core.distributions import in_parts
+from core.fill_in import draw_hidden, fill_in
 from core.truncation import KeptCollector
 
 
@@ -83,12 +84,9 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, paddi
         inputs = text, column, uniform[i].flatten(0, 1)[:, None], own_padding
         if i == 0:  # the completions of a problem still share their text
             inputs = input, position, uniform[0], padding
-        token, drawn_logp, kept, number = draw(model, *inputs, drawn, sampling)
+        token, drawn_logp, confidence, kept, number = draw(model, *inputs, drawn, by_confidence, sampling)
         if by_confidence:
-            sure = drawn_logp
-            if kept is not None or sampling.get("temperature", 1.0) != 1.0:
-                sure = untruncated_logp(model, text, column, token, drawn, own_padding)
-            sure = sure.cpu().masked_fill(~drawn, -torch.inf)
+            sure = confidence.cpu().masked_fill(~drawn, -torch.inf)
             rank = sure.argsort(1, descending=True).argsort(1)                       # (N, M)
             now = drawn & (rank < now.sum(1, keepdim=True))
         if kept is not None:
@@ -105,41 +103,33 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, paddi
     return target, logp, turn.to(device, non_blocking=True), torch.stack(read, 1), collector.joined()
 
 
-def draw(model, text, column, noise, padding, drawn, sampling):
+def untruncated_logp(model, h, ids):
+    """Log-probability (K, G) of ids at temperature 1 without truncation, from states h (K, C)."""
+    def logp_of(h, ids):
+        return (model.project(h).log_softmax(-1).gather(1, ids),)
+
+    return in_parts(logp_of, model.vocabulary, h, ids)[0]
+
+
+def draw(model, text, column, noise, padding, drawn, by_confidence, sampling):
     """Draws tokens of one pass; a text in which none is wanted is not read.
 
-    text: (R, T), each of g completions; column: (R, M); noise: (R, g, T); padding: (R,) or None
+    text: (R, T), each read once for its g completions; column: (R, M); noise: (R, g, T); padding: (R,) or None
     drawn: (R g, M) bool, True where a token is wanted
-    Returns tokens and logp (R g, M), the KeptTokens or None, and the index (R g, M) of each place in them
+    Returns tokens, logp and confidence (R g, M), the KeptTokens or None, and the index (R g, M) of each place in them
     """
     R, g, _ = noise.shape
     wanted = drawn.unflatten(0, (R, g)).any(1)                                       # (R, M)
     rows = wanted.any(1).nonzero().squeeze(1)                                        # (r,)
     here = rows.to(text.device, non_blocking=True)
     own_padding = None if padding is None else padding[here]
-    new, new_logp, kept = predict_and_sample_tokens(
-        model, text[here], column[here], noise[rows], wanted[rows], padding=own_padding, **sampling)
-    token = new.new_zeros(R, g, column.shape[1])                                     # (R, g, M)
-    logp = new_logp.new_zeros(token.shape)
-    token[here] = new
-    logp[here] = new_logp
+    confidence = partial(untruncated_logp, model) if by_confidence else None
+    *found, kept = draw_hidden(model, text[here], column[here], noise[rows], wanted[rows], padding=own_padding,
+                               confidence=confidence, **sampling)
+    of_rows = []
+    for x in found:                                                                  # (r, g, M)
+        whole = x.new_zeros(R, g, column.shape[1])
+        whole[here] = x
+        of_rows.append(whole.flatten(0, 1))
     number = wanted.flatten().cumsum(0).view_as(wanted) - 1                          # (R, M)
-    return token.flatten(0, 1), logp.flatten(0, 1), kept, number.repeat_interleave(g, 0)
-
-
-def untruncated_logp(model, text, column, token, drawn, padding):
-    """Log-probability (N, M) at temperature 1 and without truncation of the drawn tokens, whose texts are read again.
-    text: (N, T); column, token, drawn: (N, M)"""
-    row, number = drawn.nonzero().unbind(1)                                          # (K,) each
-    rows, place = row.unique(return_inverse=True)                                    # (n,), (K,)
-    row, number, rows, place = (x.to(text.device, non_blocking=True) for x in (row, number, rows, place))
-    own = None if padding is None else padding[rows]                                 # (n,)
-    h = model.states(text[rows], column[rows], padding=own)[place, number]           # (K, C)
-
-    def logp_of(h, token):
-        return (token_logp(model.project(h).log_softmax(-1), token),)
-
-    found, = in_parts(logp_of, model.vocabulary, h, token[row, number])              # (K,)
-    logp = found.new_zeros(token.shape)
-    logp[row, number] = found
-    return logp
+    return *of_rows, kept, number.repeat_interleave(g, 0)

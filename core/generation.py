@@ -96,9 +96,7 @@ class Rows:
         """Takes rows that have ended out of the batch and its cache, once there are enough of them."""
         if self.left > LEAVE_SHARE * len(self.live):
             return
-        keep = torch.arange(self.left, device=self.live.device)  # rows that stay in their place cost nothing
-        behind = self.live[self.left :].nonzero().squeeze(1) + self.left
-        keep[~self.live[: self.left]] = behind  # the others fill the gaps
+        keep = self.live.nonzero().squeeze(1)
         past.keep(keep)
         self.number = self.number[keep]
         self.token = self.token[keep]

@@ -1,6 +1,7 @@
 """A judge's score of a text: how real each token of it looks, and the text as a whole."""
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 CHUNK = 16        # texts per forward pass on a CPU: more of them do not fit into its cache
@@ -8,7 +9,7 @@ LARGE_CHUNK = 64  # the same on a GPU, to bound memory
 
 
 @torch.no_grad()
-def calculate_realness(judge, text):
+def calculate_realness(judge: nn.Module, text: Tensor) -> Tensor:
     """The judge's probability that each token of text (N, T) is the true one, (N, T); of a cls judge the share of each
     text that was replaced, (N,)."""
     chunk = CHUNK if text.device.type == "cpu" else LARGE_CHUNK
@@ -17,7 +18,7 @@ def calculate_realness(judge, text):
 
 
 @torch.no_grad()
-def calculate_judge_scores(judge, text, cls_token_id):
+def calculate_judge_scores(judge: nn.Module, text: Tensor, cls_token_id: int) -> Tensor:
     """Score (N,) in [0, 1] of each text (N, T); 1 means that it looks written by a human. A realness judge gives the
     mean probability that a token is the true one, a cls judge reads CLS + text and gives 1 - the replaced share."""
     if judge.judge_head == "cls":
@@ -26,12 +27,12 @@ def calculate_judge_scores(judge, text, cls_token_id):
     return calculate_realness(judge, text).mean(1)
 
 
-def log_odds(probability):
+def log_odds(probability: Tensor) -> Tensor:
     """Clamped, so that one token on which the judge is certain does not outweigh all others."""
     return probability.clamp(1e-3, 1 - 1e-3).logit()
 
 
-def windowed_mean(x, width):
+def windowed_mean(x: Tensor, width: int) -> Tensor:
     """Mean of x (N, T) over the positions at most `width` away, those inside the text. Returns (N, T)."""
     T = x.shape[1]
     total = F.pad(x.cumsum(1), (1, 0))                                               # (N, T + 1)

@@ -1,18 +1,15 @@
-"""Metrics on the console, in metrics.jsonl and in trackers; text on a terminal, in lines that fit and without control
-characters."""
+"""Metrics on the console, in metrics.jsonl and in trackers; text on a terminal, without control characters."""
 
 import json
 import math
 import os
 import re
 import sys
-import textwrap
-import time
 import unicodedata
 
 from tqdm import tqdm
 
-from core.files import CONSOLE, METRICS, each_record, keep_records, writing
+from core.files import CONSOLE, METRICS, keep_records, writing
 
 WIDTH = 100  # columns of the console
 HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories of control characters, of those without width, of half pairs
@@ -51,31 +48,25 @@ class Logger:
         self.path, self.columns = os.path.join(out_dir, METRICS), columns
         self.console = os.path.join(out_dir, CONSOLE)
         self.trackers, self.silent = None, silent
-        self.total_steps, self.lines = total_steps, 0
+        self.lines = 0
         self.bar = tqdm(total=total_steps, disable=silent or not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
                         leave=False)
         self.doing = self.bar.set_postfix_str  # doing(text) shows beside the bar what the run is doing
 
     def start(self, step=0):
         """A run begins or goes on at `step`: the records of later steps will be written again."""
-        self.first = step
-        self.restart_clock()
         if self.silent:
             return
         self.bar.update(step)
         if self.trackers:
-            self.trackers.start(step, each_record(self.path))
+            self.trackers.start()
         keep_records(self.path, step)
-
-    def restart_clock(self):
-        """Leaves the time before the first step, as of an evaluation, out of the estimate."""
-        self.began = time.monotonic()
 
     def tick(self):
         """A step has ended, with its evaluation and its checkpoint, if any."""
         self.bar.update(1)
 
-    def say(self, text=""):
+    def say(self, text: str = "") -> None:
         if not self.silent:
             tqdm.write(str(text))
             sys.stdout.flush()
@@ -86,14 +77,7 @@ class Logger:
         with writing(self.console), open(self.console, "a", encoding="utf-8", errors="replace") as f:
             f.write(re.sub(r"\033\[[\d;]*m", "", text) + "\n")
 
-    def eta(self, step):
-        """Time left, from the mean time of the steps of this process, evaluations and checkpoints included."""
-        if step == self.first:
-            return "-"
-        seconds = (time.monotonic() - self.began) / (step - self.first)
-        return tqdm.format_interval(seconds * (self.total_steps - step))
-
-    def log(self, step, metrics, show=True):
+    def log(self, step: int, metrics: dict, show: bool = True) -> None:
         """metrics: {name: number}. All go to metrics.jsonl and the trackers, `columns` to the console as well."""
         if self.silent:
             return
@@ -110,9 +94,9 @@ class Logger:
             names.append(name.rjust(width))
             cells.append(format_number(metrics.get(name)).rjust(width))
         if self.lines % self.HEADER_EVERY == 0:
-            self.say(" ".join([*names, f"{'eta':>8}"]))
+            self.say(" ".join(names))
         self.lines += 1
-        self.say(" ".join([*cells, f"{self.eta(step):>8}"]))
+        self.say(" ".join(cells))
 
     def close(self):
         self.bar.close()
@@ -123,18 +107,3 @@ class Logger:
 def visible(text, kept=""):
     """A text whose characters that a terminal or browser obeys or does not show are U+FFFD, except those in `kept`."""
     return "".join("\ufffd" if unicodedata.category(c) in HIDDEN and c not in kept else c for c in text)
-
-
-def folded(lines):
-    """The lines of a text, each in as many lines of at most WIDTH characters as it needs."""
-    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    return [part for line in lines for part in wrapper.wrap(line)]
-
-
-def highlight(text, spans, color):
-    """A text on one line, newlines as arrows. With `color` the characters of spans, [[first, end]], are green."""
-    text, out, start = visible(text.replace("\n", "\u21b5")), "", 0
-    for first, end in spans if color else ():
-        out += f"{text[start:first]}{GREEN}{text[first:end]}{PLAIN}"
-        start = end
-    return out + text[start:]

@@ -111,10 +111,11 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     Returns (model, facts). Raises FileNotFoundError or ValueError naming `key`, the file and what was found in it.
     """
     header, named = read_header(path, key), f"{key}={path}"
+    header["config"].pop("prompt_attention", None)  # that of data/guess has it
     try:
-        if header["config"].pop("prompt_attention", "full") != "full":  # some files of earlier versions have it
-            raise ValueError("prompt_attention has left")
         config = GPTConfig(**header["config"])
+        with torch.device("meta"):  # the config may ask for more memory than there is
+            wanted = {name: p.shape for name, p in GPT(config).state_dict().items()}
     except (TypeError, ValueError) as error:
         raise ValueError(f"{named}: the config in its header is damaged ({one_line(error)}); {AGAIN}") from None
     if mode is not None and config.mode != mode:
@@ -124,8 +125,6 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
                          f"dataset or generator ({tokenizer.vocab_size}); use those of the same vocabulary")
     with safetensors.safe_open(path, "pt") as f:
         weights = {name: f.get_tensor(name).float() for name in f.keys()}
-    with torch.device("meta"):  # the config may ask for more memory than there is
-        wanted = {name: p.shape for name, p in GPT(config).state_dict().items()}
     if wanted != {name: p.shape for name, p in weights.items()}:
         raise ValueError(f"{named}: its tensors are not those that the config in its header asks for; {AGAIN}")
     check_finite(weights.items(), named)

@@ -6,10 +6,8 @@ import torch
 
 from core.distributed import is_sharded
 
-NONFINITE = "nonfinite_"  # begins the name of a sum that counts numbers that are not finite
 
-
-def build_optimizers(learner, config, device_type="cpu"):
+def build_optimizers(learner, config, device_type: str = "cpu") -> list:
     """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest. Muon's update is
     scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Vectors do not decay.
 
@@ -36,12 +34,12 @@ class CosineLRScheduler:
     of learning_rate) at step lr_decay_iters, and stays there.
     """
 
-    def __init__(self, learning_rate, min_lr, warmup_iters, lr_decay_iters):
+    def __init__(self, learning_rate: float, min_lr: float | None, warmup_iters: int, lr_decay_iters: int):
         self.learning_rate = learning_rate
         self.min_lr = learning_rate / 10 if min_lr is None else min_lr
         self.warmup_iters, self.lr_decay_iters = warmup_iters, lr_decay_iters
 
-    def lr(self, step):
+    def lr(self, step: int) -> float:
         if step < self.warmup_iters:
             return self.learning_rate * (step + 1) / self.warmup_iters
         length = max(1, self.lr_decay_iters - self.warmup_iters)
@@ -50,13 +48,13 @@ class CosineLRScheduler:
         return self.min_lr + height * (self.learning_rate - self.min_lr)
 
 
-def set_learning_rate(optimizers, lr):
+def set_learning_rate(optimizers, lr: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr
 
 
-def total_over_ranks(sums, dist, largest=()):
+def total_over_ranks(sums: dict, dist, largest=()) -> dict:
     """Adds the numbers of all ranks up.
 
     sums: {name: 0-d tensor or number}; largest: the names of which the largest over ranks counts, not the sum
@@ -73,7 +71,7 @@ def total_over_ranks(sums, dist, largest=()):
     return totals
 
 
-def apply_gradients(parameters, optimizers, grad_clip, totals, count, deciding=("loss",)):
+def apply_gradients(parameters, optimizers, grad_clip: float, totals: dict, count: str, deciding=("loss",)) -> dict:
     """Ends an optimizer step whose gradients are summed over ranks: clips them, then steps or skips. One host sync.
 
     totals: {name: 0-d tensor} of `total_over_ranks`; count: the name of the one that counts the tokens in the loss
@@ -86,7 +84,7 @@ def apply_gradients(parameters, optimizers, grad_clip, totals, count, deciding=(
         norm = norm.full_tensor()
     numbers = torch.stack([*totals.values(), norm.float()]).tolist()
     out = dict(zip([*totals, "grad_norm"], numbers, strict=True))
-    wrong = [name for name in not_finite(out) if name in ("grad_norm", *deciding) or name.startswith(NONFINITE)]
+    wrong = [name for name in not_finite(out) if name in ("grad_norm", *deciding)]
     good = not wrong
     empty = good and out[count] == 0
     for optimizer in optimizers:
@@ -96,6 +94,6 @@ def apply_gradients(parameters, optimizers, grad_clip, totals, count, deciding=(
     return out | {"skipped_steps": int(not good), "empty_steps": int(empty)}
 
 
-def not_finite(metrics):
-    """The names of the metrics {name: number} that are not finite, or that count such numbers and are not 0."""
-    return [name for name, x in metrics.items() if not math.isfinite(x) or (x and name.startswith(NONFINITE))]
+def not_finite(metrics: dict) -> list[str]:
+    """The names of the metrics {name: number} that are not finite."""
+    return [name for name, x in metrics.items() if not math.isfinite(x)]

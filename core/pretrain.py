@@ -15,11 +15,11 @@ import torch
 
 from core.config import describe, load_config
 from core.distributed import Distributed
-from core.logger import create_logger, folded
+from core.logger import create_logger
 from core.prompts import PromptConsumer
 from core.run import check_run_folder, run_folder
 from core.settings.script import run_script
-from core.start import Recorded, build_missing, naming_what_lowers_memory
+from core.start import build_missing, naming_what_lowers_memory, recorded
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
 from core.trainer import COLUMNS, Trainer
@@ -40,7 +40,7 @@ def main(argv):
         data = build_data(config, dist)
         model = build_model(config, data, dist)
         batches, evaluate = build_batches(config, data, dist)
-        lines = "\n".join(folded([*describe(config, origin), *plan(config, model, data, dist)]))
+        lines = "\n".join([*describe(config, origin), *plan(config, model, data, dist)])
         if config.dry_run:
             if dist.is_main:
                 print(lines, "dry run: everything is in place, nothing was trained", sep="\n")
@@ -52,7 +52,7 @@ def main(argv):
             trainer = Trainer(model, config, batches, evaluate, data.tokenizer, logger, dist)
             if resume:
                 trainer.resume()
-            with Recorded(config, origin, dist, trainer, resume):
+            with recorded(config, origin, dist, trainer, resume):
                 logger.say(lines)
                 trainer.run()
 

@@ -61,8 +61,6 @@ class PromptFormat:
             raise ValueError(f"prompt_format={self.prompt_format!r} must have {{prompt}} where the prompt stands")
         if self.template == MODEL and not hasattr(tokenizer, "render_chat"):
             raise ValueError(f"template='model' is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
-        if self.template != MODEL and self.chat_template_kwargs:
-            raise ValueError(f"chat_template_kwargs need template='model', not template={self.template!r}")
 
     def encode(self, prompt, tokenizer):
         """(text, token ids) of a prompt, a text or messages; the ids include response_prefix, the text does not."""
@@ -186,7 +184,7 @@ class PromptConsumer:
         words = (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
                  f"{self.longest} tokens, {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} "
                  f"and {self.repeated} repeated ones left out")
-        if self.room:
+        if self.block_size:
             cut = sum(len(self._example(record)) > self.room for record in self._all())
             words += f"; {cut} training examples are cut at block_size={self.block_size}"
         return words

@@ -22,16 +22,6 @@ def are_messages(value):
     return set(map(type, texts)) == {str}
 
 
-def split_messages(record):
-    """The record with its "messages", a whole conversation, split into the prompt and the assistant's last turn, if it
-    ends with one: the completion, and the answer if the record has none."""
-    messages = record.pop("messages")
-    if not are_messages(messages) or messages[-1]["role"] != "assistant":
-        return record | {"prompt": messages}
-    turn = messages[-1]["content"]
-    return {"completion": turn, "answer": turn} | record | {"prompt": messages[:-1]}
-
-
 def check_record(record, where):
     """The record with its prompt and answer under these names. Errors name `where`, the file and line."""
     if not isinstance(record, dict):
@@ -43,17 +33,12 @@ def check_record(record, where):
         found = next((name for name in names if name in record), None)
         if found is not None:
             record[field] = record.pop(found)
-    if "prompt" not in record and "messages" in record:
-        record = split_messages(record)
     prompt = record.get("prompt")
     if not (prompt and isinstance(prompt, str)) and not are_messages(prompt):
         raise ValueError(f"{where}: prompt must be a text, or a list of messages {{\"role\": ..., \"content\": ...}}, "
-                         f"in one of the fields {', '.join(FIELDS['prompt'])}, messages")
+                         f"in one of the fields {', '.join(FIELDS['prompt'])}")
     if record.get("split") not in (None, *SPLITS):
         raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
-    completion = record.get("completion")
-    if isinstance(completion, list) and len(completion) == 1 and are_messages(completion):
-        record["completion"] = completion[0]["content"]
     return record | {"where": where}
 
 
@@ -61,8 +46,7 @@ def read_records(path):
     """The records of a JSONL file, of a JSON file {"prompts": [...]} or [...], or of a Parquet file; errors name the
     file and the line.
 
-    A record has a prompt, a text or a list of {"role", "content"} messages, or it has "messages", a conversation: the
-    assistant's turn at its end is the completion, what comes before it the prompt.
+    A record has a prompt, a text or a list of {"role", "content"} messages.
     """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"dataset={path} does not exist; correct the path")

@@ -5,8 +5,7 @@ import os
 import re
 import signal
 
-from core.checkpoint_manager import states
-from core.files import BEFORE, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, writing
+from core.files import CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, writing
 from core.optim import not_finite
 
 try:
@@ -23,11 +22,11 @@ SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if 
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 
 
-def check_run_folder(out_dir):
+def check_run_folder(out_dir: str) -> None:
     """Raises ValueError if the folder holds files but no run."""
     names = listed(out_dir)
     foreign = [name for name in names if name not in STAYING]
-    if foreign and not {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS} & set(names):
+    if foreign and not {STATE, METRICS, CONSOLE, PREVIOUS} & set(names):
         raise ValueError(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
 
 
@@ -39,9 +38,8 @@ def run_folder(config, dist):
     """
     dist.barrier()  # every rank has seen the folder as it was
     with locked(config.absolute_out_dir) if dist.is_main else contextlib.nullcontext():
-        found = dist.is_main and bool(states(config.absolute_out_dir))
-        goes_on = config.resume is True or (config.resume == "auto" and found)
-        yield bool(dist.agree(goes_on))
+        found = dist.is_main and os.path.exists(os.path.join(config.absolute_out_dir, STATE))
+        yield bool(dist.agree(config.resume is True or (config.resume == "auto" and found)))
 
 
 @contextlib.contextmanager
@@ -61,7 +59,7 @@ def locked(out_dir):
         yield
 
 
-def set_aside(out_dir):
+def set_aside(out_dir: str) -> str | None:
     """Moves what an earlier run wrote in this folder to <out_dir>/previous/<n>, n = 1, 2, ...; nothing is deleted.
 
     Returns the folder of the earlier run, or None if there was none.
@@ -79,7 +77,7 @@ def set_aside(out_dir):
     return folder
 
 
-def listed(folder):
+def listed(folder: str) -> list[str]:
     return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 
 
@@ -111,7 +109,7 @@ class StopSignal:
             with contextlib.suppress(OSError):  # of a terminal that was closed
                 os.write(2, NOTICE)  # print is not safe in a handler
 
-    def came(self):
+    def came(self) -> str | None:
         """The name of the signal that any rank has received, or None. Every rank must call it."""
         number = self.dist.agree(self.number)
         return signal.Signals(number).name if number else None
@@ -124,7 +122,7 @@ class BadSteps:
         self.limit, self.checkpoints, self.logger = limit, checkpoints, logger
         self.in_a_row = 0
 
-    def add(self, step, metrics):
+    def add(self, step: int, metrics: dict) -> None:
         """Counts a step that was skipped, alike on all ranks; after another one the caller sets in_a_row to 0."""
         self.in_a_row += 1
         names = ", ".join(not_finite(metrics))
@@ -134,7 +132,7 @@ class BadSteps:
                              f"for {names}; lower learning_rate and {self.checkpoints.how_to_go_on()}")
 
 
-def run_loop(trainer, stop):
+def run_loop(trainer, stop) -> bool:
     """Takes the steps of a trainer, evaluating and saving on the way. Returns whether a signal ended it early.
 
     trainer: has config, dist, logger, step, evaluated (whether the evaluation of this step, if it has one, is done),
@@ -144,32 +142,25 @@ def run_loop(trainer, stop):
         evaluation_is_due()  tells whether an evaluation follows this step; one always follows the last
         run_evaluation()     evaluates on held-out data and logs the metrics
         save()               writes the model and the state to resume from
-        report()             shows the run so far, after an evaluation
     stop: a StopSignal
     """
     c, save_is_due = trainer.config, False
     if not trainer.evaluated:  # a new run, or one that a signal stopped before the evaluation of its step
         evaluate(trainer)
-        trainer.report()
-    trainer.logger.restart_clock()
     while trainer.step < c.max_iters:
         trainer.log_step(trainer.train_step())
         last = trainer.step == c.max_iters
         came = stop.came()
         trainer.evaluated = not (last or trainer.evaluation_is_due())
-        shown = False
         # Whoever sends a signal does not wait for an evaluation: the resumed run makes it up
         if not trainer.evaluated and (last or not came):
             evaluate(trainer)
-            shown = True
             came = stop.came()
         save_is_due = save_is_due or trainer.step % c.save_interval == 0
         in_good_state = not trainer.bad.in_a_row  # a good state is not replaced by one from the middle of bad steps
         if last or came or (save_is_due and in_good_state):
             trainer.save()
             save_is_due = False
-        if shown:
-            trainer.report()
         trainer.logger.tick()
         if came and not last:
             trainer.stopped_by = came

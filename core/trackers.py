@@ -2,9 +2,7 @@
 
 import dataclasses
 import importlib.util
-import os
 
-from core.files import TRACKER_IDS, read_object, write_json
 from core.settings.setting import Settings, setting
 from core.settings.user_code import one_line
 
@@ -19,15 +17,14 @@ class TrackerConfig(Settings):
 class Wandb:
     """Weights & Biases: a server; with WANDB_MODE=offline the folder out_dir/wandb, which `wandb sync` sends later."""
 
-    def __init__(self, config, settings, id):
+    def __init__(self, config, settings):
         import wandb
         # The console, the command line and the git diff, which it sends by itself, may show prompts. What a killed run
         # leaves is written each second, and the end of a run waits five minutes for the upload.
         silent = wandb.Settings(console="off", x_disable_meta=True, disable_git=True,
                                 x_transaction_log_flush_interval=1.0, finish_timeout=300.0)
         self.run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.absolute_out_dir,
-                              id=id, config=settings, resume="allow" if id else None, settings=silent)
-        self.id = self.run.id  # under which a later process goes on
+                              config=settings, settings=silent)
 
     def log(self, step, metrics):
         self.run.log(metrics, step=step)
@@ -40,19 +37,16 @@ class Trackio(Wandb):
     """A database on this machine, for `trackio show`; or the Hugging Face Space of TRACKIO_SPACE_ID. Its interface is
     wandb's."""
 
-    def __init__(self, config, settings, id):
+    def __init__(self, config, settings):
         import trackio
-        self.run = trackio.init(project=config.wandb_project, name=id or config.wandb_run_name, embed=False,
-                                config=settings, resume="allow" if id else "never")
-        self.id = self.run.name
+        self.run = trackio.init(project=config.wandb_project, name=config.wandb_run_name, embed=False, config=settings,
+                                resume="never")
 
 
 class TensorBoard:
     """A file of events in out_dir, for `tensorboard --logdir`."""
 
-    id = None
-
-    def __init__(self, config, settings, id):
+    def __init__(self, config, settings):
         from torch.utils.tensorboard import SummaryWriter
         self.writer = SummaryWriter(config.absolute_out_dir)
 
@@ -89,30 +83,20 @@ class Trackers:
     def __init__(self, config, say):
         self.config, self.say = config, say
         self.running = {}   # {name: tracker}
-        self.known = set()  # steps that an earlier process has sent, the same bit for bit
 
-    def start(self, step, records):
-        """Starts the trackers of a run that begins (step 0) or goes on after `step`. Raises ValueError if one does not.
-
-        records: of metrics.jsonl, with those of later steps
-        """
-        path = os.path.join(self.config.absolute_out_dir, TRACKER_IDS)
-        ids = read_object(path, path, "delete it") if os.path.exists(path) else {}
+    def start(self):
+        """Starts the trackers; a resumed run is a new one for them. Raises ValueError if one does not start."""
         settings = dataclasses.asdict(self.config)
         del settings["system_prompt"], settings["prompt_format"]  # texts stay here
-        self.known = {record["step"] for record in records if record["step"] > step}
         for name in tracker_names(self.config):
             try:
-                self.running[name] = TRACKERS[name](self.config, settings, ids.get(name))
+                self.running[name] = TRACKERS[name](self.config, settings)
             except Exception as error:  # of its own kinds
                 raise ValueError(f"{name} did not start ({one_line(error)}); leave it out of report_to") from error
-        ids |= {name: tracker.id for name, tracker in self.running.items()}
-        write_json(path, ids)
 
     def log(self, step, metrics):
         """metrics: {name: number}"""
-        if step not in self.known:
-            self._call("log", step, metrics)
+        self._call("log", step, metrics)
 
     def finish(self):
         self._call("finish")

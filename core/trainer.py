@@ -3,6 +3,7 @@
 import time
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from core.checkpoint_manager import CheckpointManager, check_same_step
@@ -16,7 +17,7 @@ from core.run import BadSteps, StopSignal, run_loop
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
 
 
-def supervised_sums(model, input, target, mask):
+def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> dict:
     """Sums over the batch; divide by 'count' for means.
 
     input, target: (B, T), for a cls judge input (B, 1 + T)
@@ -30,9 +31,9 @@ def supervised_sums(model, input, target, mask):
     return realness_sums(model, input, target)
 
 
-def token_sums(model, input, target, mask):
+def token_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> dict:
     """Cross-entropy of the masked tokens, the logits in bounded memory."""
-    position, hidden = masked_positions(mask > 0, input.device)                      # (B, M) each
+    position, _ = masked_positions(mask > 0, input.device)                           # (B, M)
     h = model.states(input, position)                                                # (B, M, C)
     target = target.gather(1, position)                                              # (B, M)
 
@@ -42,14 +43,14 @@ def token_sums(model, input, target, mask):
         return token_logp(logp, target), logp.argmax(-1) == target                   # (K,), (K,)
 
     logp, correct = in_parts(predicted, model.vocabulary, h.flatten(0, 1), target.flatten())
-    weight = mask.float().to(input.device, non_blocking=True).gather(1, position)    # (B, M)
-    weight = (weight * hidden.to(input.device, non_blocking=True)).flatten()         # (B * M,)
+    weight = mask.float().to(input.device, non_blocking=True).gather(1, position)    # (B, M) 0 on padding
+    weight = weight.flatten()                                                        # (B * M,)
     return {"loss": -(logp * weight).sum(),
             "correct": (correct * weight).sum(),
             "count": weight.sum()}
 
 
-def realness_sums(model, input, target):
+def realness_sums(model, input: Tensor, target: Tensor) -> dict:
     """Binary cross-entropy of 'this token is the true one' at every position (replaced-token detection,
     arXiv 2003.10555)."""
     real = input == target                                                           # (B, T)
@@ -60,7 +61,7 @@ def realness_sums(model, input, target):
             "count": loss.new_full((), real.numel())}
 
 
-def replaced_share_sums(model, input, target):
+def replaced_share_sums(model, input: Tensor, target: Tensor) -> dict:
     """Squared error of a cls judge's estimate, whose target is y = x^4 - 2x^3 + 2x of the replaced share x of a text.
 
     input: (B, 1 + T), CLS and the filled text
@@ -73,7 +74,7 @@ def replaced_share_sums(model, input, target):
             "count": error.new_full((), len(input))}
 
 
-def training_step(model, batches, optimizers, grad_clip, dist):
+def training_step(model, batches: list, optimizers: list, grad_clip: float, dist) -> dict:
     """One optimizer step on micro-batches [(input, target, mask)]: the mean loss over all of them on all ranks.
 
     Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}
@@ -119,7 +120,7 @@ class Trainer:
         save_model(path, self.model, self.tokenizer, **facts)
 
     def resume(self):
-        state = self.checkpoints.load(self.model.weights(), self.optimizers, self.logger.say)
+        state = self.checkpoints.load(self.model.weights(), self.optimizers)
         check_same_step(self.dist, state["step"], self.config.out_dir)
         self.model.load_weights(state["model"])
         self.step, self.facts = state["step"], state["facts"]
@@ -181,6 +182,3 @@ class Trainer:
             self.facts = self.evaluate(self.model)
         self.logger.log(self.step, self.facts, show=False)
         self.logger.say("  validation: " + ", ".join(f"{name} {value:.4f}" for name, value in self.facts.items()))
-
-    def report(self):
-        """Nothing: the console and the records show the run."""

@@ -33,8 +33,7 @@ def nucleus(logp, top_p):
     if p.shape[-1] < LARGE_VOCABULARY or p.is_cuda:  # a GPU sorts faster than the host hears of open ones
         return nucleus_of_all(p, top_p)
     kept, is_open = nucleus_of_top_part(p, top_p)
-    if is_open.any():
-        kept[is_open] = nucleus_of_all(p[is_open], top_p)
+    kept[is_open] = nucleus_of_all(p[is_open], top_p)
     return kept
 
 

@@ -37,8 +37,8 @@ class Models:
 
 
 def build_what_is_missing(config, dist):
-    """Runs the recipes of what is missing: a dataset under data/ has a prepare.py, a checkpoint that a shipped config
-    names has another config. A dry run only says what would be built. Returns whether something is still missing."""
+    """Runs the prepare.py of a dataset or model that is missing; a dry run only says so. Returns whether something is
+    still missing."""
     if config.generator_checkpoint is None:
         raise ValueError("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
                          "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
@@ -81,19 +81,19 @@ def build_models(config, data, dist):
     return models
 
 
-def is_asked_for(config, dist):
-    """True if the models of this run are sharded."""
+def is_sharded(config, dist):
+    """True if each rank holds a part of every model."""
     return config.parallel == "fsdp" and dist.world > 1
 
 
 def loads_on(config, dist):
     """The device that a model is loaded on: the CPU for one that is sharded, because whole it may not fit elsewhere."""
-    return torch.device("cpu") if is_asked_for(config, dist) else dist.device
+    return torch.device("cpu") if is_sharded(config, dist) else dist.device
 
 
 def shard_models(models, config, dist):
     """Shards the models if the config asks for it."""
-    if is_asked_for(config, dist):
+    if is_sharded(config, dist):
         from core.performance.sharding import shard_all
         shard_all(models, dist)
 
@@ -154,9 +154,6 @@ def build_reference(config, policy, dist):
         freeze_in(torch.float32 if config.reference_mode == "ema" else dist.dtype, reference.model)
     if config.ref_offload:
         reference.to("cpu")
-        if dist.device.type == "cuda":  # from pinned memory copies are fast
-            for x in (*reference.model.parameters(), *reference.model.buffers()):
-                x.data = x.data.pin_memory()
     return reference
 
 
@@ -175,7 +172,7 @@ def load_judge(key, config, policy, dist):
         raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
     tokenizer = load_tokenizer(path, key)
     judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer), dist.dtype)
-    if config.dtype == "auto" and fills and has_fast_bfloat16(model) and not is_asked_for(config, dist):
+    if config.dtype == "auto" and fills and has_fast_bfloat16(model) and not is_sharded(config, dist):
         judge.pack()  # a sharded judge has no weights to pack
     return judge
 

@@ -3,7 +3,6 @@
 from core.config import MaskConfig, RunConfig
 from core.settings.setting import check_value, setting
 from grpo.losses import ADVANTAGES, AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of
-from grpo.policies.fill_views import AS_DRAWN
 from grpo.reference import REFERENCES
 from grpo.reward_functions.settings import PRESETS
 from grpo.rooms import ROOMS
@@ -27,11 +26,6 @@ class GRPOConfig(MaskConfig, RunConfig):
          "the KL penalty would have no reference; set kl_beta=0.0"),
         ("kl_in_reward overlong_buffer credit_window!=None reward_normalisation=group", "baseline=max_rl",
          "advantage='max_rl' divides by the share of a group's completions that are right"))
-    first = (
-        "dataset generator_checkpoint template max_new_tokens judge_checkpoint reward_file reward_functions batch_size "
-        "group_size temperature top_p unmask_steps objective advantage kl_beta reference_mode ppo_epochs max_iters "
-        "optimizer learning_rate warmup_iters grad_checkpoint eval_problems eval_completions eval_interval sampler "
-        "out_dir resume seed device dtype dry_run doctor")
 
     response_prefix: str = setting("", "the text that every answer begins with")
     max_new_tokens: int = setting(128, "tokens of a completion, at most", "[1, 1e6]")
@@ -108,11 +102,6 @@ class GRPOConfig(MaskConfig, RunConfig):
         """False if a teacher alone teaches: no reward has a weight."""
         weighted = self.reward_functions and (not self.reward_weights or any(self.reward_weights))
         return self.teacher_checkpoint is None or bool(weighted)
-
-    @property
-    def scores_as_drawn(self):
-        """True if training scores tokens in the texts that they were drawn from; else it has estimates."""
-        return self.fill_estimator in AS_DRAWN
 
     def for_evaluation(self, seed):
         """Settings for sampling in evaluation."""

@@ -10,24 +10,23 @@ from types import SimpleNamespace
 import numpy as np
 
 from core.checkpoint_manager import CheckpointManager, check_same_step, shapes
-from core.files import CURVES, REPORT, SAMPLES, each_record, keep_records
+from core.files import CURVES, REPORT, SAMPLES, STATE, each_record, keep_records
 from core.logger import format_number
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from core.run import BadSteps, StopSignal, run_loop
-from grpo.data_buffer import DataBuffer
 from grpo.evaluation.samples import append_samples, comparison_table, evaluations, format_samples
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.metrics import NO_MISMATCH
 from grpo.reference import REFERENCES, adapted
+from grpo.rollout import DataBuffer, Rollouts
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
-GROWTH = 1.02  # of a run between two pages about it: all pages together read in proportion to its length
 
 
 class GRPOTrainer:
     """Trains `policy` for `rewards`, near `reference`, on the problems of `data`.
 
-    policy, reference (or None): policies (grpo/rollout.py: Policy); rewards: a Rewards, or rollouts -> Scored
+    policy, reference (or None): policies (grpo/policies/policy.py); rewards: a Rewards, or rollouts -> Scored
     data: problems(split, iteration, micro) -> a batch that the policy can sample for, as numpy arrays
     evaluation: (policy, temperature) -> (metrics, samples), run on rank 0
     a sample: {"problem": text, "group": [{"text", "reward"}, ...] from the best to the worst}
@@ -50,7 +49,7 @@ class GRPOTrainer:
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
-        self.step = self.skipped_steps = self.empty_steps = self.reported = 0  # reported: the step of the last page
+        self.step = self.skipped_steps = self.empty_steps = 0
         self.before, self.after = {}, {}  # metrics of the first and of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
@@ -76,24 +75,26 @@ class GRPOTrainer:
                 keep_records(self.checkpoints.path(SAMPLES), self.step)
             self.finish(stopped=run_loop(self, stop))
 
-    def log_step(self, metrics):
+    def log_step(self, metrics: dict):
         shown = self.step % self.config.log_interval == 0 or self.step in (1, self.config.max_iters)
         self.logger.log(self.step, metrics, show=shown)
 
-    def evaluation_is_due(self):
+    def evaluation_is_due(self) -> bool:
         c = self.config
         return self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0
 
     def run_evaluation(self):
-        """Evaluates on held-out data, on rank 0."""
+        """Evaluates on held-out data and writes report.html, on rank 0."""
         with self.dist.gathered():
             metrics = self.evaluate() if self.dist.is_main else {}
+        if self.dist.is_main:
+            self.write_page()
         if self.step == 0:
             self.before = metrics
         else:
             self.after = metrics
 
-    def train_step(self):
+    def train_step(self) -> dict:
         """One optimizer step. The first step of an iteration begins with its rollouts."""
         c = self.config
         if self.kl_beta != c.kl_beta:  # kl_target has moved it
@@ -120,7 +121,7 @@ class GRPOTrainer:
         self.end_step(metrics)
         return metrics
 
-    def collect(self, config, timer):
+    def collect(self, config, timer: Timer):
         """Fills the buffer with the rollouts of an iteration."""
         with self.dist.gathered():
             rollouts, sums, _ = collect_rollouts(
@@ -128,7 +129,7 @@ class GRPOTrainer:
         id = self.buffer.store_rollout_data(rollouts, sums)
         self.buffer.prepare_training_batch(id, config.ppo_epochs, config.minibatches)
 
-    def end_step(self, metrics):
+    def end_step(self, metrics: dict):
         """Counts the step; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
@@ -148,7 +149,7 @@ class GRPOTrainer:
                 REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
 
-    def sample(self, again, count=None):
+    def sample(self, again: int, count: int | None = None) -> tuple[Rollouts, dict]:
         """Completions of this iteration's problems, or of the first `count` of another round, and sums for metrics."""
         c = self.config
         problems = {key: x[:count] for key, x in self.problems_of(self.iteration, again).items()}
@@ -162,7 +163,7 @@ class GRPOTrainer:
         self.logger.doing("scoring")
         return sampled
 
-    def problems_of(self, iteration, again=0):
+    def problems_of(self, iteration: int, again: int = 0) -> dict:
         """This rank's problems of an iteration; again: the round of other problems for zero_std='resample'."""
         n = self.config.gradient_accumulation_steps
         batches = [self.data.problems("train", iteration, again * n + i) for i in range(n)]
@@ -179,8 +180,8 @@ class GRPOTrainer:
     def resume(self):
         """Goes on from the state in out_dir. Between iterations a buffer holds nothing of its rank alone, so another
         number of ranks can go on."""
-        state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
-        path, self.step = self.checkpoints.last
+        state = self.checkpoints.load(self.policy.weights(), self.optimizers)
+        self.step = state["step"]
         check_same_step(self.dist, self.step, self.config.out_dir)
         self.policy.load_weights(state["model"])
         if self.saved_reference is not None:
@@ -191,37 +192,26 @@ class GRPOTrainer:
         buffers = state["buffers"]
         same_ranks = len(buffers) == self.dist.world
         if buffers[0]["queue"] and not same_ranks:
-            raise ValueError(f"{path} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
+            raise ValueError(f"{STATE} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
         mine = buffers[self.dist.rank if same_ranks else 0]
         self.buffer.load_state_dict(mine, self.dist.device)
         if self.config.kl_target is None:
             self.kl_beta = self.config.kl_beta
 
-    def evaluate(self):
+    def evaluate(self) -> dict:
         """Held-out metrics; a few samples every sample_interval."""
         self.logger.say("  evaluating ...")
         self.progress.global_step = self.step
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
-        metrics = {f"eval/{name}": value for name, value in metrics.items()}
-        finite = {name: x for name, x in metrics.items() if math.isfinite(x)}
-        self.buffer.store_evaluation_data(self.step, finite)
+        shown = [f"{name} {format_number(x)}" for name, x in metrics.items()]
+        self.logger.say("held out | " + " | ".join(shown))
+        metrics = {f"eval/{name}": x for name, x in metrics.items()}
+        self.buffer.store_evaluation_data(self.step, metrics)
         self.logger.log(self.step, metrics, show=False)
-        shown = [f"{name.removeprefix('eval/')} {format_number(value)}" for name, value in metrics.items()]
-        for first in range(0, len(shown), 3):
-            self.logger.say("  held out | " + " | ".join(shown[first : first + 3]))
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.checkpoints.out_dir, self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
         return metrics
-
-    def report(self):
-        """Writes report.html, on rank 0, if the run has grown enough."""
-        if self.step < GROWTH * self.reported:
-            return
-        self.reported = self.step
-        if self.dist.is_main:
-            self.write_page()
-        self.dist.barrier()  # it may take longer than an exchange
 
     def write_page(self):
         """Writes the page about the run, once there are metrics."""

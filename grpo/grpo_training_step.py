@@ -5,11 +5,13 @@ from dataclasses import replace
 from importlib import import_module
 
 import torch
+from torch import Tensor
 
-from grpo.losses import compute_advantages, kl_penalty, kl_per_token, objective_of, policy_loss, token_weights
-from grpo.metrics import BAD_REWARDS, add_up, end_step, logged_sums, mismatch, nonfinite_rewards, rollout_sums
+from grpo.losses import (
+    Objective, compute_advantages, kl_penalty, kl_per_token, objective_of, policy_loss, token_weights)
+from grpo.metrics import add_up, end_step, logged_sums, mismatch, rollout_sums
 from grpo.reference import choose_estimator, penalty_weight, with_proximal, with_reference
-from grpo.rollout import Scores
+from grpo.rollout import Rollouts, Scored, Scores
 
 # What a step does with rewards beyond the algorithm: {setting, and function of grpo/shaping.py: its value without it}
 SHAPES = {"reward_normalisation": "none", "train_pass_k": 1, "overlong_buffer": 0, "kl_in_reward": False,
@@ -23,14 +25,13 @@ class Timer:
         self.times = {}
         self.last = time.perf_counter()
 
-    def end(self, phase):
+    def end(self, phase: str):
         now = time.perf_counter()
-        name = f"time/{phase}"
-        self.times[name] = self.times.get(name, 0.0) + now - self.last
+        self.times[f"time/{phase}"] = self.times.get(f"time/{phase}", 0.0) + now - self.last
         self.last = now
 
 
-def grpo_training_step(policy, reference, rewards, problems, optimizers, iteration, config, dist):
+def grpo_training_step(policy, reference, rewards, problems, optimizers: list, iteration: int, config, dist) -> dict:
     """One optimizer step of GRPO (arXiv 2402.03300) on rollouts of its own, for callers from Python. The trainer calls
     the phases itself, because several steps may share rollouts.
 
@@ -56,7 +57,7 @@ def sampler_of(policy, problems, iteration, config):
     return sample
 
 
-def collect_rollouts(policy, reference, rewards, sample, config, dist, timer):
+def collect_rollouts(policy, reference, rewards, sample, config, dist, timer: Timer) -> tuple:
     """Phases 1 to 3 for this rank's share of an iteration.
 
     sample: (again, count) -> (Rollouts, sums of metrics) of the iteration's own problems (again=0), or of the first
@@ -70,13 +71,12 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer):
         """Phases 1 and 2 of one round: rollouts and their Scored."""
         rollouts, more = sample(again, count)
         timer.end("collect")
-        if reference is not None:
-            rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
-            timer.end("reference")
+        rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
+        timer.end("reference")
         scored = rewards(rollouts)
         for shape in shapes_of(config, SHAPES):
             rollouts, scored = shape(rollouts, scored, rewards, config)
-        add_up(sums, more | {BAD_REWARDS: (nonfinite_rewards(scored, rollouts.mask), None)})
+        add_up(sums, more)
         timer.end("reward")
         return rollouts, scored
 
@@ -98,7 +98,7 @@ def shapes_of(config, off):
     return [getattr(import_module("grpo.shaping"), key) for key, value in off.items() if getattr(config, key) != value]
 
 
-def with_advantage(rollouts, scored, advantage, dist):
+def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist) -> Rollouts:
     """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored.
 
     advantage: a name in ADVANTAGES
@@ -110,14 +110,14 @@ def with_advantage(rollouts, scored, advantage, dist):
     return replace(rollouts, train_mask=rollouts.train_mask * seen, advantage=A.flatten(0, 1))
 
 
-def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist):
+def train_on_rollouts(policy, rollouts: Rollouts, sums: dict, optimizers: list, config, dist) -> dict:
     """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats. sums: those of collect_rollouts
 
     The backward pass runs in micro-batches. The weights are those of the whole step over all ranks, so that neither the
     cut nor the number of ranks changes the gradient.
     """
     objective, beta = objective_of(config), penalty_weight(config)
-    weight = loss_weights(rollouts, objective.average, dist)
+    weight = token_weights(rollouts.train_mask, objective.average, rollouts.max_tokens, dist.total)
     problems, learned = needed_problems(rollouts, objective, beta)
     trained = sums_of_nothing(rollouts, objective, beta)
     for part in dist.micro_batches(rollouts.micro_batches(config, problems), policy, rollouts):
@@ -130,21 +130,14 @@ def train_on_rollouts(policy, rollouts, sums, optimizers, config, dist):
     return end_step(policy, optimizers, trained | sums, config, dist)  # the mismatch is that before the first step
 
 
-def loss_weights(rollouts, average, dist):
-    """(N, M) token_weights over the whole step. They count all tokens of the completions, also those that an estimator
-    leaves out: it weighs the others more."""
-    weight = token_weights(rollouts.train_mask, average, rollouts.max_tokens, dist.total)
-    return weight if rollouts.token_weight is None else weight * rollouts.token_weight
-
-
-def needed_problems(rollouts, objective, beta):
+def needed_problems(rollouts: Rollouts, objective: Objective, beta: float) -> tuple:
     """The problems that the loss or its metrics must read, as indices, and (N, M) 1.0 where a token has a gradient.
 
     Without entropy bonus and KL in the loss, advantages of 0 give no gradient. With a reference the KL of all problems
     is measured, so all are read.
     """
     problems = torch.arange(rollouts.problems)
-    learned = rollouts.scored                                                        # (N, M)
+    learned = rollouts.train_mask                                                    # (N, M)
     if objective.entropy_bonus == 0 and (beta == 0 or not rollouts.has_reference):
         learned = learned * (rollouts.advantage != 0)
         if not rollouts.has_reference:
@@ -153,7 +146,7 @@ def needed_problems(rollouts, objective, beta):
     return problems, learned
 
 
-def sums_of_nothing(rollouts, objective, beta):
+def sums_of_nothing(rollouts: Rollouts, objective: Objective, beta: float) -> dict:
     """The sums of rollout_loss before the first micro-batch: all ranks have the same, though one may train on none."""
     nothing, _ = rollouts.select(torch.arange(0))
     x = nothing.old_logp                                                             # (0, M)
@@ -161,13 +154,13 @@ def sums_of_nothing(rollouts, objective, beta):
     return rollout_loss(scores, nothing, x, objective, beta)[1]
 
 
-def rollout_loss(scores, rollouts, weight, objective, beta):
+def rollout_loss(scores: Scores, rollouts: Rollouts, weight: Tensor, objective: Objective, beta: float) -> tuple:
     """Loss of a micro-batch of rollouts, and {metric: (sum, count)}, so that both add up over micro-batches and ranks.
 
     scores: of the policy; rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
     objective: of objective_of; beta: the weight of the KL penalty
     """
-    counted = rollouts.scored                                                        # (N, M)
+    counted = rollouts.train_mask                                                    # (N, M)
     tokens = counted.sum()
     proximal = scores.logp.detach() if rollouts.proximal_logp is None else rollouts.proximal_logp
     loss, ratio, changed = policy_loss(scores.logp, proximal, rollouts.advantage, weight, objective)

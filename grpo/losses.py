@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 AVERAGES = ("sum", "sequence", "token", "constant")  # branches of token_weights
 RATIOS = ("token", "sequence")                       # branches of policy_loss
@@ -14,7 +15,7 @@ RATIOS = ("token", "sequence")                       # branches of policy_loss
 
 # Advantages: how much better a completion is than a baseline, the mean of its group or of the step
 
-def centred(reward, mask):
+def centred(reward: Tensor, mask: Tensor) -> tuple:
     """The rewards minus the mean of their group, and how many count in each group. Only those where mask is 1 count.
 
     reward, mask: (P, G, 1 or M)
@@ -30,37 +31,37 @@ def centred(reward, mask):
     return away * mask, count
 
 
-def over_std(x, squares, count):
+def over_std(x: Tensor, squares: Tensor, count: Tensor) -> Tensor:
     """x / (std + 1e-4), with the std of `count` numbers whose squares sum to `squares`; divided by count - 1."""
     variance = squares / (count - 1).clamp(min=1)
     return x / (variance.sqrt() + 1e-4)
 
 
-def group_std(reward, mask, total):
+def group_std(reward: Tensor, mask: Tensor, total) -> Tensor:
     """(r - mean) / (std + 1e-4) within the group: GRPO, arXiv 2402.03300 section 4.1.2. The variance is divided by
     G - 1, as in TRL."""
     x, count = centred(reward, mask)
     return over_std(x, x.square().sum(1, keepdim=True), count)
 
 
-def group_mean(reward, mask, total):
+def group_mean(reward: Tensor, mask: Tensor, total) -> Tensor:
     """r - mean of the group: Dr. GRPO, arXiv 2503.20783."""
     return centred(reward, mask)[0]
 
 
-def leave_one_out(reward, mask, total):
+def leave_one_out(reward: Tensor, mask: Tensor, total) -> Tensor:
     """r - mean of the other completions of the group: RLOO, arXiv 2402.14740. It is G / (G - 1) times group_mean."""
     x, count = centred(reward, mask)
     return x * count / (count - 1).clamp(min=1)
 
 
-def batch_std(reward, mask, total):
+def batch_std(reward: Tensor, mask: Tensor, total) -> Tensor:
     """(r - mean of the group) / (std + 1e-4); the std is that of these differences over the step and all ranks."""
     x, _ = centred(reward, mask)
     return over_std(x, total(x.square().sum()), total(mask.sum()))
 
 
-def max_rl(reward, mask, total):
+def max_rl(reward: Tensor, mask: Tensor, total) -> Tensor:
     """(r - mean) / mean within the group, 0 where no completion is right: MaxRL, arXiv 2602.02710. With rewards of 0
     and 1 the expected gradient is the sum over k from 1 to G - 1 of that of pass@k / k."""
     counted = reward * mask
@@ -71,7 +72,7 @@ def max_rl(reward, mask, total):
     return x / mean.masked_fill(mean == 0, 1.0)
 
 
-def step(reward, mask, total):
+def step(reward: Tensor, mask: Tensor, total) -> Tensor:
     """(r - mean) / (std + 1e-4), both over the whole step and all ranks: REINFORCE++, arXiv 2501.03262."""
     count = total(mask.sum())
     mean = total((reward * mask).sum()) / count.clamp(min=1)
@@ -87,7 +88,7 @@ ADVANTAGES = {"group_std": group_std, "group_mean": group_mean, "leave_one_out":
               "max_rl": max_rl, "step": step}
 
 
-def compute_advantages(reward, name, mask=None, total=lambda x: x):
+def compute_advantages(reward: Tensor, name: str, mask: Tensor | None = None, total=lambda x: x) -> Tensor:
     """The advantage of each completion, or of each token, by the function `name` of ADVANTAGES.
 
     reward: (P, G, 1) one reward per completion, or (P, G, M) one per token
@@ -171,7 +172,7 @@ OBJECTIVES = {
 OBJECTIVES["drgrpo"] = OBJECTIVES["dr_grpo"]
 
 
-def baseline_of(config):
+def baseline_of(config) -> str:
     """A name in ADVANTAGES: the setting, or what pass@k or normalised rewards need, or the objective's own."""
     if config.advantage is not None:
         return config.advantage
@@ -182,25 +183,25 @@ def baseline_of(config):
     return OBJECTIVES[config.objective].advantage
 
 
-def objective_of(config):
+def objective_of(config) -> Objective:
     """The row of the config's objective, with what its settings replace."""
     keys = "clip_low", "clip_high", "entropy_bonus", "kl_estimator"
     replaced = {key: value for key in keys if (value := getattr(config, key)) is not None}
     return replace(OBJECTIVES[config.objective], advantage=baseline_of(config), **replaced)
 
 
-def clip(r, low, high, logp, advantage):
+def clip(r: Tensor, low: float, high: float, logp: Tensor, advantage: Tensor) -> Tensor:
     """min(r A, clip(r) A) of PPO (arXiv 1707.06347)."""
     clipped = r.clamp(1 - low, 1 + high)
     return torch.min(r * advantage, clipped * advantage)
 
 
-def detached_ratio(r, low, high, logp, advantage):
+def detached_ratio(r: Tensor, low: float, high: float, logp: Tensor, advantage: Tensor) -> Tensor:
     """sg(clip(r)) A log p: the policy gradient with truncated importance weights (arXiv 2506.13585)."""
     return r.clamp(1 - low, 1 + high).detach() * advantage * logp
 
 
-def probability_mask(r, low, high, logp, advantage):
+def probability_mask(r: Tensor, low: float, high: float, logp: Tensor, advantage: Tensor) -> Tensor:
     """r A, but 0 where A pulls the token's probability p away from p_old = p / r, and p is more than high above it or
     more than low below it (arXiv 2602.04879)."""
     p = logp.detach().exp()
@@ -213,7 +214,7 @@ def probability_mask(r, low, high, logp, advantage):
 SURROGATES = {"clip": clip, "detached_ratio": detached_ratio, "probability_mask": probability_mask}
 
 
-def token_weights(mask, average, max_new_tokens, total=lambda x: x):
+def token_weights(mask: Tensor, average: str, max_new_tokens: int, total=lambda x: x) -> Tensor:
     """The weight of each token in the loss of one optimizer step.
 
     mask:  (N, M) 1.0 where the token is in the loss
@@ -227,12 +228,11 @@ def token_weights(mask, average, max_new_tokens, total=lambda x: x):
         return mask / mask.sum(1, keepdim=True).clamp(min=1) / N
     if average == "token":     # every token of the step counts the same
         return mask / total(mask.sum()).clamp(min=1)
-    if average == "constant":  # every token counts the same in every step
-        return mask / (N * max_new_tokens)
-    raise ValueError(f"average={average!r}")
+    assert average == "constant", average  # every token counts the same in every step
+    return mask / (N * max_new_tokens)
 
 
-def policy_loss(logp, old_logp, advantage, weight, objective):
+def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tensor, objective: Objective) -> tuple:
     """The loss of an objective, without KL and entropy.
 
     logp, old_logp: (N, M) log-probability of each sampled token, now and when it was sampled
@@ -241,40 +241,36 @@ def policy_loss(logp, old_logp, advantage, weight, objective):
     objective:      a row of OBJECTIVES
     Returns the loss (), the ratio per token (N, M), and metrics {name: ()} as sums over tokens
     """
-    low, high = objective.clip_low, objective.clip_high
     counted = weight > 0                                                             # (N, M)
     log_ratio = torch.where(counted, logp - old_logp, 0.0).clamp(-20, 20)            # (N, M)
-    r = log_ratio.exp()                                                              # (N, M)
+    r = used = log_ratio.exp()                                                       # (N, M)
     if objective.ratio == "sequence":
         length = counted.sum(1, keepdim=True).clamp(min=1)                           # (N, 1)
         mean = (log_ratio.sum(1, keepdim=True) / length).detach()                    # (N, 1)
         used = (mean + log_ratio - log_ratio.detach()).exp()                         # (N, M)
-    else:
-        used = r
     surrogate = SURROGATES[objective.surrogate]
-    term = surrogate(used, low, high, logp, advantage)                               # (N, M)
+    term = surrogate(used, objective.clip_low, objective.clip_high, logp, advantage)  # (N, M)
     loss = -torch.where(counted, term * weight, 0.0).sum()                           # ()
     with torch.no_grad():
         unclipped = surrogate(used, math.inf, math.inf, logp, advantage)             # (N, M)
-        changed = term != unclipped
-        metrics = {"clip_fraction": (changed & counted).sum(),
-                   "kl_to_old": torch.where(counted, k3(old_logp, logp), 0.0).sum()}
-    return loss, r, metrics
+        clipped = (term != unclipped) & counted                                      # (N, M)
+        away = torch.where(counted, k3(old_logp, logp), 0.0)                         # (N, M)
+    return loss, r, {"clip_fraction": clipped.sum(), "kl_to_old": away.sum()}
 
 
 # The KL divergence to a reference or teacher
 
-def exact_kl(logp, ref_logp):
+def exact_kl(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """KL(policy || reference) summed over the vocabulary, with its gradient. (..., V), (..., V) -> (...)."""
     return (logp.exp() * (logp - ref_logp)).sum(-1)
 
 
-def k2(logp, ref_logp):
+def k2(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """(log ratio)^2 / 2 of sampled tokens: its gradient is in expectation that of the KL on-policy. (...) -> (...)."""
     return (logp - ref_logp).clamp(-20, 20).square() / 2
 
 
-def k3(logp, ref_logp):
+def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
     """exp(x) - x - 1 with x = ref_logp - logp, never negative, unbiased as a value (arXiv 2402.03300 eq. 4)."""
     x = (ref_logp - logp).clamp(-20, 20)
     return x.expm1() - x  # exp(x) - x - 1 would round to values below 0 where the policies are close
@@ -283,7 +279,7 @@ def k3(logp, ref_logp):
 KL_ESTIMATORS = {"k2": k2, "k3": k3}  # from the log-probabilities of sampled tokens; "exact" sums over the vocabulary
 
 
-def kl_per_token(scores, rollouts, estimator, ratio=None):
+def kl_per_token(scores, rollouts, estimator: str | None, ratio: Tensor | None = None) -> Tensor | None:
     """The KL of each token (N, M), or None without a reference: exact where the reference's distributions are known.
 
     scores: a Scores, under the policy that is trained; estimator: a name in KL_ESTIMATORS; None: k3
@@ -298,12 +294,12 @@ def kl_per_token(scores, rollouts, estimator, ratio=None):
     return (ratio.detach() if estimator == "k2" else ratio) * kl
 
 
-def kl_penalty(kl, weight, beta):
+def kl_penalty(kl: Tensor, weight: Tensor, beta: float) -> Tensor:
     """The term of the loss: beta times the weighted KL (N, M)."""
     return torch.where(weight > 0, kl * weight, 0.0).sum() * beta
 
 
-def kl_as_reward(rollouts, beta):
+def kl_as_reward(rollouts, beta: float) -> Tensor:
     """-beta log(p / p_ref) of each sampled token (N, M), whose mean is -beta times the KL (estimator k1)."""
     log_ratio = rollouts.old_logp - rollouts.ref_logp                                # (N, M)
     return -beta * log_ratio.masked_fill(rollouts.mask == 0, 0.0)

@@ -7,34 +7,33 @@ begin with _ are no metrics themselves.
 import math
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from core.optim import NONFINITE, apply_gradients, total_over_ranks
+from core.optim import apply_gradients, total_over_ranks
+from grpo.rollout import Rollouts, Scored
 
 LOGGED = "logged by a reward: "  # begins the name of what rewards logged, which may not be that of another metric
-OF_THE_TRAINER = ("step", "lr", "kl_beta", "bad_rollouts", "tokens_per_second")  # added to a record later; and time/...
-OF_ROLLOUTS = ("mean_log_prob", "mean_advantage")  # where one of these sums is not finite, neither is any later step's
-DECIDING = ("loss", *OF_ROLLOUTS)                  # a step in which one of these sums is not finite is skipped
-BAD_REWARDS = f"{NONFINITE}rewards"
-CLAMP = 20.0    # largest log ratio that is measured, so that sums of ratios stay finite
-MOST_KL = 0.2   # nats per token: a sampler of other processes that is further away than this is not the policy's
-LARGEST = ("_log_ratio", "_minus_log_ratio")  # of these the largest over micro-batches and ranks counts
-NO_MISMATCH = dict.fromkeys(("ratio_minus_one", "mismatch_kl", "mismatch_mean", "ratio_mean"), (0.0, 0))
+OF_ROLLOUTS = ("mean_reward", "mean_log_prob", "mean_advantage")  # if one is not finite, no step on the rollouts can be
+DECIDING = ("loss", *OF_ROLLOUTS)                                 # a step in which one is not finite is skipped
+CLAMP = 20.0                 # largest log ratio that is measured, so that sums of ratios stay finite
+MOST_KL = 0.2                # nats per token: a sampler of other processes that is further away is not the policy's
+LARGEST = "_mismatch_max"    # of this sum the largest over micro-batches and ranks counts
+NO_MISMATCH = {"ratio_minus_one": (0.0, 0), "mismatch_kl": (0.0, 0)}
 
 
-def add_up(sums, more):
-    """Adds the sums of another part of a step, in place. Of LARGEST the largest counts."""
+def add_up(sums: dict, more: dict):
+    """Adds the sums of another part of a step, in place."""
     for name, (total, count) in more.items():
         if name not in sums:
             sums[name] = total, count
             continue
         before, count_before = sums[name]
-        if name in LARGEST:
-            sums[name] = torch.maximum(before, total), None
-        else:
-            sums[name] = before + total, None if count is None else count_before + count
+        total = torch.maximum(before, total) if name == LARGEST else before + total
+        sums[name] = total, None if count is None else count_before + count
 
 
-def unique_completions(target, mask):
+def unique_completions(target: Tensor, mask: Tensor) -> Tensor:
     """Number of distinct completions of each group. target, mask: (P, G, M). Returns (P,)."""
     x = (target + 1) * mask.long()                                                   # (P, G, M) 0 is padding alone
     same = (x[:, :, None] == x[:, None]).all(-1)                                     # (P, G, G)
@@ -42,7 +41,7 @@ def unique_completions(target, mask):
     return (~repeated).sum(1)
 
 
-def discriminative_sums(score, reward):
+def discriminative_sums(score: Tensor, reward: Tensor) -> dict:
     """Shows how well log-probabilities separate better from worse completions of a group (arXiv 2505.12366).
 
     score: (P, G) mean log-probability of the tokens of each completion; reward: (P, G), NaN where not scored
@@ -60,7 +59,7 @@ def discriminative_sums(score, reward):
             "success_prob": (above.sum(), (~reward.isnan()).sum())}
 
 
-def group_stds(reward):
+def group_stds(reward: Tensor) -> Tensor:
     """(P,) the standard deviation of the rewards (P, G) of each group, NaN where not scored."""
     count = (~reward.isnan()).sum(1).clamp(min=1)                                    # (P,)
     mean = reward.nansum(1) / count                                                  # (P,)
@@ -72,7 +71,7 @@ def group_stds(reward):
     return unit * variance.sqrt()
 
 
-def rollout_sums(rollouts, scored, differ, discriminative=False):
+def rollout_sums(rollouts: Rollouts, scored: Scored, differ: Tensor, discriminative: bool = False) -> dict:
     """The metrics of rollouts before training on them. differ: (P,) bool, whether the rewards of a group differ"""
     reward, mask = scored.reward, rollouts.mask                                      # (P, G), (N, M)
     seen, problems = ~reward.isnan(), float(len(reward))
@@ -95,89 +94,60 @@ def rollout_sums(rollouts, scored, differ, discriminative=False):
     return sums | rollouts.texts.metrics
 
 
-def logged_sums(scored, dist):
+def logged_sums(scored: Scored, dist) -> dict:
     """The sums that rewards logged. The functions of a rank may log other metrics than those of the next."""
     return {LOGGED + name: scored.metrics.get(name, (0.0, 0)) for name in dist.names_of_all(scored.metrics)}
 
 
-def mismatch(logp, rollouts):
+def mismatch(logp: Tensor, rollouts: Rollouts) -> dict:
     """The sums over the tokens of the loss of d = log(p / q), clamped: p under the policy before its first step on
     them, q under the sampler. exp(d) - d - 1 estimates the KL from sampler to policy (k3).
 
     logp: (N, M) log p; rollouts.old_logp: log q
     """
-    counted = rollouts.scored > 0                                                    # (N, M)
+    counted = rollouts.train_mask > 0                                                # (N, M)
     tokens = counted.sum()
     d = (logp.detach() - rollouts.old_logp).masked_fill(~counted, 0.0)               # (N, M)
     d = d.clamp(-CLAMP, CLAMP)
     away = d.expm1()                                                                 # (N, M) exact where d is small
     ratio = torch.where(counted, d.exp(), 0.0)                                       # (N, M)
-    sums = {
+    return {
         "ratio_minus_one": (away.abs().sum(), tokens),
         "mismatch_kl": ((away - d).sum(), tokens),
-        "mismatch_mean": (d.abs().sum(), tokens),
-        "ratio_mean": (ratio.sum(), tokens),
+        "_ratio": (ratio.sum(), None),
         "_ratio_square": (ratio.square().sum(), None),
-    }
-    none = d.new_full((1,), -torch.inf)
-    for name, x in zip(LARGEST, (d, -d), strict=True):
-        of_tokens = x.masked_fill(~counted, -torch.inf).flatten()                    # (N M,)
-        sums[name] = torch.cat((of_tokens, none)).max(), None
-    return sums
-
-
-def mismatch_metrics(totals, tokens):
-    """The metrics that are no means, from the sums of `mismatch` over all micro-batches and ranks. The effective sample
-    size is Kish's, as a share of the tokens."""
-    high, low = (totals[name] for name in LARGEST)
-    square = totals["_ratio_square"]
-    size = totals["ratio_mean"] ** 2 / (tokens * square) if square else 0.0
-    return {"mismatch_max": max(high, low), "ratio_min": math.exp(-low), "ratio_max": math.exp(high),
-            "effective_sample_size": size}
+        LARGEST: (F.pad(d.abs().flatten(), (0, 1)).max(), None)}  # 0 of no tokens
 
 
 def check_mismatch(metrics, config):
     """Raises ValueError if rollouts of another process are further from the policy than rounding or a few steps of
     training explain."""
-    elsewhere = config.sampler != "local" and config.scores_as_drawn
+    elsewhere = config.sampler != "local" and config.fill_estimator == "trajectory"
     if elsewhere and metrics.get("mismatch_kl", 0.0) > MOST_KL:
         raise ValueError(f"sampler={config.sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is "
                          f"above {MOST_KL:g}: check the sampler's model and ids, or lower max_staleness or "
                          "learning_rate")
 
 
-def nonfinite_rewards(scored, mask):
-    """The number of completions with a reward, or a credit of a sampled token, that is not finite. NaN in a Scored is
-    not counted: it means that the completion was skipped. mask: (N, M). Returns ()."""
-    credit = scored.credit + scored.penalty                                          # (P, G, 1 or M)
-    wrong = ~credit.isfinite() & (scored.counted(mask) > 0)
-    bad = scored.reward.isinf() | wrong.any(2)                                       # (P, G)
-    for x in scored.values.values():
-        bad = bad | x.view_as(bad).isinf()
-    return bad.sum()
-
-
-def end_step(policy, optimizers, sums, config, dist):
+def end_step(policy, optimizers: list, sums: dict, config, dist) -> dict:
     """Adds the sums of all ranks up, and steps or skips. Returns the metrics of docs/metrics.md; a mean of nothing is
     left out. bad_rollouts: 1 if every other step on the rollouts would be skipped too."""
     numbers = {name: total for name, (total, _) in sums.items()}
     numbers |= {f"count of {name}": count for name, (_, count) in sums.items() if count is not None}
-    totals = total_over_ranks(numbers, dist, LARGEST)
+    totals = total_over_ranks(numbers, dist, [LARGEST])
     dist.sum_gradients(policy.parameters())
     totals = apply_gradients(policy.parameters(), optimizers, config.grad_clip, totals, "_loss_tokens", DECIDING)
-    metrics, logged = {}, {}
-    for name in sums:
-        count = totals.get(f"count of {name}", 1)
-        if count and name.startswith(LOGGED):
-            logged[name.removeprefix(LOGGED)] = totals[name] / count
-        elif count and not name.startswith("_"):
-            metrics[name] = totals[name] / count
-    if tokens := totals["count of ratio_mean"]:
-        metrics |= mismatch_metrics(totals, tokens)
+    counts = {name: totals.get(f"count of {name}", 1) for name in sums}
+    means = {name: totals[name] / count for name, count in counts.items() if count}
+    metrics = {name: x for name, x in means.items() if not name.startswith(("_", LOGGED))}
     metrics |= {name: totals[name] for name in ("grad_norm", "skipped_steps", "empty_steps")}
-    for name in logged:
-        if name in metrics or name in OF_THE_TRAINER or name.startswith("time/"):
-            raise ValueError(f"log_metric({name!r}, ...): training has a metric of this name; give it another")
+    if tokens := counts["mismatch_kl"]:
+        metrics["mismatch_max"] = totals[LARGEST]
+        # Kish's effective sample size, as a share of the tokens
+        metrics["effective_sample_size"] = totals["_ratio"] ** 2 / (tokens * totals["_ratio_square"])
+    logged = {name.removeprefix(LOGGED): x for name, x in means.items() if name.startswith(LOGGED)}
+    for name in logged.keys() & metrics.keys():
+        raise ValueError(f"log_metric({name!r}, ...): training has a metric of this name; give it another")
     check_mismatch(metrics, config)
-    finite = all(math.isfinite(totals[name]) for name in OF_ROLLOUTS)
-    return metrics | logged | {"bad_rollouts": int(not finite or totals.get(BAD_REWARDS, 0) > 0)}
+    bad = not all(math.isfinite(totals[name]) for name in OF_ROLLOUTS)
+    return metrics | logged | {"bad_rollouts": int(bad)}

@@ -3,8 +3,8 @@
     python data/char_diffusion/prepare.py && python grpo/plain.py
 
 No trainer, no checkpoints, no options. It uses the same parts as grpo/train_grpo.py, which gives the same numbers
-(tests/grpo/test_plain.py). Shapes: P problems of a step, texts with hidden characters; G completions of each, a group;
-N = P * G; T characters of a text; M hidden ones; V characters to choose from.
+(tests/exactness/test_plain.py). Shapes: P problems of a step, texts with hidden characters; G completions of each, a
+group; N = P * G; T characters of a text; M hidden ones; V characters to choose from.
 """
 
 import os

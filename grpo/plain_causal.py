@@ -3,7 +3,7 @@
     python data/arithmetic/prepare.py && python grpo/plain_causal.py
 
 What differs from grpo/plain.py: completions are sampled token by token, rewards read text, and there is no KL penalty.
-grpo/train_grpo.py gives the same numbers (tests/grpo/test_plain.py). Shapes: P prompts of a step; G completions of
+grpo/train_grpo.py gives the same numbers (tests/exactness/test_plain.py). Shapes: P prompts of a step; G completions of
 each, a group; N = P * G; T tokens of the longest prompt; M of the longest completion; V tokens to choose from.
 """
 

@@ -4,8 +4,6 @@ from core.config import describe
 from core.models import is_huggingface
 from grpo.rewards import REWARDS
 
-LARGE = 3e8  # parameters
-
 
 def plan(config, origin, models, rewards, data, dist):
     """Yields the lines of the plan."""
@@ -16,16 +14,6 @@ def plan(config, origin, models, rewards, data, dist):
         yield from data.describe_prompts()
     yield from describe_rewards(config, rewards)
     yield f"on {dist.device} in {dist.dtype}"
-    if dist.device.type == "cuda" and models.policy.model.num_parameters() > LARGE:
-        yield from advice(config)
-
-
-def advice(config):
-    """Yields what suits a GPU and a large model better."""
-    if not config.grad_checkpoint:
-        yield "grad_checkpoint=True would take much less memory, and a third more time"
-    if config.top_p < 1:
-        yield "top_p=1.0 would be faster: the tokens that could have been drawn need not be kept"
 
 
 def plan_of_settings(config, origin, dist):
@@ -53,8 +41,6 @@ def describe_models(config, models):
             yield "reference  the generator's weights without the adapter, or with the one that it starts from, frozen"
         else:
             yield f"{title:<10} {size_of(part.model)}, frozen"
-    if any(judge.packed for judge in (models.judge, models.gold_judge) if judge is not None):
-        yield "judges multiply in bfloat16, with packed weights; with dtype='float32' they do not"
     path = config.generator_checkpoint
     if is_huggingface(path):
         from core.huggingface.files import is_adapter

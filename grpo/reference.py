@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from grpo.metrics import mismatch
+from grpo.rollout import Rollouts
 
 ADAPT_RATE, ADAPT_RANGE = 0.1, 100.0  # kl_beta moves by at most a fifth of the rate at once, within this factor
 
 
-def choose_estimator(config, policy):
+def choose_estimator(config, policy) -> str:
     """The config's kl_estimator, or the policy's default. KL in the reward needs an estimator from samples; a teacher
     teaches more with its whole distribution."""
     if config.kl_estimator is not None:
@@ -24,18 +26,18 @@ def choose_estimator(config, policy):
     return policy.kl_estimator if config.teacher_checkpoint is None else "exact"
 
 
-def kl_weight(config):
+def kl_weight(config) -> float:
     """The weight of the KL: kl_beta of a reference, distill_beta of a teacher."""
     return config.kl_beta if config.teacher_checkpoint is None else config.distill_beta
 
 
-def penalty_weight(config):
+def penalty_weight(config) -> float:
     """The weight of the KL in the loss: 0 with kl_in_reward, where the reward has it."""
     return 0.0 if config.kl_in_reward else kl_weight(config)
 
 
 @contextmanager
-def visiting(policy, device):
+def visiting(policy, device: torch.device):
     """Within, the policy is on the device. The tensors of one that waits elsewhere (ref_offload) stay there too."""
     waiting = []
     if policy.device != device:
@@ -50,7 +52,7 @@ def visiting(policy, device):
 
 
 @torch.no_grad()
-def with_reference(rollouts, reference, estimator, config):
+def with_reference(rollouts: Rollouts, reference, estimator: str, config) -> Rollouts:
     """The rollouts with what the reference says about their tokens.
 
     estimator: "exact" stores its distributions at every state, k2 and k3 the log-probabilities of the sampled tokens
@@ -68,7 +70,7 @@ def with_reference(rollouts, reference, estimator, config):
 
 
 @torch.no_grad()
-def logp_in_batches(policy, rollouts, config):
+def logp_in_batches(policy, rollouts: Rollouts, config) -> Tensor:
     """Log-probabilities (N, M) of the sampled tokens, a micro-batch at a time."""
     logp = torch.empty_like(rollouts.old_logp)
     for part in rollouts.micro_batches(config):
@@ -77,7 +79,7 @@ def logp_in_batches(policy, rollouts, config):
     return logp
 
 
-def with_proximal(rollouts, policy, config, timer):
+def with_proximal(rollouts: Rollouts, policy, config, timer) -> tuple[Rollouts, dict]:
     """The rollouts with the log-probabilities that the ratio is to (the proximal policy of arXiv 2110.00641), if it is
     not the policy of this step; and the sums of `mismatch`, if the policy scores them before the first of several."""
     if config.ratio_to == "sampler":
@@ -91,7 +93,7 @@ def with_proximal(rollouts, policy, config, timer):
 
 # How the reference and kl_beta move
 
-def adapted(kl_beta, mean_kl, config):
+def adapted(kl_beta: float, mean_kl: float, config) -> float:
     """kl_beta after a step, by a proportional controller within bounds (arXiv 1909.08593 section 2.2)."""
     if config.kl_target is None or not 0 < mean_kl < math.inf:  # no KL was measured, or it is not finite
         return kl_beta
@@ -100,19 +102,19 @@ def adapted(kl_beta, mean_kl, config):
     return min(config.kl_beta * ADAPT_RANGE, max(config.kl_beta / ADAPT_RANGE, moved))
 
 
-def static(reference, policy, iteration, config):
+def static(reference, policy, iteration: int, config):
     """Never changes."""
 
 
 @torch.no_grad()
-def ema(reference, policy, iteration, config):
+def ema(reference, policy, iteration: int, config):
     """Follows the policy: reference = ema_alpha reference + (1 - ema_alpha) policy, after each iteration."""
     for old, new in zip(reference.parameters(), policy.parameters(), strict=True):  # a matrix that is tied comes once
         old.lerp_(new.to(old.device), 1 - config.ema_alpha)
 
 
 @torch.no_grad()
-def periodic(reference, policy, iteration, config):
+def periodic(reference, policy, iteration: int, config):
     """Becomes the policy after every reference_update_freq iterations (as ref_model_sync_steps elsewhere)."""
     if iteration % config.reference_update_freq == 0:
         reference.load_weights(policy.weights())
@@ -121,6 +123,6 @@ def periodic(reference, policy, iteration, config):
 REFERENCES = {"none": None, "static": static, "ema": ema, "periodic": periodic}
 
 
-def needs_reference(config):
+def needs_reference(config) -> bool:
     """True if a run has a reference: with kl_beta=0 there is nothing to keep near it. A teacher is one."""
     return REFERENCES[config.reference_mode] is not None and kl_weight(config) > 0

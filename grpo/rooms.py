@@ -6,7 +6,6 @@ A new room is a class of settings and one line here: where it is, and what opens
 from core.fill_in import UNMASK_ORDERS
 from core.settings.setting import READ_AGAIN, Settings, setting
 from grpo.losses import KL_ESTIMATORS
-from grpo.policies.fill_views import FILL_ESTIMATORS
 
 ROOMS = {
     "grpo.rooms:ReferenceConfig": "kl_beta teacher_checkpoint",
@@ -91,7 +90,8 @@ class PassesConfig(Settings):
         "random", "of prompts: random, left_to_right, or confidence, for which log-probabilities are estimates",
         UNMASK_ORDERS)
     fill_estimator: str = setting(
-        "trajectory", "estimator of log-probabilities (grpo/policies/fill_views.py)", FILL_ESTIMATORS)
+        "trajectory", "log-probabilities: trajectory, exact; one_step, as if all tokens were drawn in one pass",
+        ("trajectory", "one_step"))
 
 
 class RatioConfig(Settings):

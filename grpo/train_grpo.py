@@ -14,10 +14,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from core.config import load_config
 from core.distributed import Distributed
-from core.logger import create_logger, folded
+from core.logger import create_logger
 from core.run import check_run_folder, run_folder
 from core.settings.script import run_script
-from core.start import Recorded, naming_what_lowers_memory
+from core.start import naming_what_lowers_memory, recorded
 from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
@@ -36,14 +36,14 @@ def main(argv):
     with Distributed(config.device, config.dtype) as dist, naming_what_lowers_memory(config):
         if build_what_is_missing(config, dist):
             if dist.is_main:
-                print(*folded(plan_of_settings(config, origin, dist)), sep="\n")
+                print(*plan_of_settings(config, origin, dist), sep="\n")
                 print("dry run: nothing was built or trained, and what is there was not checked")
             return
         data = build_data(config, dist)
         models = build_models(config, data, dist)
         rewards = build_rewards(config, models, data, dist)
         evaluation = build_evaluation(config, models, rewards, data)
-        lines = folded(plan(config, origin, models, rewards, data, dist))
+        lines = list(plan(config, origin, models, rewards, data, dist))
         if config.dry_run:
             if dist.is_main:
                 print(*lines, "dry run: everything is in place, nothing was trained", sep="\n")
@@ -62,7 +62,7 @@ def main(argv):
             sampler = None  # the policy itself
             if config.sampler != "local":
                 sampler = import_module(f"grpo.samplers.{config.sampler}").build(models.policy, config, dist)
-            with Recorded(config, origin, dist, trainer, resume, trainer.write_page):
+            with recorded(config, origin, dist, trainer, resume, trainer.write_page):
                 logger.say("\n".join(lines))
                 trainer.run(sampler)
 

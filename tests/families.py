@@ -6,21 +6,23 @@ import os
 import random
 import shutil
 
-import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.tiny import TEXT
 
+WEIGHTS = "model.safetensors"
 RECURRENT_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "mamba2")
 CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral", "gemma4", *RECURRENT_FAMILIES)
-DIFFUSION_FAMILIES = {"llama both ways": "llama", "llada": "llama", "a2d-llama": "llama",
-                      "a2d-qwen2": "qwen2", "a2d-qwen3": "qwen3", "Dream": "qwen2", "sdar": "qwen3"}  # {model_type of a published folder: the family of transformers that it is}
+DIFFUSION_FAMILIES = {  # {model_type of a published folder: the family of transformers that it is}
+    "llama both ways": "llama", "llada": "llama", "a2d-qwen3": "qwen3", "Dream": "qwen2", "sdar": "qwen3"}
 FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
 CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
                  "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}")
-TOKENIZERS = {"gpt2": "bytes", "llama": "start", "qwen2": "padded", "qwen3": "chat", "gemma3": "start",
-              "mistral": "start", "gemma4": "start", **dict.fromkeys(RECURRENT_FAMILIES, "padded"), "roberta": "angle", "roberta_reward": "angle", "modernbert": "square", "llama_reward": "start"}  # else words
+TOKENIZERS = {"gpt2": "bytes", "qwen2": "padded", "qwen3": "chat", "modernbert": "square"} | dict.fromkeys(
+    ("roberta", "roberta_reward"), "angle") | dict.fromkeys(RECURRENT_FAMILIES, "padded") | dict.fromkeys(
+    ("llama", "llama_reward", "gemma3", "gemma4", "mistral"), "start")  # of all others words
 
 
 def training_text():
@@ -64,8 +66,9 @@ def word_pieces():
 def tokenizer_of(kind):
     """A transformers tokenizer.
 
-    kind: bytes (no pad token), padded, masked (a token for masks that it does not name as such), chat (with a chat template and <|im_end|>), start (a start token before each
-    text, no pad token), words (BERT's), angle (RoBERTa's), square (ModernBERT's)
+    kind: bytes (no pad token), padded, masked (a token for masks that it does not name as such), chat (with a chat
+    template and <|im_end|>), start (a start token before each text, no pad token), words (BERT's), angle (RoBERTa's),
+    square (ModernBERT's)
     """
     from transformers import PreTrainedTokenizerFast
     end, framed = "<|endoftext|>", {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
@@ -195,7 +198,6 @@ def name_in_llada(name):
 def diffusion_folder(path, model_type, seed=0, scale=12.0, **shape):
     """Writes a small random diffusion language model as such folders are published: with a config.json in their words
     that asks for code of its own, and their names of weights. Returns the folder."""
-    from safetensors.torch import save_file
     family, tokenizer = DIFFUSION_FAMILIES[model_type], tokenizer_of("masked")
     kind, config = architecture(family, tokenizer, **shape)
     model = randomise(kind(config), seed, scale)
@@ -206,14 +208,14 @@ def diffusion_folder(path, model_type, seed=0, scale=12.0, **shape):
     if model_type == "llama both ways":
         values |= {"architectures": ["LlamaForCausalLM"], "is_causal": False}
     else:
-        classes = {"llada": "LLaDAModelLM", "Dream": "DreamModel", "sdar": "SDARForCausalLM",
-                   "a2d-llama": "A2DLlamaLMHeadModel", "a2d-qwen2": "A2DQwen2LMHeadModel", "a2d-qwen3": "A2DQwen3LMHeadModel"}
-        values |= {"model_type": model_type, "architectures": [classes[model_type]], "auto_map": {"AutoModel": "modeling.Model", "AutoConfig": "conf.Config"}}
+        values |= {"model_type": model_type, "architectures": ["ItsModel"],
+                   "auto_map": {"AutoModel": "modeling.Model", "AutoConfig": "conf.Config"}}
     if model_type == "llada":
         theirs = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",
                   "num_hidden_layers": "n_layers", "intermediate_size": "mlp_hidden_size",
                   "max_position_embeddings": "max_sequence_length", "tie_word_embeddings": "weight_tying"}
-        known = ("model_type", "architectures", "auto_map", "vocab_size", "rms_norm_eps", "rope_theta", "mask_token_id", "eos_token_id")
+        known = ("model_type", "architectures", "auto_map", "vocab_size", "rms_norm_eps", "rope_theta",
+                 "mask_token_id", "eos_token_id")
         values = {theirs.get(name, name): x for name, x in values.items() if name in theirs or name in known}
         values |= {"embedding_size": values["vocab_size"], "vocab_size": values["vocab_size"] - 1,
                    "block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "mlp_ratio": 4}
@@ -223,7 +225,7 @@ def diffusion_folder(path, model_type, seed=0, scale=12.0, **shape):
     if values.get("tie_word_embeddings"):
         del weights["lm_head.weight"]
     os.makedirs(path)
-    save_file(weights, os.path.join(path, "model.safetensors"), metadata={"format": "pt"})
+    save_file(weights, os.path.join(path, WEIGHTS), metadata={"format": "pt"})
     json.dump(values, open(os.path.join(path, "config.json"), "w"))
     tokenizer.save_pretrained(path)
     return path
@@ -282,32 +284,95 @@ def expect_close(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=limit, equal_nan=True)
 
 
-def folder_maker(root):
+def expect_equal_gradients(net, other, bound=1e-5):
+    """Compares the gradients of two transformers models."""
+    found, expected = ({name: p.grad for name, p in each.named_parameters() if p.grad is not None}
+                       for each in (net, other))
+    assert found.keys() == expected.keys() and found
+    for name, x in expected.items():
+        assert (found[name] - x).norm() <= bound * max(float(x.norm()), 1e-3), name
+
+
+def folder_maker(root, **settings):
     """family -> the folder below `root` with its model, made when it is first asked for."""
     made = {}
 
     def of(family):
         if family not in made:
-            made[family] = model_folder(os.path.join(str(root), family), family)
+            made[family] = model_folder(os.path.join(str(root), family), family, **settings)
         return made[family]
     return of
+
+
+# What spoils the folder of a model
+
+
+def change_folder(folder, change):
+    """Changes the folder of a model: {JSON file: {key: value}}, where None removes one, or a function of its path."""
+    if callable(change):
+        change(folder)
+        return
+    for name, values in change.items():
+        file = os.path.join(folder, name)
+        values = json.load(open(file)) | values
+        json.dump({key: value for key, value in values.items() if value is not None}, open(file, "w"))
 
 
 def spoiled(path, folder, **changes):
     """A copy of a model's folder with other values in config.json; None removes one."""
     shutil.copytree(folder, path)
-    file = os.path.join(path, "config.json")
-    values = json.load(open(file)) | changes
-    json.dump({key: value for key, value in values.items() if value is not None}, open(file, "w"))
+    change_folder(path, {"config.json": changes})
     return str(path)
 
 
-def refused(path, *words, named=None, **settings):
-    """Loads a model, and checks that the error is one line which names the setting, the path and these words."""
-    from core.models import load_model
-    with pytest.raises((ValueError, FileNotFoundError)) as caught:
-        load_model(path, key="generator_checkpoint", **settings)
-    text = str(caught.value)
-    assert "\n" not in text and text.startswith(f"generator_checkpoint={path}" if named is None else named), text
-    for word in words:
-        assert word in text, text
+def cut_short(folder):
+    file = os.path.join(folder, WEIGHTS)
+    os.truncate(file, os.path.getsize(file) // 2)
+
+
+def pickled(folder):
+    torch.save(load_file(os.path.join(folder, WEIGHTS)), os.path.join(folder, "pytorch_model.bin"))
+    os.remove(os.path.join(folder, WEIGHTS))
+
+
+def without_tokenizer(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        os.remove(os.path.join(folder, name))
+
+
+def with_few_rows(folder):
+    """Its weights are those of a model that reads fewer tokens than its tokenizer has."""
+    import transformers
+    config = transformers.LlamaConfig.from_pretrained(folder)
+    config.vocab_size = 200
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def with_nan(folder):
+    weights = load_file(os.path.join(folder, WEIGHTS))
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+
+
+def with_index(name):
+    """An index says that the weights are in a file of this name."""
+    def change(folder):
+        weights = load_file(os.path.join(folder, WEIGHTS))
+        os.remove(os.path.join(folder, WEIGHTS))
+        save_file(weights, os.path.join(folder, name), metadata={"format": "pt"})
+        with open(os.path.join(folder, "model.safetensors.index.json"), "w") as f:
+            json.dump({"metadata": {}, "weight_map": dict.fromkeys(weights, name)}, f)
+    return change
+
+
+def as_adapter(folder):
+    """It holds a random adapter of a model beside it."""
+    base = shutil.copytree(folder, f"{folder}-base")
+    shutil.rmtree(folder)
+    adapter_folder(folder, base)
+
+
+def as_orphan(folder):
+    """It holds an adapter whose base model is not there."""
+    as_adapter(folder)
+    shutil.rmtree(f"{folder}-base")

@@ -21,24 +21,15 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core import pretrain
-from core.checkpoint_manager import read_state, states
+from core.checkpoint_manager import read_state
 from core.config import load_config
 from core.models import save_model
 from core.settings.script import run_script
 from core.settings.setting import Settings
 from grpo import train_grpo
 from tests.tiny import (
-    CAUSAL,
-    TEXT,
-    causal_model,
-    judge,
-    model,
-    read_records,
-    save,
-    without_clock,
-    write_prompt_dataset,
-    write_text_dataset,
-)
+    CAUSAL, TEXT, causal_model, judge, model, read_records, save, without_clock, write_prompt_dataset,
+    write_text_dataset)
 
 KILLS_OF_A_RUN, RUNS_OF_A_KILL = 5, 3  # at most; a run may end before its first kill
 RUN = {"max_iters": 12, "save_interval": 1, "eval_interval": 4, "log_interval": 1,
@@ -144,13 +135,9 @@ def same(a, b):
     return a == b
 
 
-def same_states(a, b):
-    return same(*(read_state(os.path.join(x, "state.pt")) for x in (a, b)))
-
-
 def difference(a, b):
     """The first thing in which two out_dirs differ, or nothing."""
-    if not same_states(a, b):
+    if not same(*(read_state(os.path.join(x, "state.pt")) for x in (a, b))):
         return "state.pt differs"
     if without_clock(read_records(f"{a}/metrics.jsonl")) != without_clock(read_records(f"{b}/metrics.jsonl")):
         return "metrics.jsonl differs"
@@ -161,26 +148,14 @@ def difference(a, b):
     return ""
 
 
-def logged(out_dir):
-    """The number of records of a run so far."""
-    path = pathlib.Path(out_dir, "metrics.jsonl")
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def uninterrupted(kind, out_dir):
-    """A run that nothing interrupts. Returns an error or nothing."""
-    with Run(kind, out_dir) as run:
-        run.ended(600)
-        return run.check((0,))
-
-
 def killed_run(kind, out_dir, kills, number, rng):
-    """A run that gets a signal `kills` times, each a random moment after a random number of records. Returns (the number
-    of signals that it got, an error or nothing)."""
+    """A run that gets a signal `kills` times, each a random moment after a random number of records. Returns (the
+    number of signals that it got, an error or nothing)."""
+    metrics = pathlib.Path(out_dir, "metrics.jsonl")
     for done in range(kills):
         records = rng.randrange(RUN["max_iters"])
         with Run(kind, out_dir) as run:
-            while logged(out_dir) < records and not run.ended(0.005):
+            while (not metrics.exists() or metrics.read_bytes().count(b"\n") < records) and not run.ended(0.005):
                 pass
             if run.ended(rng.uniform(0, 0.2)):
                 return done, run.check((0,))
@@ -188,46 +163,33 @@ def killed_run(kind, out_dir, kills, number, rng):
             run.ended()
             if error := run.check((-number, 0)):  # 0: after SIGTERM, or of a rank that had ended just before
                 return done + 1, error
-        found = states(out_dir)
-        step = read_state(found[0])["step"] if found else 0
-        print(f"  {out_dir.name} after {logged(out_dir)} records, step {step}", flush=True)
-    return kills, uninterrupted(kind, out_dir)
-
-
-def campaign(kills, killed):
-    """Runs until so many kills were made, a line for each and a summary. Exits 1 if a run differs, or too few were
-    killed.
-
-    killed: (number of the run, kills at most) -> (kills, an error or nothing)
-    """
-    began, done, ended, wrong = time.monotonic(), 0, 0, 0
-    while done < kills and ended < RUNS_OF_A_KILL * kills:
-        got, error = killed(ended, min(KILLS_OF_A_RUN, kills - done))
-        done, ended, wrong = done + got, ended + 1, wrong + bool(error)
-        print(f"run {ended}: {error or 'the same bits and metrics'}", flush=True)
-    print(f"{done} kills in {ended} runs: {ended - wrong} ended with the bits and metrics of the uninterrupted run, "
-          f"{wrong} did not; {time.monotonic() - began:.0f} s")
-    if done < kills or wrong:
-        raise SystemExit(1)
+    with Run(kind, out_dir) as run:
+        run.ended(600)
+        return kills, run.check((0,))
 
 
 def main(argv):
+    """Runs until so many kills were made, a line for each run. Exits 1 if one differs, or too few were killed."""
     options, _ = load_config(Kill, argv)
     rng, number = random.Random(options.seed), getattr(signal, f"SIG{options.signal}")
-    names = options.kinds.split(",")
+    names, done, wrong = options.kinds.split(","), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         all_kinds = kinds(folder)
-
-        def killed(run, kills):
-            name = names[run % len(names)]
-            kind, whole, out_dir = all_kinds[name], folder / name, folder / f"{name}-run-{run}"
-            if not whole.exists() and (error := uninterrupted(kind, whole)):
+        for i in range(RUNS_OF_A_KILL * options.kills):
+            if done == options.kills:
+                break
+            name = names[i % len(names)]
+            whole, out_dir = folder / name, folder / f"{name}-run-{i}"
+            if not whole.exists() and (error := killed_run(all_kinds[name], whole, 0, number, rng)[1]):
                 raise ValueError(f"{name}, uninterrupted: {error}")
-            got, error = killed_run(kind, out_dir, kills, number, rng)
-            return got, error or difference(whole, out_dir)
-
-        campaign(options.kills, killed)
+            got, error = killed_run(all_kinds[name], out_dir, min(KILLS_OF_A_RUN, options.kills - done), number, rng)
+            error = error or difference(whole, out_dir)
+            done, wrong = done + got, wrong + bool(error)
+            print(f"{name}, {got} kills: {error or 'the same bits and metrics'}", flush=True)
+    print(f"{done} kills; {wrong} did not end with the bits and metrics of the uninterrupted run")
+    if done < options.kills or wrong:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

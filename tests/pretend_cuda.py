@@ -1,7 +1,7 @@
-"""A CPU build of PyTorch that plays a GPU: it raises where CUDA would refuse, and counts where the CPU waits for the GPU.
+"""A CPU build of PyTorch that plays a GPU: it raises where CUDA would refuse, and counts where the CPU waits for it.
 
 with PretendCuda() as gpu: ...        # torch.cuda.is_available() is True, x.to("cuda").device is cuda:0
-python -m tests.pretend_cuda [JOB...] # runs jobs of tests/test_pretend_cuda.py and prints their host syncs by line
+python tests/pretend_cuda.py FOLDER JOB # a job of tests/runs/test_pretended_gpu.py, on one of several ranks
 
 Every tensor stays one of the CPU. Its storage is marked, so that views, parameters, gradients, saved activations and
 optimizer states are on the GPU with it. A host sync is what torch.cuda.set_sync_debug_mode reports: .item(), .tolist(),
@@ -12,6 +12,7 @@ Not seen: the numbers of CUDA's kernels, its own lists of autocast (the CPU's ho
 import collections
 import contextlib
 import os
+import pathlib
 import sys
 from unittest import mock
 
@@ -281,5 +282,5 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
 
 
 if __name__ == "__main__":
-    from tests.test_pretend_cuda import main
-    main(sys.argv[1:])
+    from tests.runs.test_pretended_gpu import check
+    check(sys.argv[2], pathlib.Path(sys.argv[1]))

@@ -1,18 +1,19 @@
-"""Whether a long run stays flat: memory, file handles, threads, time of a step, size of its metrics.
+"""A long run stays flat: memory, file handles, threads, time of a step, size of its metrics.
 
 python tests/soak.py --kind=fill --steps=10000
 python tests/soak.py --kind=causal --steps=10000
-A run of tiny models by the real trainer in this process (Linux alone), with evaluations, samples and states. Prints
-one JSON object; exits 1 if memory, handles or threads grow, or steps get slower, or records of metrics larger.
+A run of tiny models in this process (Linux alone), with evaluations, samples and states. Prints one JSON object; exits
+1 if memory, handles or threads grow, or steps get slower, or records of metrics larger.
 """
 
 import contextlib
 import json
 import os
+import pathlib
 import sys
 import tempfile
 import time
-from functools import partial
+from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -22,66 +23,45 @@ from core.config import load_config
 from core.logger import Logger
 from core.settings.script import run_script
 from core.settings.setting import Settings
-from tests.grpo.trainers import evaluated_trainer, prompt_trainer
-from tests.tiny import TEXT, write_prompt_dataset, write_text_dataset
+from grpo import train_grpo
+from tests.kill import GRPO, kinds
 
 LIMITS = {"megabytes_per_1000_steps": 0.5,  # in the second half; less is the allocator's noise
           "handles_per_1000_steps": 0.05, "threads_per_1000_steps": 0.05,
           "cpu_seconds_last_tenth_to_second": 1.5,  # a shared machine changes it by a fifth
           "bytes_last_tenth_to_second": 1.2}
-SETTINGS = {"ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema", "kl_target": 0.1, "top_p": 0.95,
-            "learning_rate": 1e-6, "min_lr": 1e-7}  # so small that completions keep their lengths: every step is alike
 
 
 class Soak(Settings):
     """The settings of this script."""
     kind: str = "fill"    # fill or causal
     steps: int = 10_000   # optimizer steps
-    every: int = 0        # steps between two measurements; 0: a hundredth of the steps
-    interval: int = 100   # steps between two evaluations, sets of samples and states
-
-    def __post_init__(self):
-        if self.kind not in ("fill", "causal") or self.steps < 100:
-            raise ValueError(f"kind={self.kind!r} must be fill or causal, steps={self.steps} at least 100")
-
-
-class Watched(Logger):
-    """A logger that measures the process every `every` steps."""
-
-    def __init__(self, *arguments, every):
-        super().__init__(*arguments)
-        self.done, self.measure_every, self.measured = 0, every, []
-
-    def tick(self):
-        super().tick()
-        self.done += 1
-        if self.done % self.measure_every == 0:
-            with open("/proc/self/statm") as f:
-                pages = int(f.read().split()[1])
-            self.measured.append({
-                "step": self.done, "cpu_seconds": time.process_time(),
-                "bytes": os.path.getsize(self.path),
-                "megabytes": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
-                "handles": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task"))})
+    every: int = 100      # steps between two measurements, and between two evaluations, sets of samples and states
 
 
 def run(settings):
     """The measurements [{"step", "cpu_seconds", "bytes", "megabytes", "handles", "threads"}] of a run."""
-    intervals = dict.fromkeys(("eval_interval", "sample_interval", "save_interval"), settings.interval)
-    logger = partial(Watched, every=settings.every or settings.steps // 100)
+    measured, tick, process = [], Logger.tick, pathlib.Path("/proc/self")
+
+    def watched(logger):
+        tick(logger)
+        logger.done = getattr(logger, "done", 0) + 1
+        if logger.done % settings.every == 0:
+            pages = int((process / "statm").read_text().split()[1])
+            measured.append({
+                "step": logger.done, "cpu_seconds": time.process_time(), "bytes": os.path.getsize(logger.path),
+                "megabytes": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+                "handles": len(os.listdir(process / "fd")), "threads": len(os.listdir(process / "task"))})
+
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
-        data, out_dir = os.path.join(folder, "data"), os.path.join(folder, "run")
-        c = SETTINGS | intervals | {"max_iters": settings.steps, "log_interval": 10}
-        if settings.kind == "fill":
-            write_text_dataset(data, TEXT)
-            trainer = evaluated_trainer(data, out_dir, logger, **c)
-        else:
-            trainer = prompt_trainer(write_prompt_dataset(data), out_dir, logger=logger, stop_sequences=("99",),
-                                     success_reward="length_penalty", **c)
-        with contextlib.redirect_stdout(nowhere):
-            trainer.run()
-    assert trainer.step == settings.steps and trainer.skipped_steps == 0, trainer.step
-    return trainer.logger.measured
+        with contextlib.redirect_stdout(nowhere), mock.patch.object(Logger, "tick", watched):
+            _, of_kind, _ = kinds(pathlib.Path(folder))[settings.kind]
+            intervals = dict.fromkeys(("eval_interval", "sample_interval", "save_interval"), settings.every)
+            # The learning rate is so small that completions keep their lengths: every step is alike
+            values = GRPO | of_kind | intervals | {"max_iters": settings.steps, "out_dir": f"{folder}/run",
+                                                   "learning_rate": 1e-6, "min_lr": 1e-7, "log_interval": 10}
+            train_grpo.main([f"--{key}={value}" for key, value in values.items()])
+    return measured
 
 
 def slope(measured, key):

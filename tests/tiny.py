@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import pathlib
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -81,7 +80,7 @@ def without_place(records):
 
 
 def small_bpe(monkeypatch, name="gpt2", *merges, special=("<|endoftext|>",)):
-    """The tokenizer of tiktoken's encoding `name`, with the 256 bytes, these merges and special tokens as vocabulary."""
+    """The tokenizer of tiktoken's encoding `name`, with the 256 bytes, these merges and special tokens."""
     import tiktoken
     tokens = [*(bytes([b]) for b in range(256)), *merges]
     words = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -253,32 +252,9 @@ def fixed_rewards(reward):
     return lambda rollouts: Scored(reward[: rollouts.problems])
 
 
-def equal_rewards_in(groups):
-    """A rewards object: all equal in these groups of an iteration's own four problems, and different in all others."""
-    def reward(rollouts):
-        r = torch.rand(rollouts.problems, 4, generator=torch.Generator().manual_seed(len(rollouts.target)))
-        if rollouts.problems == 4:
-            r[groups] = 0.5
-        return Scored(r)
-    return reward
-
-
 def length_reward(rollouts):
     """A rewards object: the number of sampled tokens."""
     return Scored(rollouts.mask.sum(1).view(rollouts.problems, -1))
-
-
-def documented_keys():
-    """The keys in the first column of the tables of docs/metrics.md; <name> and <i> are in the place of any word."""
-    with open(os.path.join(ROOT, "docs", "metrics.md")) as f:
-        cells = [line.split("|")[1] for line in f if line.startswith("| `")]
-    return {key for cell in cells for key in re.findall("`([^`]+)`", cell)}
-
-
-def undocumented(keys):
-    """The metrics among these keys that docs/metrics.md does not explain."""
-    known = [re.sub("<[^>]+>", "[^/]+", key) for key in documented_keys()]
-    return [key for key in keys if not any(re.fullmatch(pattern, key) for pattern in known)]
 
 
 class Catcher:
@@ -344,7 +320,8 @@ def collect(policy, scorer, data, c, reference=None, dist=None, number=0):
 
 def train(policy, rollouts, sums, c, optimizers=None, dist=None):
     """One optimizer step on rollouts. Returns its metrics."""
-    return train_on_rollouts(policy, rollouts, sums, optimizers or build_optimizers(policy, c), c, dist or one_process())
+    optimizers = optimizers or build_optimizers(policy, c)
+    return train_on_rollouts(policy, rollouts, sums, optimizers, c, dist or one_process())
 
 
 def shaped(rollouts, scored, c, rewards=None):

@@ -7,30 +7,223 @@ braces stand for files of a test's folder: {text} and {prompts} are prepared dat
 
 import json
 
-TRAIN, PRETRAIN, SAMPLE = "grpo/train_grpo.py", "core/pretrain.py", "core/sample.py"
-SUMS = "--dataset={prompts} --generator_checkpoint={causal} --task_type=general --max_new_tokens=6"
+from tests import families
 
+TRAIN, PRETRAIN, SAMPLE, EXPORT = "grpo/train_grpo.py", "core/pretrain.py", "core/sample.py", "core/export.py"
+SUMS = "--dataset={prompts} --generator_checkpoint={causal} --task_type=general --max_new_tokens=6"
+FILL = "--dataset={text} --generator_checkpoint={generator} --judge_checkpoint={judge} --block_size=32"
+LEARN = "--dataset={text} --block_size=32 --n_layer=1 --n_embd=16 --n_head=2"
+JUDGE = f"{LEARN} --mode=sequence_scorer"
+OWN = "--generator_checkpoint={llama} --reward_functions=exact_match --dataset="
+
+
+def lines(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+MANY = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(60)]
 FILES = {
+    "no_answer.jsonl": lines({"prompt": "1+1="}, {"answer": "2"}),
+    "cut.jsonl": lines(*MANY) + '{"prompt": "1+1=',
+    "latin.jsonl": b'{"prompt": "\xff"}',
+    "reserved.jsonl": lines({"prompt": "a", "where": 1}),
+    "split.jsonl": lines({"prompt": "a", "split": "test"}),
+    "empty.jsonl": "",
+    "system.jsonl": lines({"prompt": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]}),
+    "one_side.jsonl": lines({"prompt": "a", "split": "train", "answer": "b"}),
+    "long.jsonl": lines(*MANY, {"prompt": "a" * 700, "split": "val", "answer": "b"}),
+    "no_completion.jsonl": lines(*MANY, {"prompt": "1+1"}),
+    "text.txt": "some text",
+    "meta/meta.json": "{}",
+    "cut.safetensors": b"\x10\0\0\0",
+    "other.safetensors": b"\x08\0\0\0\0\0\0\0{}      ",
+    "typo.py": "seed = 1\nn_layerz = 4\n",
+    "raises.py": "seed = 1\n\nbatch_size = 1 // 0\n",
+    "no_python.py": b"\xff\xfe",
+    "mine/thesis.tex": "mine",
     "damaged/metrics.jsonl": b'{"step": 1}\n{"step": \xff}\n',
     "short/metrics.jsonl": '{"step": 0, "eval/x": 0.5}\n',
     "losses.py": "def loss(logp, *others):\n    return logp\n\ndef broken(logp, *others):\n    return los\n\n"
                  "def short(logp):\n    return logp.sum()\n",
-    "no_answer.jsonl": json.dumps({"prompt": "1+1="}) + "\n" + json.dumps({"answer": "2"}) + "\n",
 }
 
 SETTINGS = [
     (TRAIN, "--kl_estimator=k1", 1, "kl_estimator k3"),
     (TRAIN, "--kl_coef=0.1", 2, "kl_coef kl_beta"),
+    (TRAIN, "--max_grad_norm=1.0", 2, "max_grad_norm grad_clip"),
+    (TRAIN, "--num_iterations=5", 2, "num_iterations max_iters"),
+    (TRAIN, "--rollout_batch_size=5", 2, "rollout_batch_size batch_size"),
+    (TRAIN, "--num_generations=5", 2, "num_generations group_size"),
+    (TRAIN, "--model_path=x", 2, "model_path generator_checkpoint"),
+    (TRAIN, "--output_dir=x", 2, "output_dir out_dir"),
+    (PRETRAIN, "--n_layers=4", 2, "n_layers n_layer"),
+    (PRETRAIN, "--zzz=4", 2, "zzz --help=all"),
+    (PRETRAIN, "n_layer=4", 2, "n_layer=4 --key=value"),
+    (PRETRAIN, "--n_layer=four", 2, "n_layer='four' int"),
+    (PRETRAIN, "--fill_checkpoints=a,b", 2, "fill_checkpoints tuple"),
+    (PRETRAIN, "{typo.py}", 2, "typo.py n_layer"),
+    (PRETRAIN, "{raises.py}", 1, "raises.py line 3 ZeroDivisionError"),
+    (PRETRAIN, "{no_python.py}", 1, "no_python.py SyntaxError"),
+    (PRETRAIN, "config/gone.py", 1, "config/gone.py path"),
+    (PRETRAIN, "--min_lr=1.0", 1, "min_lr learning_rate"),
+    (PRETRAIN, "--mask_low=0.9", 1, "mask_low mask_high"),
+    (PRETRAIN, "--mode=poet", 1, "mode language_model"),
+    (PRETRAIN, "--judge_head=cls", 1, "judge_head mode=sequence_scorer"),
+    (PRETRAIN, "--max_iters=0", 1, "max_iters 1"),
+    (PRETRAIN, "--dtype=float16", 1, "dtype bfloat16"),
+    (PRETRAIN, "--device=tpu", 1, "device cpu"),
+    (PRETRAIN, "--report_to=wanb", 1, "report_to wandb"),
+    (PRETRAIN, "--out_dir={folder}/mine", 1, "out_dir thesis.tex new"),
+    (PRETRAIN, f"{LEARN} --out_dir={{text.txt}}/deep", 1, "out_dir text.txt"),
+    (PRETRAIN, f"{LEARN} --resume=True --out_dir={{folder}}/resumed", 1, "state.pt resume"),
 ]
 
 DATA_AND_MODELS = [
     (TRAIN, "--dataset={no_answer.jsonl} --generator_checkpoint={causal} --reward_functions=exact_match", 1,
      "no_answer.jsonl 2 prompt"),
+    *((TRAIN, f"{OWN}{{{name}}}", 1, f"{name} {words}") for name, words in (
+        ("cut.jsonl", "line 61"), ("latin.jsonl", "UTF-8"), ("reserved.jsonl", "where name"), ("split.jsonl", "val"),
+        ("empty.jsonl", "prompts"), ("one_side.jsonl", "val"), ("long.jsonl", "max_prompt_length"))),
+    (TRAIN, f"{OWN}{{system.jsonl}} --system_prompt=a", 1, "system.jsonl system_prompt"),
+    (TRAIN, f"{OWN}gone.parquet", 1, "gone.parquet path"),
+    (TRAIN, f"{OWN}{{text.txt}}", 1, "text.txt --input"),
+    (TRAIN, f"{OWN}gone", 1, "gone/meta.json prepare.py"),
+    (TRAIN, f"{OWN}{{folder}}/meta", 1, "meta.json prepare.py"),
+    (TRAIN, f"{SUMS} --prompt_format=Question", 1, "prompt_format {prompt}"),
+    (TRAIN, f"{SUMS} --template=model", 1, "template chat"),
+    (TRAIN, f"{FILL} --block_size=100000", 1, ".bin block_size"),
+    (TRAIN, f"{FILL} --masks={{'lines':1.0}}", 1, "masks line"),
+    (TRAIN, f"{FILL} --generator_checkpoint={{causal}}", 1, "generator_checkpoint vocabulary"),
+    (TRAIN, f"{FILL} --judge_checkpoint={{generator}}", 1, "judge_checkpoint masked_fill sequence_scorer"),
+    (TRAIN, f"{FILL} --generator_checkpoint={{judge}}", 1, "generator_checkpoint sequence_scorer masked_fill"),
+    *((TRAIN, f"{FILL} --judge_checkpoint={path}", 1, f"judge_checkpoint {words}") for path, words in (
+        ("gone.safetensors", "hf:"), ("{cut.safetensors}", "copy"), ("{other.safetensors}", "folder"),
+        ("{folder}", "config.json"))),
+    (PRETRAIN, f"{LEARN} --init_from={{generator}}", 1, "init_from tied"),
+    (PRETRAIN, f"{LEARN} --tied=False --init_from={{generator}} --lora_rank=4", 1, "lora_rank init_from"),
+    (PRETRAIN, JUDGE, 1, "fill_checkpoints generators"),
+    (PRETRAIN, f"{JUDGE} --fill_checkpoints={{judge}}", 1, "fill_checkpoints masked_fill"),
+    (PRETRAIN, f"{JUDGE} --dataset={{prompts}}", 1, "dataset judge"),
+    (PRETRAIN, "--init_from={llama} --dataset={text} --block_size=32", 1, "dataset vocabulary --tokenizer"),
+    (PRETRAIN, "--init_from={llama} --dataset={no_completion.jsonl} --block_size=64", 1, "no_completion.jsonl 61"),
+    (SAMPLE, "--checkpoint={generator} --text=____", 1, "--text _"),
+    (SAMPLE, "--checkpoint={judge} --text=a_b", 1, "checkpoint generator"),
+    (SAMPLE, "--checkpoint={causal} --text=" + "a" * 64, 1, "--text 63"),
+    (EXPORT, "--checkpoint={causal}", 1, "out --out=FOLDER"),
+    (EXPORT, "--checkpoint={causal} --out={folder}", 1, "out another"),
+    (EXPORT, "--checkpoint={judge} --out={folder}/new", 1, "sequence_scorer language_model"),
 ]
 
-ALGORITHM = []
+TAUGHT = "--teacher_checkpoint=t --kl_beta=0.0"
+SUCCESS = "--reward_functions=math_number"
+PASSES = "--unmask_steps=2"
+FILL = "--dataset={text} --generator_checkpoint={generator} --judge_checkpoint={judge} --block_size=32"
+ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
+    "--objective=ppo": "objective grpo",
+    "--advantage=z": "advantage group_std",
+    "--reference_mode=none": "kl_beta reference_mode",
+    "--group_size=1": "group_size compared",
+    "--minibatches=17": "minibatches batch_size",
+    "--max_iters=0 --resume=True": "resume max_iters",
+    "--overlong_buffer=200": "overlong_buffer max_new_tokens",
+    "--parallel=fsdp --optimizer=muon": "optimizer adamw",
+    "--ema_alpha=0.5": "ema_alpha reference_mode=ema",
+    "--kl_beta=0.0 --kl_target=0.1": "kl_target kl_beta",
+    "--kl_in_reward=True --kl_estimator=exact": "kl_estimator k3",
+    "--objective=reinforce++ --zero_std=drop": "zero_std step",
+    "--advantage=max_rl --overlong_buffer=10": "overlong_buffer max_rl",
+    f"{SUCCESS} --train_pass_k=9": "train_pass_k group_size",
+    f"{SUCCESS} --train_pass_k=2 --advantage=group_std": "train_pass_k leave_one_out",
+    f"{SUCCESS} --train_pass_k=2 --kl_in_reward=True": "kl_in_reward train_pass_k",
+    f"{PASSES} --fill_estimator=guess": "fill_estimator trajectory",
+    f"{PASSES} --fill_estimator=one_step": "top_p fill_estimator",
+    f"{PASSES} --unmask_order=confidence --kl_in_reward=True": "kl_in_reward confidence",
+    f"{PASSES} --unmask_order=confidence --ratio_to=sampler": "ratio_to confidence",
+    "--distill_beta=0.5": "distill_beta teacher_checkpoint",
+    "--teacher_checkpoint=t": "kl_beta kl_beta=0.0",
+    f"{TAUGHT} --reference_checkpoint=r": "reference_checkpoint teacher",
+    f"{TAUGHT} --task_type=math": "task_type reward_functions",
+    f"{TAUGHT} --kl_in_reward=True": "kl_in_reward leave_one_out",
+    f"{TAUGHT} --group_size=1 --reward_functions=judge": "group_size teacher_checkpoint",
+    "--teacher_checkpoint=out-grpo/model.safetensors --kl_beta=0.0 --out_dir=out-grpo": "teacher_checkpoint out_dir",
+    "--generator_checkpoint=None": "generator_checkpoint config/grpo_example.py",
+    "--dataset={text} --generator_checkpoint={judge}": "generator_checkpoint judge.safetensors sequence_scorer",
+    "--dataset={text} --generator_checkpoint={causal}": "causal.safetensors vocabulary",
+    f"{SUMS} --unmask_steps=2": "unmask_steps left to right",
+    f"{SUMS} --max_new_tokens=500": "max_new_tokens lower max_prompt_length",
+    f"{SUMS} --reference_checkpoint={{generator}}": "reference_checkpoint masked_fill language_model",
+    f"{SUMS} --resume=True": "resume out_dir",
+    f"{FILL} --mask_truncated=True": "mask_truncated fill-in",
+    f"{FILL} --block_length=4": "block_length fill-in",
+    f"{FILL} --block_size=40": "judge.safetensors block_size lower",
+    f"{FILL} --judge_checkpoint={{generator}}": "judge_checkpoint masked_fill sequence_scorer",
+    f"{FILL} --gold_judge_checkpoint={{causal}}": "gold_judge_checkpoint language_model sequence_scorer",
+}.items()]
 
-HUGGINGFACE = []
+# Folders in Hugging Face format: {name: (family of tests/families.py, what spoils it)}
+FOLDERS = {
+    "llama": ("llama", {}),
+    "reward": ("bert_reward", {}),
+    "deep": ("llama", {"config.json": {"num_hidden_layers": 3}}),
+    "wide": ("llama", {"config.json": {"hidden_size": 64}}),
+    "unknown": ("llama", {"config.json": {"model_type": "\x1b[2J\n"}}),
+    "coded": ("llama", {"config.json": {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}}),
+    "bin": ("llama", {"config.json": {"transformers_weights": "adapter_model.bin"}}),
+    "ends": ("llama", {"config.json": {"eos_token_id": 50256}}),
+    "typed": ("llama", {"config.json": {"dtype": "save"}}),
+    "texted": ("llama", {"config.json": {"rms_norm_eps": "x"}}),
+    "sequential": ("llada", {"config.json": {"block_type": "sequential"}}),
+    "eager": ("sdar", {"config.json": {"attn_implementation": "eager"}}),
+    "unmasked": ("a2d-qwen3", {"config.json": {"mask_token_id": None}}),
+    "tied": ("qwen3", {}),
+    "cut": ("llama", families.cut_short),
+    "pickle": ("llama", families.pickled),
+    "mute": ("llama", families.without_tokenizer),
+    "narrow": ("llama", families.with_few_rows),
+    "infinite": ("llama", families.with_nan),
+    "outside": ("llama", families.with_index("../outside.safetensors")),
+    "indexed": ("llama", families.with_index("weights.bin")),
+    "adapter": ("llama", families.as_adapter),
+    "orphan": ("llama", families.as_orphan),
+}
+LORA = f"{SUMS} --generator_checkpoint={{llama}}"
+HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{name}}}", 1, f"checkpoint={{{name}}} {words}") for name, words in {
+    "folder": "config.json model.safetensors",
+    "reward": "reward_model_checkpoint",
+    "deep": "layers.2 complete",
+    "wide": "shape complete",
+    "unknown": "copy",
+    "coded": "code",
+    "bin": "adapter_model.bin save_pretrained",
+    "ends": "50256 tokenizer",
+    "sequential": "block_type='sequential'",
+    "eager": "attention_block sdpa",
+    "unmasked": "mask_token",
+    "typed": "copy",
+    "texted": "rms_norm_eps",
+    "cut": "copy",
+    "pickle": "safetensors",
+    "mute": "tokenizer copy",
+    "narrow": "200 tokenizer",
+    "infinite": "model.norm.weight finite",
+    "outside": "outside.safetensors",
+    "indexed": "weights.bin save_pretrained",
+    "orphan": "base_model_name_or_path",
+}.items()] + [(TRAIN, arguments, 1, words) for arguments, words in {
+    f"{SUMS} --lora_rank=4": "lora_rank Hugging",
+    f"{LORA} --lora_rank=4 --lora_targets=q_proj,v_prj": "lora_targets v_prj",
+    f"{LORA} --lora_init_from={{folder}}": "lora_init_from adapter_config.json",
+    f"{LORA} --lora_rank=4 --lora_init_from={{adapter}}": "lora_rank lora_init_from",
+    f"{LORA} --lora_rank=4 --reference_mode=ema": "reference_mode periodic",
+    f"{SUMS} --generator_checkpoint={{adapter}} --lora_rank=4": "generator_checkpoint lora_init_from",
+    f"{SUMS} --generator_checkpoint={{tied}} --lora_rank=4 --lora_targets=lm_head": "lora_targets tied",
+    f"{LORA} --judge_checkpoint={{llama}} --reward_functions=judge": "judge_checkpoint sequence_scorer",
+}.items()] + [
+    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={folder}/run --export={adapter}", 1,
+     "export={adapter} adapter_"),
+    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={folder}/run --lora_rank=2 --export={tied}", 1,
+     "export={tied} model.safetensors"),
+]
 
 RECORDS = "--dataset={%s.jsonl} --generator_checkpoint={causal} --reward_functions=%s"
 MINE = SUMS + " --reward_file={rewards.py} --max_iters=1"

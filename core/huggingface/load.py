@@ -15,7 +15,7 @@ from core.huggingface.files import (
     writing_folder,
 )
 from core.huggingface.lora import add_adapter, open_adapter, save_adapter
-from core.huggingface.model import BANNED, HuggingFaceModel
+from core.huggingface.model import HuggingFaceModel
 from core.huggingface.settings import FULL
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
@@ -137,17 +137,10 @@ def check_vocabulary(net, tokenizer, named):
 @torch.no_grad()
 def check_outputs(model, named):
     """Raises ValueError if the model, whose output layers are computed apart from the others, gives other logits than
-    transformers. Through a cache or behind padding, `mismatch_max` of a step shows a difference."""
-    T, S = 6, len(model.start_ids)
-    tokens = torch.arange(T, device=next(model.parameters()).device)[None]           # (1, T)
-    framed = tokens.new_tensor([[*model.start_ids, *range(T), *model.end_ids]])
-    expected = model.net(**model.inputs(framed)).logits                              # (1, T, V), of a judge (1, T)
-    expected = model.of_their_own_token(expected)[:, S : S + T].float()
-    if model.mode == SEQUENCE_SCORER:
-        expected = -expected
-    found = model(tokens)
-    sampled = found > BANNED  # other tokens are never sampled
-    expected, found = expected[..., : model.vocabulary][sampled], found[sampled]
+    transformers."""
+    inputs = model.inputs(torch.arange(6, device=next(model.parameters()).device)[None])
+    expected = model.net(**inputs).logits.float()                                    # (1, T, V), of a judge (1, T)
+    found = model.head_logits(model.body(**inputs).last_hidden_state).view_as(expected)
     tolerance = 1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1
     differs = (found - expected).abs().max() > tolerance * expected.abs().max()
     refuse(named, (differs, f"gives other logits where the output layers of {type(model.net).__name__} are computed "

@@ -122,6 +122,17 @@ class HuggingFaceModel(nn.Module):
 
     def project(self, h):
         """Float32 logits (..., vocabulary) from states (..., C); of a judge the log-odds (...) that a token is true."""
+        logits = self.head_logits(h)                                                 # (K, rows), of a judge (K,)
+        if self.mode == SEQUENCE_SCORER:
+            return -logits.view(h.shape[:-1])  # it was trained on the log-odds that a token was replaced
+        logits = logits[:, : self.vocabulary]
+        if self.banned_ids:
+            logits = logits.index_fill(-1, ids_on(h.device, *self.banned_ids), BANNED)
+        return logits.view(*h.shape[:-1], self.vocabulary)
+
+    def head_logits(self, h):
+        """All logits of the output layers at K states (..., C): (K, rows of the output layer), of a judge (K,), in
+        float32."""
         kind, casts = h.device.type, nullcontext()
         if torch.is_autocast_enabled(kind) and torch.is_grad_enabled():
             # A weight that autocast keeps for several calls would add up their gradients in its own precision
@@ -131,13 +142,7 @@ class HuggingFaceModel(nn.Module):
         with using(self.net, self.adapter), casts:
             logits = self.head(input_ids=unread).logits[0]
         self.given.states = None
-        logits = at_least_float32(logits)                                            # (K, rows), of a judge (K,)
-        if self.mode == SEQUENCE_SCORER:
-            return -logits.view(h.shape[:-1])  # it was trained on the log-odds that a token was replaced
-        logits = logits[:, : self.vocabulary]
-        if self.banned_ids:
-            logits = logits.index_fill(-1, ids_on(h.device, *self.banned_ids), BANNED)
-        return logits.view(*h.shape[:-1], self.vocabulary)
+        return at_least_float32(logits)
 
     def answer_prompts(self):
         """From now on a masked-fill model reads prompts as they are, which a template frames, and can sample end
@@ -362,19 +367,14 @@ class LayerWithRoom:
         """Makes room for so many columns behind those that are there."""
         pair = in_autocast(self.keys), in_autocast(self.values)
         self.whole = [F.pad(x, (0, 0, 0, room)) for x in pair]                       # (n, H, before + room, D)
-        self.show(self.get_seq_length())
-
-    def show(self, length):
-        self.keys, self.values = (x[:, :, :length] for x in self.whole)              # (n, H, length, D) each
 
     def update(self, keys, values, *args, **settings):
         before = self.get_seq_length()
         after = before + keys.shape[2]
         for whole, new in zip(self.whole, (keys, values), strict=True):
             whole[:, :, before:after] = new
-        self.show(after)
+        self.keys, self.values = (x[:, :, :after] for x in self.whole)               # (n, H, after, D) each
         return self.keys, self.values
 
     def reorder_cache(self, rows):
         self.whole = [x[rows] for x in self.whole]
-        self.show(self.get_seq_length())

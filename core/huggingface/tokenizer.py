@@ -114,10 +114,6 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         writes = not both_ways and re.search(CAUSAL, " ".join(config.get("architectures") or []))
         fills = backend.mask_token_id is not None and not writes
         lacks_ends = max(ends, default=0) > max(backend.get_vocab().values())
-        mask_ends = fills and backend.mask_token_id in (backend.eos_token_id, *ends)
-        refuse(named,
-               (lacks_ends, f"has a tokenizer that lacks the end tokens {ends} that the model declares; copy the "
-                "tokenizer files that belong to the model"),
-               (mask_ends, f"has the mask token {backend.mask_token!r}, which ends texts too; name another as "
-                "mask_token in tokenizer_config.json, or mask_token_id in config.json"))
+        refuse(named, (lacks_ends, f"has a tokenizer that lacks the end tokens {ends} which the model declares; copy "
+                       "the tokenizer files that belong to the model"))
         return HuggingFaceTokenizer(backend, path, ends, fills)

@@ -7,7 +7,6 @@ from torch import nn
 
 from core.model import GPT
 
-CONV1D = "Conv1D"  # the linear layer of transformers' GPT-2, whose weights are transposed
 PACK_FROM = 2**17  # numbers in a weight from which packing it is faster
 
 
@@ -28,8 +27,7 @@ def prepacked(module):
 
 def can_pack(layer, dtype):
     """Tells whether packing the weights of a layer for products in this precision is possible and pays."""
-    is_linear = type(layer) is nn.Linear or type(layer).__name__ == CONV1D
-    if not is_linear or "forward" in vars(layer) or not torch.backends.mkldnn.is_available():
+    if type(layer) is not nn.Linear or "forward" in vars(layer) or not torch.backends.mkldnn.is_available():
         return False
     has_kernel = dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     weight = layer.weight
@@ -39,10 +37,7 @@ def can_pack(layer, dtype):
 
 def packed(layer, dtype):
     """The forward of a linear layer with a packed copy of its weights in this precision."""
-    weight = layer.weight.detach().to(dtype)                                         # (out, in), of Conv1D (in, out)
-    if type(layer).__name__ == CONV1D:
-        weight = weight.T.contiguous()
-    weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(dtype))
     bias = None if layer.bias is None else layer.bias.detach().to(dtype)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x.to(dtype), weight, bias, "none", [], "")
 

@@ -149,14 +149,10 @@ def cut_like(x, own):
 
 
 def weights_of(net):
-    """net.state_dict(), which would cut a sharded model that is whole now."""
-    if not any(map(has_parts, net.modules())):
-        return net.state_dict()
-    found = dict(net.named_parameters(remove_duplicate=False))
-    for name, part in net.named_modules():
-        kept = {key: x for key, x in part.named_buffers(recurse=False) if key not in part._non_persistent_buffers_set}
-        found |= {f"{name}.{key}".removeprefix("."): x for key, x in kept.items()}
-    return {name: x.detach() for name, x in found.items()}
+    """{name: tensor} as in net.state_dict(), which would cut a sharded model that is whole now."""
+    left_out = {f"{name}.{key}" for name, part in net.named_modules() for key in part._non_persistent_buffers_set}
+    tensors = dict(net.named_parameters(remove_duplicate=False)) | dict(net.named_buffers(remove_duplicate=False))
+    return {name: x.detach() for name, x in tensors.items() if name not in left_out and f".{name}" not in left_out}
 
 
 def cut_state(saved, optimizer):

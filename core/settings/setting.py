@@ -8,17 +8,15 @@ number or another setting, `key@other` says that the path lies in that folder.
 
 import functools
 import importlib
-import json
 import math
 import operator
 import os
 import re
-import sys
 import types
 import typing
 from dataclasses import dataclass, field, fields
 
-from core.settings.user_code import guarded, one_line
+from core.settings.user_code import one_line
 
 TERM = re.compile(r"(\w+)(!?=|[<>@])?(.*)")
 
@@ -51,9 +49,6 @@ def check_values(config):
 
 def check_value(key, value, allowed=None, why=""):
     """Raises ValueError for a value that is not None and not allowed, as `setting` has it."""
-    if isinstance(value, dict):  # for config.json
-        with guarded(f"{key}={shown(value)} is no JSON", "write a dict of texts, numbers and lists"):
-            json.dumps(value, allow_nan=False)
     if value is None or allowed is None:
         return
     if isinstance(allowed, str):
@@ -116,12 +111,10 @@ class Settings(metaclass=WithRooms):
 
     rooms: {"module:Class": terms, of which each opens it}
     excludes: rows (terms, conditions, why): none of the terms may be true while all of the conditions are
-    first: names of the settings that --help shows, in the order of the data flow; "": all
     """
 
     rooms = {}
     excludes = ()
-    first = ""
 
     def __post_init__(self):
         check_values(self)
@@ -156,12 +149,8 @@ class Settings(metaclass=WithRooms):
 
 @functools.cache
 def with_rooms(cls, *rooms):
-    """The class of settings with those of the rooms. Closed rooms whose file is loaded lend it their defaults."""
-    names = {}
-    for name in cls.rooms:
-        if name.partition(":")[0] in sys.modules and load_class(name) not in rooms:
-            names |= defaults(load_class(name))
-    names |= {"_core": cls, "__module__": cls.__module__}
+    """The class of settings with those of the open rooms."""
+    names = {"_core": cls, "__module__": cls.__module__}
     return WithRooms(cls.__name__, (*rooms, cls), names) if cls.rooms else cls
 
 

@@ -30,6 +30,8 @@ TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 
 
 class ArithmeticConfig(Settings):
+    """The settings of this script: which sums, and how many."""
+
     digits: int = setting(4, "largest number of digits of a number")
     terms: int = setting(2, "numbers in a problem")
     operators: str = setting("+", "+ or - or both, as in '+-'")

@@ -234,6 +234,7 @@ def check_size(source, characters, read, kept):
 
 
 def main(argv):
+    """Prepares the text that the arguments name."""
     options = read_options(argv)
     tokenizer = choose_tokenizer(options.get("tokenizer", "char"))
     source, paragraphs = read_source(options)

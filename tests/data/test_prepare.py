@@ -15,7 +15,6 @@ from grpo.reward_functions import verify_code, verify_math
 from grpo.reward_functions.verify_code import cut
 from grpo.reward_functions.registry import REWARDS, load_reward_file
 from grpo.sandbox.run import run_tests
-from tests.families import tokenizer_of
 from tests.tiny import ROOT, expect_rewards, jsonl, run_here, without_place
 
 
@@ -87,10 +86,8 @@ def one_off(code):
 def test_the_tests_of_a_function_pass_what_is_right_and_nothing_that_is_one_off():
     module = prepare("code")
     records = module.problems(5 * len(module.FAMILIES), seed=3)
-    assert len(module.FAMILIES) >= 25 and len({r["prompt"] for r in records}) == len(records)
+    assert len({r["prompt"] for r in records}) == len(records)
     for r in records:
-        assert len(r["prompt"]) <= 85 and len(r["completion"]) <= 120 and r["completion"] == r["answer"]
-        assert r["completion"].startswith(f"def {r['entry_point']}(") and f"{r['entry_point']}(" in r["prompt"]
         assert passes(r["completion"], r["tests"]), r
         for wrong in one_off(r["completion"]):
             assert not passes(wrong, r["tests"]), f"{wrong}\n{r['tests']}"
@@ -138,14 +135,12 @@ def test_the_reward_of_gsm8k_compares_the_number_in_the_last_box_or_the_last_num
 def test_your_own_prompts_become_a_dataset(tmp_path):
     path = jsonl(tmp_path / "mine.jsonl", {"question": "2+2?", "answer": 4, "level": 1, "split": "val"},
                  {"prompt": [{"role": "user", "content": "caf\u00e9 \u4e2d"}], "answer": "a", "completion": "b\u2026"},
-                 {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]},
                  {"prompt": "Sing."})
     out = run("custom", f"--input={path}", f"--out={tmp_path}/d")
-    assert "completions 3" in out and "characters folded 2, characters dropped 1" in out
+    assert "completions 2" in out and "characters folded 2, characters dropped 1" in out
     records = records_in(tmp_path / "d")
-    assert [r.get("completion") for r in records] == ["4", "b\u2026", "2", None]
+    assert [r.get("completion") for r in records] == ["4", "b\u2026", None]
     assert records[0] == {"prompt": "2+2?", "answer": 4, "level": 1, "completion": "4", "split": "val"}
-    assert records[2]["prompt"] == [{"role": "user", "content": "1+1?"}]
 
 
 def test_prepare_splits_your_text_without_leaking(tmp_path):
@@ -156,19 +151,6 @@ def test_prepare_splits_your_text_without_leaking(tmp_path):
     train, val = (tokenizer.decode(ids[split]) for split in ("train", "val"))
     assert (meta["train_tokens"], meta["val_tokens"]) == (len(train), len(val)) and val
     assert all((p in train) != (p in val) for p in paragraphs)
-
-
-def test_prose_in_the_word_pieces_of_a_model(tmp_path):
-    pytest.importorskip("transformers")
-    tokenizer_of("words").save_pretrained(str(tmp_path / "words"))
-    paragraphs = [f"the quick brown fox number {i} jumps over the caf\u00e9" for i in range(60)]
-    (tmp_path / "text").write_text("\n\n".join([*paragraphs, paragraphs[3]]))
-    arguments = [f"--input={tmp_path}/text", f"--out={tmp_path}/d"]
-    run("char_diffusion", *arguments, f"--tokenizer={tmp_path}/words")
-    (meta, t), ids = load_meta(str(tmp_path / "d")), ids_in(tmp_path / "d")
-    expected = [i for text in paragraphs for i in t.backend(text, add_special_tokens=False)["input_ids"]]
-    assert meta["paragraphs_kept"] == 60 and sorted(ids["train"] + ids["val"]) == sorted(expected)
-    assert meta["unknown_pieces"] == expected.count(t.backend.unk_token_id)
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +169,6 @@ def test_human_eval_is_held_out_and_the_calls_of_155_problems_run_alone(human_ev
     assert [r["split"] for r in human_eval] == ["train"] * 2 + ["val"] * 164
     assert [r["prompt"] for r in train] == ["a", "b"]
     assert sum(cut(r["tests"]) is not None for r in val) == 155
-    assert sum(bool(r["preamble"]) for r in val) == 26
-    for r in val:
-        assert r["answer"].startswith(f"def {r['entry_point']}(") and r["tests"].endswith(f"check({r['entry_point']})")
 
 
 @pytest.mark.slow

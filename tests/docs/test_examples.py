@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from core.config import load_config
-from core.settings.other_names import OTHER_NAMES
+from core.config import OTHER_NAMES, load_config
 from core.settings.script import exit_code
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from grpo.losses import OBJECTIVES, compute_advantages, token_weights
-from grpo.rollout import Policy, Rollouts
+from grpo.policies.policy import Policy
+from grpo.rollout import Rollouts
 from tests.tiny import ROOT, config, loss_of
 
 

@@ -25,7 +25,7 @@ SHOWS = {("report", "evaluation"), ("doctor", "evaluation")}  # rooms that show 
 TOKENS_OF_A_LINE = 45  # what is reached; it may only fall
 CATCH_ALL = ("user_code.py", "trackers.py")  # nobody knows what other people's code raises
 # The files that must not ask for the kind of generator
-KINDLESS = ("losses", "reference", "shaping", "metrics", "data_buffer",
+KINDLESS = ("losses", "reference", "shaping", "metrics",
             "grpo_training_step", "grpo_trainer", "rewards", "rollout")
 
 
@@ -79,7 +79,6 @@ def test_rooms_do_not_import_their_neighbours():
                        or (room(name), room(other)) in SHOWS)
             assert allowed, f"{name} imports {other} of another room"
             assert room(other) != "tools", f"{name} imports {other}: nothing imports a tool"
-    assert [name for name in OURS if "grpo/data_buffer.py" in imports(name)] == ["grpo/grpo_trainer.py"]
 
 
 @pytest.mark.parametrize("name", KINDLESS)
@@ -125,6 +124,11 @@ def test_nothing_evaluates_text_or_catches_every_error():
     assert not wrong, "\n".join(wrong)
 
 
+def test_only_the_trainer_knows_the_buffer():
+    uses = [str(p.relative_to(ROOT)) for p in FILES if "DataBuffer(" in p.read_text()]
+    assert uses == ["grpo/grpo_trainer.py"]
+
+
 @pytest.mark.slow
 def test_the_algorithm_loads_no_plotting_and_nothing_optional():
     names = ["core." + p.stem for p in pathlib.Path(ROOT, "core").glob("[a-z]*.py")] + ["grpo.losses", "grpo.build"]
@@ -141,7 +145,8 @@ def test_expected_names_are_importable():
              "core.fill_in": ["predict_and_sample_tokens"], "core.judge": ["calculate_judge_scores"],
              "core.checkpoint_manager": ["CheckpointManager"], "core.optim": ["CosineLRScheduler"],
              "core.logger": ["create_logger"], "core.trainer": ["Trainer"],
-             "grpo.rewards": ["reward", "Rewards", "Scored"], "grpo.rollout": ["Policy", "Rollouts"]}
+             "grpo.rewards": ["reward", "Rewards", "Scored"], "grpo.rollout": ["Rollouts"],
+             "grpo.policies.policy": ["Policy"]}
     for module, members in names.items():
         for member in members:
             assert hasattr(importlib.import_module(module), member), f"{module}.{member}"
@@ -166,7 +171,7 @@ def test_docstrings_say_what_is_meant():
             if (docstring or "It").split()[0].rstrip(",:") in (
                     "What", "Whether", "How", "Of", "As", "Those", "Where", "Which", "Who"):
                 wrong.append(f"{path}: {name} begins with a fragment")
-        for node in nodes_of(path)[0].body:  # of the module
+        for node in nodes_of(path)[0].body if str(path.relative_to(ROOT)) in OURS else ():  # of the module
             public = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
             if public and not ast.get_docstring(node) and node.end_lineno - node.lineno > 12:
                 wrong.append(f"{path}: {node.name} has no docstring")

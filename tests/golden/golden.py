@@ -5,7 +5,8 @@ python tests/golden/golden.py main_job ray        # these alone
 python tests/golden/golden.py --record [NAME...]  # writes golden.json anew; say in the commit why a number changed
 python tests/golden/golden.py --device=cuda --dtype=bfloat16 [NAME...]  # on a GPU, those of one process
 
-A run is compared exactly on a machine with the recorded processor and packages, elsewhere to 1e-5 (norms of gradients: 1e-4).
+A run is compared exactly on a machine with the recorded processor and packages, elsewhere to 1e-5 (norms of gradients:
+1e-4).
 In bfloat16 other tokens are drawn here and there: entropies and KLs are compared, to .05.
 """
 
@@ -21,12 +22,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, ROOT)
 PATH = os.path.join(ROOT, "tests", "golden", "golden.json")
 ELSEWHERE, IN_BFLOAT16 = 1e-5, 0.05  # of a number, or of 1 if that is larger
-SMALL = ("--max_iters=3", "--warmup_iters=0", "--learning_rate=3e-5", "--min_lr=3e-6", "--batch_size=3", "--group_size=4",
-         "--device=cpu", "--dtype=float32", "--eval_problems=3", "--eval_completions=2", "--eval_interval=3", "--sample_interval=3",
-         "--save_interval=3", "--log_interval=1")
+SMALL = ("--max_iters=3", "--warmup_iters=0", "--learning_rate=3e-5", "--min_lr=3e-6", "--batch_size=3",
+         "--group_size=4", "--device=cpu", "--dtype=float32", "--eval_problems=3", "--eval_completions=2",
+         "--eval_interval=3", "--sample_interval=3", "--save_interval=3", "--log_interval=1")
 LLAMA = ("--generator_checkpoint=FOLDER/llama", "--dataset=FOLDER/sums.jsonl", "--reward_functions=length_penalty",
-         "--reward_settings={'length_min': 1, 'length_max': 12}", "--max_new_tokens=8", "--temperature=1.0", "--top_p=1.0", "--kl_beta=0.05",
-         *SMALL)
+         "--reward_settings={'length_min': 1, 'length_max': 12}", "--max_new_tokens=8", "--temperature=1.0",
+         "--top_p=1.0", "--kl_beta=0.05", *SMALL)
 PRETRAINED = "data/arithmetic/pretrained/generator.safetensors"
 JOBS = {
     "main_job": ("config/grpo_example.py", *SMALL),
@@ -35,7 +36,8 @@ JOBS = {
     "sudoku_in_passes": ("config/grpo_sudoku.py", *SMALL),
     "any_order": ("config/grpo_any_order.py", *SMALL),
     "guess": ("config/grpo_guess.py", *SMALL),
-    "epochs_and_minibatches": ("config/grpo_arithmetic.py", *SMALL, "--ppo_epochs=2", "--minibatches=2", "--max_iters=8"),
+    "epochs_and_minibatches": (
+        "config/grpo_arithmetic.py", *SMALL, "--ppo_epochs=2", "--minibatches=2", "--max_iters=8"),
     "llama": LLAMA,
     "llama_lora": (*LLAMA, "--lora_rank=4"),
     "teacher": ("config/distill_arithmetic.py", *SMALL, f"--teacher_checkpoint={PRETRAINED}",
@@ -45,7 +47,7 @@ JOBS = {
 }
 OF_THE_CLOCK = ("time/", "tokens_per_second")   # metrics that no run repeats
 OF_DISTRIBUTIONS = ("entropy", "eval/entropy", "mean_kl", "eval/kl")  # metrics that one token hardly changes
-OF_ROUNDING = ("ratio_", "mismatch", "kl_to_old")  # metrics that are nothing but rounding, compared where they are exact
+OF_ROUNDING = ("ratio_", "mismatch", "kl_to_old")  # metrics of rounding alone, compared where they are exact
 
 
 def machine():
@@ -53,7 +55,8 @@ def machine():
     import torch
     with open("/proc/cpuinfo") as f:
         first = f.read().split("\n\n")[0].split("\n")
-    about = [line for line in first if line.startswith(("vendor_id", "cpu family", "model", "stepping", "cache size", "flags"))]
+    names = "vendor_id", "cpu family", "model", "stepping", "cache size", "flags"
+    about = [line for line in first if line.startswith(names)]
     packages = torch.__version__, torch.backends.cpu.get_cpu_capability()
     return hashlib.sha256(repr((about, packages)).encode()).hexdigest()[:16]
 
@@ -67,13 +70,14 @@ def run(name, folder, settings=()):
     if name == "teacher":
         write_student(os.path.join(folder, "student.safetensors"))
     out = os.path.join(folder, "out")
-    argv = ["grpo/train_grpo.py", *(part.replace("FOLDER", folder) for part in JOBS[name]), *settings, f"--out_dir={out}"]
+    own = [part.replace("FOLDER", folder) for part in JOBS[name]]
+    argv = ["grpo/train_grpo.py", *own, *settings, f"--out_dir={out}"]
     if name == "two_ranks":
         argv = ["tests/ranks.py", "2", *argv]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, *argv], cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{name} ended with exit code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        raise SystemExit(f"{name} ended with code {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     with open(os.path.join(out, "metrics.jsonl")) as f:
         lines = [json.loads(line) for line in f]
     metrics = [{key: x for key, x in line.items() if not key.startswith(OF_THE_CLOCK)} for line in lines]
@@ -131,9 +135,9 @@ def compare(name, folder, settings=()):
         golden = json.load(f)
     expected, found = golden["runs"][name], run(name, folder, settings)
     if "--dtype=bfloat16" in settings:
-        expected, found = ([{key: x for key, x in line.items() if key in OF_DISTRIBUTIONS} for line in numbers["metrics"]]
-                           for numbers in (expected, found))
-        return differences(expected, found, IN_BFLOAT16, name)
+        kept = [[{key: x for key, x in line.items() if key in OF_DISTRIBUTIONS} for line in numbers["metrics"]]
+                for numbers in (expected, found)]
+        return differences(*kept, IN_BFLOAT16, name)
     limit = 0 if golden["machine"] == machine() and not settings else ELSEWHERE
     return differences(expected, found, limit, name)
 

@@ -10,7 +10,7 @@ from grpo.losses import OBJECTIVES, objective_of, token_weights
 from grpo.rewards import Scored
 from grpo.shaping import drop, normalised
 from tests.tiny import config, loss_of, one_process
-from tests.tiny_objectives import MAX_TOKENS, G, M, N, P, table_rollouts
+from tests.objectives.tables import MAX_TOKENS, G, M, N, P, table_rollouts
 
 EPS = 1e-4
 RECIPES = {  # those of docs/algorithm.md

@@ -132,7 +132,7 @@ def test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure(dataset
         c = config(dataset=dataset, eval_problems=4, unmask_steps=2, **settings)
         return fill_in_evaluation(c, Models(fill_policy(), fill_policy(seed=2), None, None))(fill_policy(), 1.0)[0]
 
-    assert figures() == figures(fill_estimator="agrpo", seed=7)
+    assert figures() == figures(fill_estimator="one_step", seed=7)
 
 
 def test_without_a_judge_rewards_order_the_samples_and_are_metrics_with_what_they_log(dataset):

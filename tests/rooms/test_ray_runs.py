@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 RUN = {"max_iters": 3, "batch_size": 4, "group_size": 4, "eval_problems": 4, "eval_completions": 2, "log_interval": 1,
        "device": "cpu", "learning_rate": 1e-2, "min_lr": 1e-2, "warmup_iters": 0, "temperature": 1.0}
 RAY = {"sampler": "ray"}
-ROUNDING = {"mismatch_kl", "mismatch_max", "mismatch_mean", "ratio_minus_one"}
+ROUNDING = {"mismatch_kl", "mismatch_max", "ratio_minus_one"}
 LETTERS = '''
 def letters(prompts, completions, **columns):
     """The share of letters among the characters."""

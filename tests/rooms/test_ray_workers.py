@@ -120,7 +120,7 @@ def expect_same(found, policy, problems, iteration, c):
     ("causal", 7, {}),  # more workers than problems
     ("fill", 3, {"unmask_steps": 3, "top_p": 0.8}),
     ("any order", 2, {"unmask_steps": 2, "block_length": 3, "unmask_order": "confidence"}),
-    ("fill", 2, {"unmask_steps": 3, "fill_estimator": "step_merge"})])
+    ("fill", 2, {"unmask_steps": 3, "fill_estimator": "one_step"})])
 def test_workers_sample_what_the_policy_samples(world, kind, workers, settings):
     sampler, policy, problems = world(kind, ray_workers=workers, **settings)
     sampler.start(problems(0), 0)

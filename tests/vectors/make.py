@@ -95,13 +95,16 @@ def loss_by_hand(row, logp, old, advantage, lengths, max_tokens, kl=None, kl_bet
     return loss
 
 
+def below_0(x):
+    return round(min(x, -0.01), 6)
+
+
 def inputs(seed, parts, width=5, truncated=()):
     """A step: rewards, log-probabilities of tokens on both sides of the clipping range, completions of unequal length.
 
     parts: for each rank, for each of its micro-batches, the rows
     """
     g = random.Random(seed)
-    below_0 = lambda x: round(min(x, -0.01), 6)
     step = {"max_tokens": MAX_TOKENS, "parts": parts, "reward": [], "advantage": "group_std",
             "logp": [], "old_logp": [], "ref_logp": [], "mask": [], "truncated": []}
     for i in range(sum(len(rows) for rank in parts for rows in rank)):

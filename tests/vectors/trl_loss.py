@@ -14,7 +14,10 @@ def trl_loss(loss_type, logp, old_logp, ref_logp, advantage, mask, total_tokens=
              low=0.2, high=0.2, max_tokens=8):
     """TRL's _compute_loss on given log-probabilities, in one process without gradient accumulation."""
     args = types.SimpleNamespace(delta=None, use_bias_correction_kl=True, steps_per_generation=1)
-    identity = lambda x, **_: x
+
+    def identity(x, **_):
+        return x
+
     accelerator = types.SimpleNamespace(num_processes=1, gather=identity, reduce=identity, gather_for_metrics=identity,
                                         sync_gradients=True)
     trainer = types.SimpleNamespace(

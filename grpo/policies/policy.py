@@ -1,0 +1,191 @@
+"""The interface of a policy, and what the policies of all kinds share: scores, precision, weights, copies, files."""
+
+import copy
+
+import torch
+from torch import Tensor
+
+from core.distributed import autocast, is_sharded
+from core.distributions import entropy, in_parts, restrict, rows_at_once, sampling_logp
+from core.models import save_model
+from grpo.losses import exact_kl
+from grpo.rollout import Rollouts, Scores, counts, join
+
+
+class Policy:
+    """A generator as the algorithm sees it: it samples completions, and it scores them. A kind of generator defines
+    sample, states and project; score and distributions are made of them.
+
+    device: where it computes; vocabulary: number of tokens that it can sample; kl_estimator: "exact" or "k3", the one
+    that suits it; suffix: the ending of the name of what `save` writes, "" of a folder
+    parameters(): those that are trained; parameters_by_kind(): {"matrices", "embeddings", "vectors"}, the same
+    weights(): {name: tensor}, sharing memory with the policy; load_weights(weights): takes over what `weights` gave
+    frozen(): a policy that stays as this one is now; to(device): moves it
+    save(path, **facts): writes a model file or folder; facts: plain values to keep in it
+    Only a policy whose model is sharded needs calls(rollouts) -> number of times that `states` calls the model, and
+    idle_loss(times); its `save` also gets `weights`. Only a run that grpo/build.py puts together also needs `model`,
+    `tokenizer`, compile() and, to evaluate prompts, greedy(problems, config).
+    """
+
+    def sample(self, problems: dict, iteration: int, config) -> Rollouts:
+        """Rollouts of config.group_size completions of every problem, with the log-probability of each token as drawn.
+        The noise depends on (config.seed, iteration, number of the problem, member of the group) alone."""
+
+    def states(self, rollouts: Rollouts) -> Tensor:
+        """Hidden states (K, C): one for each True of rollouts.inputs["chosen"], in its order."""
+
+    def project(self, states: Tensor) -> Tensor:
+        """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. One that it must not sample has a very
+        negative logit; minus infinity would make the exact KL NaN."""
+
+    def score(self, rollouts: Rollouts, temperature: float, learn_entropy: bool = False) -> Scores:
+        """Scores of the sampled tokens, each read once. Logits are made for them alone, and in parts if they are many.
+
+        learn_entropy: the entropy has a gradient
+        """
+        h = self.states(rollouts)                                                    # (K, C)
+        index = rollouts.index().to(h.device, non_blocking=True)                     # (K, g)
+        target = rollouts.target.flatten()[index]                                    # (K, g)
+        kept = rollouts.inputs.get("kept")
+        if kept:
+            kept = kept[0].join(kept)
+        reference = rollouts.inputs.get("reference")
+        if reference:
+            reference = torch.cat(reference).to(h.device)                            # (K, V)
+
+        def token_scores(h, target, kept, reference):
+            full = sampling_logp(self.project(h), temperature)                       # (K, V)
+            drawn = restrict(full, kept)                                             # (K, V)
+            kl = [] if reference is None else [exact_kl(full, reference)]            # (K,)
+            read = full if learn_entropy else full.detach()
+            return drawn.gather(-1, target), entropy(read), *kl
+
+        found = in_parts(token_scores, self.vocabulary, h, target, kept, reference)
+        return Scores(*(rollouts.by_token(x, index) for x in found))
+
+    def distributions(self, rollouts: Rollouts, temperature: float) -> list:
+        """The untruncated log-probabilities (k, V) at the states of each problem, a list. Written in place, so that
+        besides them only the logits of one part exist."""
+        h = self.states(rollouts)                                                    # (K, C)
+        full = torch.empty(len(h), self.vocabulary, device=h.device)                 # (K, V)
+        size = rows_at_once(self.vocabulary, h.device)
+        for part, states in zip(full.split(size), h.split(size), strict=True):
+            part.copy_(sampling_logp(self.project(states), temperature))
+        return full.split(counts(rollouts.inputs["chosen"]))
+
+
+def sampling_of(config) -> dict:
+    """The settings of core.distributions.sample_tokens."""
+    return {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+
+
+def inputs_of(chosen: Tensor, kept, size: Tensor, **own: Tensor) -> dict:
+    """The inputs of Rollouts (grpo/rollout.py). kept: the KeptTokens of all states, or None; own: tensors of a kind."""
+    inputs = {"chosen": chosen, "size": size} | {name: x.cpu() for name, x in own.items()}
+    if kept is not None:
+        inputs["kept"] = kept.split(counts(chosen))
+    return inputs
+
+
+class ModelPolicy(Policy):
+    """A policy that is one model of core's model interface and its tokenizer. A kind adds sample_part and `states`.
+
+    The model is always in eval mode: dropout would make the first ratio differ from 1.
+    """
+
+    def __init__(self, model, tokenizer, dtype=torch.float32, grad_checkpoint=False):
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.dtype = dtype
+        model.grad_checkpoint = grad_checkpoint
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.vocabulary
+
+    @property
+    def suffix(self) -> str:
+        return self.model.suffix
+
+    @torch.no_grad()
+    def sample(self, problems: dict, iteration: int, config) -> Rollouts:
+        """Rollouts, of few enough problems at a time."""
+        at_once = self.at_once(config)
+        starts = range(0, len(problems["number"]), at_once)
+        parts = ({key: x[i : i + at_once] for key, x in problems.items()} for i in starts)
+        return join([self.sample_part(part, iteration, config) for part in parts])
+
+    def rows(self, config) -> int:
+        """Completions that are sampled at a time. A GPU takes as long for all of an iteration as for a few."""
+        problems = config.batch_size if self.device.type == "cpu" else config.problems
+        return config.sample_rows or problems * config.group_size
+
+    def at_once(self, config) -> int:
+        """Problems that are sampled at a time."""
+        return max(1, self.rows(config) // config.group_size)
+
+    def autocast(self):
+        return autocast(self.device, self.dtype)
+
+    def put(self, x: Tensor) -> Tensor:
+        """A tensor of the CPU on the device. Does not wait for what the device still computes."""
+        return x.to(self.device, non_blocking=True)
+
+    def on_device(self, padding: Tensor) -> Tensor | None:
+        """The padding of texts, or None if there is none: attention is faster without."""
+        return self.put(padding) if padding.any() else None
+
+    def project(self, states: Tensor) -> Tensor:
+        with self.autocast():
+            return self.model.project(states)
+
+    def frozen(self):
+        twin = copy.copy(self)
+        twin.model = self.model.frozen()
+        return twin
+
+    def parameters(self):
+        return self.model.parameters()
+
+    def parameters_by_kind(self):
+        return self.model.parameters_by_kind()
+
+    def weights(self) -> dict:
+        return self.model.weights()
+
+    def load_weights(self, weights: dict):
+        own = self.model.weights()
+        if any(map(is_sharded, own.values())):
+            from core.performance.sharding import cut_like
+            weights = {name: cut_like(x, own[name]) for name, x in weights.items()}
+        self.model.load_weights(weights)
+
+    def calls(self, rollouts: Rollouts) -> int:
+        """Number of times that `states` calls the model."""
+        return 1
+
+    def idle_loss(self, times: int) -> Tensor:
+        """0, with gradients of 0, of `times` calls: every rank takes part in putting a sharded model together."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        with self.autocast():
+            return sum(0 * self.model.states(token).flatten()[0] for _ in range(times))
+
+    def identity(self):
+        """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
+        return getattr(self.model, "identity", dict)()
+
+    def save(self, path, weights=None, **facts):
+        save_model(path, self.model, self.tokenizer, weights=weights, **facts)
+
+    def to(self, device):
+        self.model.to(device)
+
+    def compile(self):
+        """Compiles the layers, for reading texts. A reference, a copy that was made before, needs a call too."""
+        if not hasattr(self.model, "compile_layers"):
+            raise ValueError("compile=True: a Hugging Face model cannot be compiled here; set compile=False")
+        self.model.compile_layers()

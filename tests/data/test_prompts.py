@@ -1,0 +1,143 @@
+"""Prompts: templates, splits, and batches of problems and of training examples."""
+
+import numpy as np
+import pytest
+
+from core.huggingface.tokenizer import load_huggingface_tokenizer
+from core.prompts import PromptConsumer, PromptFormat
+from core.records import side, write_prompts
+from tests.families import tokenizer_of
+from tests.tiny import CAUSAL
+
+RECORDS = [{"prompt": f"{i}+{i * i}=", "completion": str(i + i * i), "split": "train" if i % 5 else "val"}
+           for i in range(60)]
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+
+
+def prepared(folder, records=RECORDS, tokenizer=CAUSAL):
+    write_prompts(str(folder), records, tokenizer)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with RECORDS."""
+    return prepared(tmp_path_factory.mktemp("prompts"))
+
+
+def of_lengths(folder, **lengths):
+    """A folder of prompts of these lengths in each split."""
+    return prepared(folder, [{"prompt": split[0] * n, "split": split} for split, numbers in lengths.items()
+                             for n in numbers])
+
+
+def huggingface_tokenizer(path, kind):
+    pytest.importorskip("transformers")
+    tokenizer_of(kind).save_pretrained(str(path))
+    return load_huggingface_tokenizer(str(path))
+
+
+@pytest.mark.parametrize(("prompt", "settings", "text"), [
+    ("3+4=", {}, "3+4="), (TURNS, {}, "a\n\nb\n\nc"),
+    ("Hi", {"template": "chat", "system_prompt": "Be kind."}, "System: Be kind.\n\nUser: Hi\n\nAssistant: "),
+    (TURNS, {"template": "chat"}, "User: a\n\nAssistant: b\n\nUser: c\n\nAssistant: "),
+    ("3+4=", {"prompt_format": "{x}: {prompt}\n"}, "{x}: 3+4=\n"),
+    (TURNS, {"template": "chat", "prompt_format": "-{prompt}-"},
+     "User: a\n\nAssistant: b\n\nUser: -c-\n\nAssistant: ")])
+def test_a_template_ends_where_the_answer_begins(prompt, settings, text):
+    assert PromptFormat(**settings).encode(prompt, CAUSAL) == (text, CAUSAL.encode(text))
+    assert PromptFormat(**settings, response_prefix="so ").encode(prompt, CAUSAL) == (text, CAUSAL.encode(text + "so "))
+
+
+def test_a_prompt_has_one_split_unless_its_record_gives_another(tmp_path):
+    sides = [side(f"prompt {i}") for i in range(3000)]
+    assert 0.07 < sides.count("val") / 3000 < 0.13
+    assert side(TURNS) == side([dict(reversed(turn.items())) for turn in TURNS])
+    records = [{"prompt": f"prompt {i}"} for i in range(300)]
+    flipped = [{**r, "split": "val" if side(r["prompt"]) == "train" else "train"} for r in records]
+    for name, rows in (("a", records), ("b", [*records[::-1], {"prompt": "another"}]), ("flipped", flipped)):
+        data = PromptConsumer(prepared(tmp_path / name, rows), 1)
+        found = {r["prompt"]: split for split in data.records for r in data.records[split]}
+        assert all((found[f"prompt {i}"] == sides[i]) == (name != "flipped") for i in range(300))
+
+
+def test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length(tmp_path):
+    folder = of_lengths(tmp_path, train=range(10, 110), val=range(5, 45))
+    data = PromptConsumer(folder, 1, format=PromptFormat(max_prompt_length=50))
+    assert [len(r["prompt"]) for r in data.records["train"]] == list(range(10, 51)) and data.longest == 50
+    assert [len(r["prompt"]) for r in data.records["val"]] == list(range(5, 45))
+    assert data.dropped == 59
+
+
+@pytest.mark.parametrize("kind", ["problems", "batch"])
+@pytest.mark.parametrize(("world", "micros"), [(2, 1), (2, 2)])
+def test_problems_do_not_depend_on_how_a_step_is_cut(folder, kind, world, micros):
+    whole = PromptConsumer(folder, 8)
+    ranks = [PromptConsumer(folder, 8 // world // micros, rank=r, world=world) for r in range(world)]
+    expected = getattr(whole, kind)("train", 3)
+    parts = [getattr(data, kind)("train", 3, micro) for micro in range(micros) for data in ranks]
+    assert [n for part in parts for n in part["number"]] == list(range(8)) == list(expected["number"])
+    texts = [whole.tokenizer.decode(row).strip("_") for part in parts for row in part["input"]]
+    assert texts == [whole.tokenizer.decode(row).strip("_") for row in expected["input"]]
+
+
+def test_no_problem_occurs_twice_in_a_step(folder):
+    data = PromptConsumer(folder, 12)
+    first, again, other = ([r["prompt"] for micro in range(3) for r in data.problems("train", step, micro)["record"]]
+                           for step in (0, 0, 1))
+    assert len(set(first)) == 36 and first == again != other, "pure in the step"
+    assert not {r["prompt"] for r in data.problems("val", 0)["record"]} & set(first)
+
+
+def test_prompts_are_padded_on_the_left(folder):
+    data = PromptConsumer(folder, 16, format=PromptFormat("chat", "Add.", "= "))
+    batch = data.problems("val", 0)
+    assert batch["input"].shape == (16, data.longest) and len(set(batch["padding"])) > 1
+    for row, padding, record in zip(batch["input"], batch["padding"], batch["record"], strict=True):
+        assert record["text"] == f"System: Add.\n\nUser: {record['prompt']}\n\nAssistant: ", "rewards see it once"
+        assert data.tokenizer.decode(row[padding:]) == record["text"] + "= "
+        assert (row[:padding] == data.tokenizer.pad_token_id).all()
+
+
+def test_a_training_example_is_its_completion_and_the_stop_token(folder):
+    data = PromptConsumer(folder, 16)
+    t, batch = data.tokenizer, data.batch("train", 5)
+    records = data.problems("train", 5)["record"]
+    for input, target, mask, record in zip(*(batch[k] for k in ("input", "target", "mask")), records, strict=True):
+        prompt, completion = t.encode(record["prompt"]), [*t.encode(record["completion"]), t.stop_token_id]
+        assert input[: len(prompt + completion) - 1].tolist() == (prompt + completion)[:-1]
+        assert target[mask].tolist() == completion and not target[~mask].any()
+        assert mask.argmax() == len(prompt) - 1
+    width = batch["input"].shape[1] - 1
+    cut = PromptConsumer(folder, 16, block_size=width)
+    assert np.array_equal(cut.batch("train", 5)["input"], batch["input"][:, :width])
+
+
+def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answer_begins(tmp_path):
+    t = huggingface_tokenizer(tmp_path / "chat", "chat")
+    text, ids = PromptFormat("model", "Add.", "It is", chat_template_kwargs={"enable_thinking": False}).encode(TURNS, t)
+    turns = [{"role": "system", "content": "Add."}, *TURNS]
+    expected = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in turns)
+    assert text == expected + "<|im_start|>assistant\n<think></think>"
+    assert ids == t.backend.encode(text + "It is", add_special_tokens=False)
+    started = huggingface_tokenizer(tmp_path / "start", "start")
+    started.backend.chat_template = "<s>{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert PromptFormat("model").encode("1+1?", started)[1] == started.backend("1+1?")["input_ids"], "one start token"
+
+
+def test_masked_examples_are_the_answer_and_ends_with_a_uniform_share_of_masks(prompts):
+    data = PromptConsumer(prompts, 40, block_size=12, masked=True)
+    shares = []
+    for step in range(25):
+        batch = data.batch("train", step)
+        records = data.problems("train", step)["record"]
+        for record, input, target, weight in zip(records, batch["input"], batch["target"], batch["mask"], strict=True):
+            length = len(record["tokens"])
+            text = [*record["tokens"], *data.tokenizer.encode(record["completion"])]
+            assert target.tolist() == (text + [data.tokenizer.stop_token_id] * 12)[:12]
+            masked = weight > 0
+            assert (input[masked] == data.tokenizer.mask_token_id).all() and (input == target)[~masked].all()
+            assert masked.any() and not weight[:length].any()
+            assert (weight[masked] == np.float32(1 / masked.sum())).all(), "every example weighs the same"
+            shares.append(masked.sum() / (12 - length))
+    assert abs(np.mean([share <= 0.5 for share in shares]) - 0.5) < 0.1

@@ -1,0 +1,107 @@
+"""The decoder for GPUs writes what the token loop writes, whatever the batch, the order of refilling and the ends."""
+
+import contextlib
+
+import pytest
+import torch
+
+from core.distributed import autocast
+from core.distributions import draw_uniforms
+from core.generation import Stop, generate
+from core.models import load_model, load_tokenizer
+from core.performance import decode
+from core.performance.decode import Batch, Decoder, can_decode
+from tests.exactness.test_generation import PROMPTS, expect_same
+from tests.exactness.test_turns import SETTINGS as TURNS
+from tests.families import CAUSAL_FAMILIES, model_folder
+from tests.tiny import CAUSAL, causal_model, causal_policy, prompt_config, prompt_consumer
+
+NOISE = draw_uniforms(3, 7, range(3), (4, 24))
+
+
+class Early(Stop):
+    """About a quarter of the vocabulary ends a row."""
+
+    def __init__(self, *sequences):
+        super().__init__(CAUSAL, sequences)
+        self.ids = tuple(range(72, CAUSAL.base_vocab_size))
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch):
+    for name, value in {"LOOK": 3, "ROWS": 2, "COLUMNS": 16}.items():
+        monkeypatch.setattr(decode, name, value)
+
+
+@pytest.mark.parametrize("rows", [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8, "min_p": 0.01}, {"top_k": 5}, {"top_k": 1}], ids=str)
+@pytest.mark.parametrize("stop", [Early(), Early("e", "  "), Stop(CAUSAL)], ids=["ids", "sequences", "few"])
+def test_every_batch_and_order_of_refilling_writes_what_the_loop_writes(rows, truncation, stop):
+    """In twice as many rows, then with fewer and shorter completions, in the buffers that are there."""
+    net = causal_model(scale=1.5, n_layer=2, block_size=int(PROMPTS[0].shape[1]) + NOISE.shape[2] - 1)
+    decoder = Decoder(net, rows)
+    for noise in NOISE[:, :2, :12], NOISE, NOISE[:, 1:3, :20]:
+        found = decoder(*PROMPTS, noise, stop, temperature=1.1, **truncation)
+        expect_same(found, generate(net, *PROMPTS, noise, stop, temperature=1.1, **truncation))
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+def test_models_of_others_are_decoded_where_every_layer_keeps_all_tokens(family, tmp_path):
+    path = model_folder(tmp_path / family, family)
+    net, tokenizer = load_model(path)[0], load_tokenizer(path)
+    assert can_decode(net) == (family in ("gpt2", "llama", "qwen2", "qwen3"))
+    if family == "llama":  # where the rotation of a row depends on the longest one
+        assert can_decode(net)
+        net.config.rope_parameters |= {"rope_type": "dynamic", "factor": 2.0}
+    if can_decode(net):
+        prompt = torch.arange(24).view(3, 8) + 10
+        stop = Stop(tokenizer)
+        stop.ids += tuple(range(0, tokenizer.base_vocab_size, 7))
+        for padding in None, torch.tensor([0, 3, 6]):
+            found, expected = (complete(prompt, padding, NOISE, stop, temperature=2.0, top_p=0.9)
+                               for complete in (Decoder(net, 4), lambda *a, **s: generate(net, *a, **s)))
+            expect_same(found, expected, tokenizer.base_vocab_size)
+            assert len(found.mask.sum(1).unique()) > 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"stop_sequences": ()}, {"max_new_tokens": 9, "top_p": 0.9}], ids=str)
+def test_an_environment_hears_and_answers_the_same(prompts, settings):
+    c = prompt_config(**TURNS | settings)
+    policy, other = causal_policy(1, scale=3.0), causal_policy(1, scale=3.0)
+    other.decoder, c = Decoder(other.model), c.varied(sample_rows=6)
+    problems = prompt_consumer(prompts, c).problems("train", 0)
+    expected, found = (one.sample(problems, 0, c) for one in (policy, other))
+    for name in ("target", "mask", "truncated"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    torch.testing.assert_close(found.old_logp, expected.old_logp, rtol=1e-4, atol=1e-4)
+    assert found.texts.columns == expected.texts.columns and found.texts.completions == expected.texts.completions
+    assert (expected.mask[:, 0] == 1).all() and (expected.mask == 0).any()
+
+
+def test_a_call_is_not_spoilt_by_one_that_failed_or_met_nan():
+    net, stop = causal_model(scale=1.5, n_layer=2), Early()
+    decoder, whole = Decoder(net, 4), [p.detach().clone() for p in net.parameters()]
+    expected = generate(net, *PROMPTS, NOISE, stop)
+    with torch.no_grad():
+        net.blocks[1].up.weight.fill_(torch.nan)
+        decoder(*PROMPTS, NOISE, stop)
+        for p, x in zip(net.parameters(), whole, strict=True):
+            p.copy_(x)
+    for fails in (None, "draw"):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError) if fails else contextlib.nullcontext():
+            patch.setattr(Batch, "look", fails or Batch.look)
+            expect_same(decoder(*PROMPTS, NOISE, stop), expected)
+    expect_same(decoder(*PROMPTS, NOISE, stop), expected)
+
+
+def test_in_bfloat16_the_weights_follow_the_model_whose_own_come_back():
+    net = causal_model(n_layer=2, n_embd=64)
+    decoder, own = Decoder(net, 8), dict(net.named_parameters())
+    for change in 1.0, 2.0:
+        with torch.no_grad(), autocast(torch.device("cpu"), torch.bfloat16):
+            net.blocks[0].up.weight.mul_(change)
+            found = decoder(*PROMPTS, NOISE[:, :2, :5], Early())
+            logp = net(PROMPTS[0], padding=PROMPTS[1])[:, -1].log_softmax(-1).repeat_interleave(2, 0)
+        expected = logp.gather(1, found.target[:, :1])[:, 0]
+        torch.testing.assert_close(found.logp[:, 0], expected, rtol=2e-2, atol=2e-2)
+        assert all(p is own[name] for name, p in net.named_parameters())

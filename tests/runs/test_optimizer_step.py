@@ -1,0 +1,111 @@
+"""The end of an optimizer step: who updates what, clipping, steps that move nothing, the learning rate."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from core.optim import CosineLRScheduler, apply_gradients, build_optimizers, set_learning_rate, total_over_ranks
+from core.supervised.config import PretrainConfig
+from tests.tiny import Catcher, flat_gradient, model, one_process, optimizer_state
+
+
+CONFIG = PretrainConfig(learning_rate=1e-2, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_parameter_has_one_optimizer_and_vectors_do_not_decay(optimizer):
+    net = model(n_layer=2)
+    optimizers = build_optimizers(net, replace(CONFIG, optimizer=optimizer))
+    assert [type(o).__name__ for o in optimizers] == (["AdamW", "Muon"] if optimizer == "muon" else ["AdamW"])
+    set_learning_rate(optimizers, 0.5)
+    names = {id(p): name for name, p in net.named_parameters()}
+    listed = [(o, group, p) for o in optimizers for group in o.param_groups for p in group["params"]]
+    assert sorted(id(p) for _, _, p in listed) == sorted(names)
+    for o, group, p in listed:
+        name, matrix = names[id(p)], p.dim() == 2
+        assert group["lr"] == 0.5 and group["weight_decay"] == (0.1 if matrix else 0.0), name
+        by_muon = optimizer == "muon" and matrix and name.startswith("blocks.")
+        assert (type(o).__name__ == "Muon") == by_muon, name
+
+
+def randomise_gradients(net, seed=0):
+    torch.manual_seed(seed)
+    for p in net.parameters():
+        p.grad = torch.randn_like(p)
+
+
+@pytest.fixture(params=["adamw", "muon"])
+def trained(request):
+    """(model, its optimizers) after a step, so that they have momentum, and with the gradients of the next one."""
+    net = model()
+    optimizers = build_optimizers(net, replace(CONFIG, optimizer=request.param))
+    for seed in (0, 1):
+        randomise_gradients(net, seed)
+        if seed == 0:
+            end(net, optimizers)
+    return net, optimizers
+
+
+def end(net, optimizers, clip=1.0, deciding=("loss",), **sums):
+    """Ends a step of one process."""
+    totals = total_over_ranks({"loss": 1.0, "count": 8.0} | sums, one_process())
+    return apply_gradients(net.parameters(), optimizers, clip, totals, "count", deciding)
+
+
+def weights(net):
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def test_the_gradient_is_clipped_to_its_largest_norm():
+    net = model()
+    catcher = Catcher(net)
+    randomise_gradients(net)
+    norm = float(flat_gradient(net).norm())
+    for clip, expected in ((0.0, norm), (0.5, 0.5), (1e6, norm)):
+        randomise_gradients(net)
+        assert end(net, [catcher], clip)["grad_norm"] == pytest.approx(norm, rel=1e-5), "the norm before it is clipped"
+        assert float(catcher.gradient.norm()) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["empty", "bad gradient", "bad sum"])
+def test_a_step_that_is_empty_or_not_finite_moves_neither_weights_nor_momentum(trained, kind):
+    net, optimizers = trained
+    before, momentum = weights(net), optimizer_state(optimizers)
+    assert momentum and any(x.any() for x in momentum)
+    if kind == "bad gradient":
+        next(net.parameters()).grad.fill_(torch.nan)
+    sums = {"empty": {"count": 0.0}, "bad sum": {"loss": torch.tensor(torch.inf)}}
+    out = end(net, optimizers, **sums.get(kind, {}))
+    assert out["empty_steps"] == (kind == "empty") and out["skipped_steps"] == (kind != "empty")
+    assert torch.equal(weights(net), before)
+    assert all(torch.equal(a, b) for a, b in zip(optimizer_state(optimizers), momentum, strict=True))
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_of_largest_numbers_the_maximum_over_ranks_is_taken_and_not_the_sum():
+    class Ranks(type(one_process())):
+        """Two ranks of which the other has the numbers of this one, raised by 1."""
+        total, largest = lambda self, x: 2 * x + 1, lambda self, x: x + 1
+
+    found = total_over_ranks({"loss": torch.tensor(2.0), "count": 4.0, "a": torch.tensor(7.0), "b": 0.0},
+                             Ranks("cpu", "float32"), largest=("a", "b", "c"))
+    assert {name: float(x) for name, x in found.items()} == {"loss": 5.0, "count": 9.0, "a": 8.0, "b": 1.0}
+
+
+@pytest.mark.parametrize("deciding, skipped", [(("loss",), 0), (("loss", "shown"), 1)])
+def test_a_sum_that_does_not_decide_may_be_infinite(trained, deciding, skipped):
+    net, optimizers = trained
+    before = weights(net)
+    out = end(net, optimizers, deciding=deciding, shown=2.7e43)
+    assert out["skipped_steps"] == skipped and out["shown"] == float("inf")
+    assert torch.equal(weights(net), before) == bool(skipped)
+
+
+@pytest.mark.parametrize(("settings", "rates"), [
+    ((1.0, 0.1, 4, 14), {0: 0.25, 1: 0.5, 3: 1.0, 4: 1.0, 9: 0.55, 14: 0.1, 99: 0.1}),
+    ((1.0, 0.2, 0, 8), {0: 1.0, 4: 0.6, 8: 0.2, 11: 0.2}), ((1e-5, None, 0, 8), {0: 1e-5, 8: 1e-6})])
+def test_schedule_warms_up_decays_and_stays(settings, rates):
+    """Without a lowest rate it ends at a tenth of the highest."""
+    lr = CosineLRScheduler(*settings).lr
+    assert {step: lr(step) for step in rates} == pytest.approx(rates)

@@ -1,0 +1,265 @@
+"""Supervised training: losses against loops and transformers, exact step counts, a resume to the last bit."""
+
+import os
+
+import pytest
+import torch
+
+from core.logger import Logger
+from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
+from core.models import load_model, load_tokenizer
+from core.supervised.build import build_batches, build_data, build_model
+from core.supervised.config import PretrainConfig
+from core.trainer import COLUMNS, Trainer, supervised_sums, training_step
+from tests.families import folder_maker, write_prose, write_sums
+from tests.tiny import (
+    Catcher, clear_gradient, counted, flat_gradient, jsonl, model, one_process, read_records, run_here, same,
+    same_momentum, save, without_clock)
+
+
+def micro_batches(rows=3):
+    """Two micro-batches (input, target, mask)."""
+    masks = [torch.rand(rows, 12) < 0.5 for _ in range(2)]
+    for mask in masks:
+        mask[:, 0] = True
+    return [(torch.randint(0, 96, (rows, 12)), torch.randint(0, 96, (rows, 12)), mask) for mask in masks]
+
+
+def test_the_gradient_is_that_of_the_mean_loss_over_all_micro_batches():
+    net, parts, found = model(), micro_batches(), []
+    together = [tuple(torch.cat(pair) for pair in zip(*parts, strict=True))]
+    for cut in (parts, together):
+        catcher = Catcher(net)
+        metrics = training_step(net, cut, [catcher], 0.0, one_process())
+        found.append((catcher.gradient, metrics))
+    input, target, mask = together[0]
+    loss = torch.nn.functional.cross_entropy(net(input)[mask], target[mask])
+    loss.backward()
+    for gradient, metrics in found:
+        assert (gradient - flat_gradient(net)).norm() < 1e-4 * gradient.norm()
+        assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+        assert metrics["grad_norm"] == pytest.approx(float(flat_gradient(net).norm()), rel=1e-4)
+        assert metrics["accuracy"] == pytest.approx(found[0][1]["accuracy"])
+
+
+def new_trainer(dataset, out_dir, **settings):
+    c = PretrainConfig(**{"dataset": dataset, "out_dir": str(out_dir), "block_size": 32, "n_layer": 1, "n_embd": 16,
+                          "n_head": 2, "batch_size": 4, "learning_rate": 1e-2, "lr_decay_iters": 6, "warmup_iters": 2,
+                          "log_interval": 1, "eval_interval": 3, "save_interval": 3, "eval_batches": 2,
+                          "dropout": 0.1, "device": "cpu", "max_iters": 6} | settings)
+    dist = one_process()
+    data = build_data(c, dist)
+    batches, evaluate = build_batches(c, data, dist)
+    return Trainer(build_model(c, data, dist), c, batches, evaluate, data.tokenizer,
+                   Logger(c.out_dir, c.max_iters, COLUMNS), dist)
+
+
+def train(dataset, out_dir, resume=False, **settings):
+    trainer = new_trainer(dataset, out_dir, **settings)
+    if resume:
+        trainer.resume()
+    trainer.run()
+    return trainer
+
+
+def records(folder):
+    return without_clock(read_records(folder / "metrics.jsonl"))
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(dataset, tmp_path):
+    whole = train(dataset, tmp_path / "whole", optimizer="muon")
+    train(dataset, tmp_path / "cut", optimizer="muon", max_iters=3)
+    resumed = train(dataset, tmp_path / "cut", optimizer="muon", resume=True)
+    assert whole.step == resumed.step == 6 and same(whole.model, resumed.model) and resumed.facts == whole.facts
+    assert same_momentum(whole.optimizers, resumed.optimizers)
+    assert records(tmp_path / "whole") == records(tmp_path / "cut")
+    assert len(records(tmp_path / "whole")) == 8, "six steps and two evaluations"
+
+
+def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(dataset, tmp_path):
+    trainer = train(dataset, tmp_path / "run", max_iters=5, gradient_accumulation_steps=2)
+    counts = {int(s["step"]) for o in trainer.optimizers for s in o.state_dict()["state"].values() if "step" in s}
+    assert counts == {5}
+    assert {"metrics.jsonl", "model.safetensors", "state.pt"} <= set(os.listdir(tmp_path / "run"))
+    final, facts = load_model(str(tmp_path / "run" / "model.safetensors"))
+    assert same(final, trainer.model) and facts["step"] == 5 and "val_loss" in facts
+    steps = [r for r in read_records(tmp_path / "run" / "metrics.jsonl") if "loss" in r]
+    assert [r["step"] for r in steps] == [1, 2, 3, 4, 5]
+
+
+def test_a_bad_step_is_counted_and_the_save_that_it_prevents_is_made_up(dataset, tmp_path):
+    saved, run = [], new_trainer(dataset, tmp_path, max_iters=5, gradient_accumulation_steps=2)
+    states, save = run.model.states, run.save
+    run.save = lambda: saved.append(run.step) or save()
+    run.model.states = lambda *args: states(*args) * (torch.nan if run.step == 2 else 1.0)
+    run.run()
+    assert run.step == 5 and run.skipped_steps == 1 and saved == [4, 5], "one was due in step 3"
+
+
+def test_supervised_losses_against_loops():
+    tokens, target = torch.randint(0, 96, (2, 12)), torch.randint(0, 96, (2, 12))
+    mask = torch.rand(2, 12) < 0.5
+    mask[:, 3] = True
+    net = model()
+    sums = supervised_sums(net, tokens, target, mask)
+    by_hand = -sum(net(tokens)[i, t].log_softmax(-1)[target[i, t]] for i in range(2) for t in range(12) if mask[i, t])
+    torch.testing.assert_close(sums["loss"], by_hand)
+    assert sums["count"] == mask.sum()
+
+    scorer = model(SEQUENCE_SCORER)
+    shown = torch.where(mask, tokens, target)
+    p = scorer(shown).sigmoid()
+    by_hand = -sum((p[i, t] if shown[i, t] == target[i, t] else 1 - p[i, t]).log() for i in range(2) for t in range(12))
+    sums = supervised_sums(scorer, shown, target, mask)
+    torch.testing.assert_close(sums["loss"], by_hand, rtol=1e-4, atol=1e-4)
+    assert sums["count"] == 24
+
+    scorer = model(SEQUENCE_SCORER, judge_head="cls")
+    with_cls = torch.cat((torch.full((2, 1), 98), shown), 1)
+    by_hand = 0.0
+    for i in range(2):
+        x = sum(int(a != b) for a, b in zip(shown[i], target[i], strict=True)) / 12
+        by_hand = by_hand + (scorer(with_cls)[i].sigmoid() - (x**4 - 2 * x**3 + 2 * x)) ** 2
+    torch.testing.assert_close(supervised_sums(scorer, with_cls, target, mask)["loss"], by_hand)
+
+
+@pytest.mark.parametrize(("mode", "tied"), [(MASKED_FILL, True), (LANGUAGE_MODEL, False)])
+def test_the_loss_is_the_same_in_parts_of_few_logits(mode, tied, monkeypatch):
+    net, sizes, found = model(mode, tied=tied), [], []
+    monkeypatch.setattr(net, "project", counted(net.project, sizes))
+    tokens = torch.randint(0, 96, (6, 24))
+    target = torch.where(torch.rand(6, 24) < 0.5, net(tokens).argmax(-1), torch.randint(0, 96, (6, 24)))
+    mask = torch.rand(6, 24) < 0.6
+    by_hand = sum(int(net(tokens)[i, t].argmax() == target[i, t]) for i in range(6) for t in range(24) if mask[i, t])
+    for rows in (10**5, 20):
+        monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", rows * 96)
+        clear_gradient(net)
+        sizes.clear()
+        sums = supervised_sums(net, tokens, target, mask)
+        sums["loss"].backward()
+        assert max(sizes) <= rows and sums["correct"] == by_hand > 10
+        found.append((sums["loss"].detach(), flat_gradient(net)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+# the parts of a run
+
+
+def built(dataset, **settings):
+    """(config, data, model, batches, evaluate) of a run."""
+    dist = one_process()
+    c = PretrainConfig(**{"dataset": str(dataset), "block_size": 32, "n_layer": 1, "n_embd": 16, "n_head": 2,
+                          "batch_size": 3, "eval_batches": 2, "device": "cpu"} | settings)
+    data = build_data(c, dist)
+    return c, data, build_model(c, data, dist), *build_batches(c, data, dist)
+
+
+def test_init_from_gives_its_weights_and_another_mode_a_new_output_layer(dataset, tmp_path):
+    generator = save(tmp_path / "g.safetensors", model(seed=4, block_size=32))
+    start = load_model(generator)[0]
+    assert same(start, built(dataset, init_from=generator, tied=False)[2])
+    scorer = built(dataset, init_from=generator, mode=SEQUENCE_SCORER, fill_checkpoints=(generator,))[2].state_dict()
+    assert scorer["head.weight"].shape == (1, 16)
+    for name, x in start.state_dict().items():
+        assert name == "head.weight" or torch.equal(scorer[name], x)
+
+
+def test_evaluation_is_the_mean_over_the_masked_tokens_of_validation(dataset):
+    c, _, net, batches, evaluate = built(dataset)
+    losses, right = [], []
+    for step in range(c.eval_batches):
+        input, target, mask = batches("val", step)
+        for i, t in mask.nonzero().tolist():
+            logits = net(input[i : i + 1])[0, t]
+            losses.append(float(-logits.log_softmax(-1)[target[i, t]].detach()))
+            right.append(float(logits.argmax() == target[i, t]))
+    found = evaluate(net)
+    assert found["val_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+    assert found["val_accuracy"] == pytest.approx(sum(right) / len(right))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """family -> the folder of a small random Hugging Face model."""
+    pytest.importorskip("transformers")
+    return folder_maker(tmp_path_factory.mktemp("families"))
+
+
+@pytest.mark.parametrize("rank", [0, 4], ids=["full", "lora"])
+def test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transformers(folder, tmp_path, rank):
+    """One batch: cross-entropy of completion and end alone, as transformers has it from labels, and its gradient."""
+    import transformers
+    if rank:
+        pytest.importorskip("peft")
+    sums = write_sums(tmp_path / "sums.jsonl")
+    _, _, net, batches, _ = built(sums, init_from=folder("llama"), lora_rank=rank)
+    input, target, mask = batches("train", 0)
+    found = supervised_sums(net, input, target, mask)
+    (found["loss"] / found["count"]).backward()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder("llama")).eval()
+    labels = torch.where(mask, target, -100)                                         # (B, T) of the next token
+    labels = torch.cat((torch.full_like(labels[:, :1], -100), labels), 1)
+    loss = theirs(torch.cat((input, target[:, -1:]), 1), labels=labels).loss
+    loss.backward()
+    torch.testing.assert_close(found["loss"] / found["count"], loss, rtol=1e-5, atol=0)
+    trained = {name: p.grad for name, p in net.net.named_parameters() if p.requires_grad}
+    assert len(trained) > 8 and all("lora_" in name for name in trained) == bool(rank)
+    for name, p in () if rank else theirs.named_parameters():
+        torch.testing.assert_close(trained[name], p.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_detector_of_replaced_tokens_learns_from_the_fills_of_generators(folder, tmp_path):
+    prose = write_prose(tmp_path / "prose", load_tokenizer(folder("bert")))
+    judge, filler = folder("electra_judge"), folder("bert")
+    _, data, net, batches, _ = built(prose, init_from=judge, fill_checkpoints=(filler,))
+    filled, target, mask = batches("train", 0)
+    assert torch.equal(filled[~mask], target[~mask]) and not torch.equal(filled, target)
+    assert not (filled == data.tokenizer.mask_token_id).any(), "it reads filled texts, not masks"
+    theirs = torch.nn.functional.binary_cross_entropy_with_logits(-net(filled), (filled != target).float(),
+                                                                  reduction="sum")
+    torch.testing.assert_close(supervised_sums(net, filled, target, mask)["loss"], theirs, rtol=1e-5, atol=0)
+
+
+# the script
+
+
+def launch(dataset, out_dir, *arguments):
+    """The metrics of a run of the script with few steps."""
+    settings = {"dataset": dataset, "out_dir": out_dir, "block_size": 64, "batch_size": 16, "lr_decay_iters": 30,
+                "warmup_iters": 2, "log_interval": 5, "eval_interval": 10, "save_interval": 10, "eval_batches": 2,
+                "device": "cpu"}
+    done = run_here("core/pretrain.py", *(f"--{key}={value}" for key, value in settings.items()), *arguments)
+    assert done.returncode == 0, done.stderr
+    return without_clock(read_records(out_dir / "metrics.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["realness", "cls"])
+def test_a_judge_of_either_head_is_trained_and_measured(dataset, tmp_path, head):
+    path = save(tmp_path / "g.safetensors", model(n_layer=1, block_size=64))
+    found = launch(dataset, tmp_path / "out", "--mode=sequence_scorer", f"--judge_head={head}", "--max_iters=2",
+                   f"--fill_checkpoints={path}", f"--init_from={path}", "--n_layer=1", "--n_embd=16", "--n_head=2",
+                   "--tied=False")
+    assert found[-1].keys() >= {"auc/0", "pearson/0", "spearman/0"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 8], ids=["full", "lora"])
+def test_a_hugging_face_model_is_fine_tuned_resumed_bit_for_bit_and_opened_by_its_library(folder, tmp_path, rank):
+    transformers = pytest.importorskip("transformers")
+    records = [{"prompt": f"{a}+{b}=", "answer": "the fox"} for a in range(5, 13) for b in range(5, 13)]
+    data, llama = jsonl(tmp_path / "my.jsonl", *records), folder("llama")
+    more = [f"--init_from={llama}", "--optimizer=adamw", "--learning_rate=1e-2", f"--lora_rank={rank}"]
+    whole = launch(data, tmp_path / "whole", "--max_iters=30", *more)
+    launch(data, tmp_path / "cut", "--max_iters=20", *more)
+    assert launch(data, tmp_path / "cut", "--max_iters=30", "--resume=True", *more) == whole
+    assert whole[-1]["val_accuracy"] == 1.0, "it learned what all records have in common"
+    auto, path = transformers.AutoModelForCausalLM, str(tmp_path / "cut" / "model")
+    if rank:
+        net = pytest.importorskip("peft").PeftModel.from_pretrained(auto.from_pretrained(llama), path)
+    else:
+        net = auto.from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    ids = tokenizer("7+8=", return_tensors="pt").input_ids
+    found = net.eval().generate(input_ids=ids, max_new_tokens=12, do_sample=False, pad_token_id=0)[0, ids.shape[1] :]
+    assert tokenizer.decode(found) == "the fox" + tokenizer.eos_token

@@ -1,0 +1,87 @@
+"""Trainers of tiny policies, and the records of their runs, which several tests share."""
+
+import os
+
+from core.logger import Logger
+from grpo.build import Models, build_reference, fill_in_evaluation
+from grpo.evaluation.prompts import PromptEvaluation
+from grpo.grpo_trainer import GRPOTrainer
+from grpo.reward_functions.judge import Judge
+from grpo.rewards import Rewards
+from tests.tiny import (
+    TOKENIZER,
+    causal_policy,
+    config,
+    consumer,
+    fill_policy,
+    judge,
+    one_process,
+    prompt_consumer,
+    read_records,
+    rewards,
+)
+
+RARELY = {"eval_interval": 100, "sample_interval": 100}
+EVALUATED = {"eval_problems": 4, "eval_completions": 2, "grad_clip": 1.0, "learning_rate": 1e-3, "min_lr": 1e-4,
+             "lr_decay_iters": 6, "log_interval": 1, "eval_interval": 3, "sample_interval": 3, "save_interval": 3}
+
+
+def no_evaluation(policy, temperature):
+    return {"kl": 0.0}, []
+
+
+def trainer(dataset, out_dir, reward=None, policy=None, resume=False, logger=Logger, **settings):
+    """A trainer of a fill-in policy, without an evaluation. reward: a rewards object; None: a judge"""
+    c = config(**{"dataset": dataset, "out_dir": str(out_dir)} | RARELY | settings)
+    dist, policy = one_process(), policy or fill_policy(seed=1, scale=3.0)
+    t = GRPOTrainer(policy, build_reference(c, policy, dist), reward or rewards(c, judge()), consumer(dataset, c),
+                    no_evaluation, c, logger(c.out_dir, c.max_iters, ("loss",)), dist)
+    if resume:
+        t.resume()
+    return t
+
+
+def evaluated_trainer(dataset, out_dir, logger=Logger, **settings):
+    """A trainer of a fill-in policy with a judge and its evaluation."""
+    c = config(**{"dataset": dataset, "out_dir": str(out_dir)} | EVALUATED | settings)
+    dist, policy, scorer = one_process(), fill_policy(seed=1, scale=3.0), judge()
+    models = Models(policy, build_reference(c, policy, dist), Judge(scorer, TOKENIZER, reads_ids=True), None)
+    evaluation = fill_in_evaluation(c, models)
+    return GRPOTrainer(policy, models.reference, rewards(c, scorer), consumer(dataset, c), evaluation, c,
+                       logger(c.out_dir, c.max_iters, evaluation.columns), dist)
+
+
+def prompt_trainer(prompts, out_dir, evaluates=True, logger=Logger, **settings):
+    """A trainer of a causal policy, with its evaluation or without one."""
+    settings = {"out_dir": str(out_dir), "max_new_tokens": 5, "task_type": "general"} | (
+        EVALUATED if evaluates else RARELY) | settings
+    if not {"reward_functions", "teacher_checkpoint"} & settings.keys():
+        settings["reward_settings"] = {"length_min": 1, "length_max": 6}
+    c = config(**settings)
+    dist, policy = one_process(), causal_policy(seed=1, scale=3.0)
+    data, scoring, reference = prompt_consumer(prompts, c), Rewards(c), build_reference(c, policy, dist)
+    evaluation, columns = no_evaluation, ("loss",)
+    if evaluates:
+        evaluation = PromptEvaluation(data, reference, scoring, c)
+        columns = evaluation.columns
+    return GRPOTrainer(policy, reference, scoring, data, evaluation, c, logger(c.out_dir, c.max_iters, columns), dist)
+
+
+def run(t, resume=False):
+    """The trainer at the end of its run."""
+    if resume:
+        t.resume()
+    t.run()
+    return t
+
+
+def records(out_dir):
+    return read_records(os.path.join(out_dir, "metrics.jsonl"))
+
+
+def training_records(out_dir):
+    return [record for record in records(out_dir) if "loss" in record]
+
+
+def logged_keys(out_dir):
+    return {key for record in records(out_dir) for key in record} - {"step"}
