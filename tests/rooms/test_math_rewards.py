@@ -85,7 +85,7 @@ def random_expression(rng, numbers):
     return f"({left}{rng.choice('+-*/')}{right})"
 
 
-def test_countdown_equals_pythons_evaluation_of_random_expressions():
+def test_countdown_equals_an_independent_evaluation_of_random_expressions():
     rng, right = random.Random(5), 0
     for _ in range(300):
         numbers = [rng.randrange(0, 9) for _ in range(rng.randrange(1, 6))]

@@ -68,7 +68,7 @@ def test_rewards_may_be_normalised_before_they_are_added():
 
 
 @pytest.mark.parametrize("window", [None, 2])
-def test_the_judge_reads_token_ids_and_with_a_credit_window_gives_credit_to_tokens(window):
+def test_the_judge_alone_reads_token_ids_and_with_a_credit_window_gives_credit_to_tokens(window):
     ids = torch.randint(0, 96, (6, 20))
     texts, reader = texts_of([""] * 6, list(ids), torch.randint(0, 20, (6, 4))), Judge(judge(), TOKENIZER, True)
     found, _ = scored(texts, 3, "judge", credit_window=window, judge=reader)

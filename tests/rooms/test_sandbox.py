@@ -184,7 +184,7 @@ VERDICTS = [
 
 @pytest.mark.parametrize(("verdict", "tests", "code"), [
     (verdict, tests, code) for verdict, tests, codes in VERDICTS for code in codes])
-def test_code_passes_only_if_it_ran_to_its_end_and_returned_or_printed_what_is_expected(verdict, tests, code):
+def test_the_sandbox_passes_only_what_ran_to_its_end(verdict, tests, code):
     assert run_tests(code, tests) == verdict
 
 
