@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,9 +19,11 @@ from tests.tiny import (
     fixed_rewards,
     flat_gradient,
     grpo_step,
+    judge,
     length_reward,
     prompt_config,
     prompt_consumer,
+    rewards,
     train,
 )
 
@@ -108,3 +112,15 @@ def test_a_sampler_of_other_processes_that_is_far_from_the_policy_ends_the_run(d
     c, policy = config(sampler="ray", kl_beta=0.0), samples_with_errors(fill_policy(), lambda _: 1.0)
     with pytest.raises(ValueError, match="mismatch_kl"):
         grpo_step(policy, None, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c)
+
+
+def test_a_step_leaves_the_global_random_states_alone(dataset, prompts):
+    def states():
+        return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+
+    fill, causal = fill_policy(dropout=0.5), causal_policy(dropout=0.5)
+    passes, completes = config(unmask_steps=3), prompt_config(ppo_epochs=2)
+    before = states()
+    grpo_step(fill, fill.frozen(), rewards(passes, judge()), consumer(dataset, passes), passes)
+    grpo_step(causal, causal.frozen(), length_reward, prompt_consumer(prompts, completes), completes)
+    assert states() == before
