@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from core.data_folder import load_meta
-from tests.data.test_prepare import error, ids_in, run
+from tests.data.test_prepare import ids_in, run
 
 PARAGRAPHS = [f"Paragraph {i * 7919 % 1000} is about\nthe number {i}, and no other." for i in range(200)]
 TEXT = "\n\n".join(PARAGRAPHS) + "\n"
@@ -33,16 +33,3 @@ def plain(tmp_path_factory):
 def test_the_same_text_in_another_form_gives_the_same_dataset(tmp_path, plain, name, content, more):
     text, out = prepared(tmp_path, content, *more, name=name)
     assert "paragraphs kept 200" in out and text == plain[1]
-
-
-@pytest.mark.parametrize(("name", "content", "word"), [
-    ("latin.txt", "na\xefve ".encode("latin-1") * 50, "encoding"),
-    ("cut.gz", gzip.compress(TEXT.encode())[:-9], "again"),
-    ("ru.txt", "\u041e\u043d \u0448\u0451\u043b.\n".encode() * 100, "--tokenizer=MODEL"),
-    ("tiny.txt", b"One line.\nAnd another one.\n", "paragraph")])
-def test_what_is_no_text_is_refused_with_a_remedy(tmp_path, monkeypatch, name, content, word):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / name).write_bytes(content)
-    line = error("char_diffusion", f"--input={name}", "--out=x")
-    assert name in line and word in line and not (tmp_path / "x").exists(), line
-    assert "--out=FOLDER" in error("char_diffusion", f"--input={name}"), "the shipped text is never replaced"

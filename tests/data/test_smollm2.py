@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from core.generation import Stop, generate
-from core.model import MASKED_FILL
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptFormat
 from tests.data.test_prepare import run
 from tests.families import tokenizer_of
-from tests.tiny import read_records, run_here
 
 QUESTION = [{"role": "user", "content": "What is the sum 7+9?"}]
 SIZES = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "wide": 96}
@@ -95,18 +93,3 @@ def test_a_gguf_file_becomes_a_folder_that_writes_what_transformers_writes_from_
     assert expected == found and len(set(found)) > 12
     tokenizer = load_tokenizer(f"{tmp_path}/d/model")
     assert tokenizer.stop_token_names == ("<|im_end|>",) and tokenizer.has_chat_template
-
-
-def test_with_a_mask_token_it_becomes_a_start_for_a_model_that_fills_in_masks(tmp_path):
-    file = write_tiny_gguf(tmp_path / "tiny.gguf")
-    run("smollm2", f"--gguf={file}", "--mask_token=<|im_start|>", f"--out={tmp_path}/d", "--problems=50")
-    model, tokenizer = load_model(f"{tmp_path}/d/model")[0], load_tokenizer(f"{tmp_path}/d/model")
-    assert model.mode == MASKED_FILL and tokenizer.mask_token_id == tokenizer.encode("<|im_start|>")[0]
-    trained = run_here("core/pretrain.py", f"--init_from={tmp_path}/d/model", f"--dataset={tmp_path}/d",
-                         "--block_size=90", "--max_iters=12", "--batch_size=8", "--learning_rate=1e-3",
-                         "--warmup_iters=0", "--log_interval=1", "--eval_interval=6", "--device=cpu",
-                         f"--out_dir={tmp_path}/out")
-    assert trained.returncode == 0, trained.stderr
-    losses = [r["loss"] for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
-    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
-    assert load_model(f"{tmp_path}/out/model")[0].mode == MASKED_FILL

@@ -76,14 +76,6 @@ def test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong(rewa
         assert rewards[name]([puzzle] * 288, every) == solves
 
 
-def test_a_wrong_digit_costs_its_row_its_column_and_its_quarter(rewards):
-    for i, digit in enumerate(BOARD):
-        for other in set("1234") - {digit} if digit != "\n" else ():
-            wrong = BOARD[:i] + other + BOARD[i + 1 :]
-            assert rewards["sudoku"]([hide(BOARD, range(16))], [wrong]) == [0.0]
-            assert rewards["sudoku_units"]([hide(BOARD, range(16))], [wrong]) == [9 / 12]
-
-
 def digits(board):
     """A board of a prompt: 16 digits."""
     return board.replace("\n", "")
@@ -104,14 +96,12 @@ def test_a_prompt_is_a_puzzle_of_its_answer_and_the_answers_of_validation_are_he
         assert r["seen"] == any(solves(r["puzzle"], board) for board in train)
 
 
-@pytest.mark.parametrize("count", [1, 6, 10, 16])
+@pytest.mark.parametrize("count", [1, 10, 16])
 def test_behind_a_prompt_every_solution_is_right_but_cells_are_compared_with_the_stored_one(rewards, count):
     every, rng = list(map(digits, every_board())), np.random.default_rng(count)
     answer, cells = every[rng.integers(288)], rng.choice(16, size=count, replace=False)
     puzzle = "".join("0" if k in cells else c for k, c in enumerate(answer))
     right = [float(solves(puzzle, board)) for board in every]
     assert rewards["sudoku_board"](every, [puzzle] * 288) == right
-    assert rewards["sudoku_unseen"](every, [puzzle] * 288, [False] * 288) == right
-    assert rewards["sudoku_unseen"](every, [puzzle] * 288, [True] * 288) == [None] * 288
     same = [np.mean([board[k] == answer[k] for k in cells]) for board in every]
     assert rewards["sudoku_cells"](every, [puzzle] * 288, [answer] * 288) == pytest.approx(same)

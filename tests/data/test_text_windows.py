@@ -4,13 +4,12 @@ import os
 
 import numpy as np
 import pytest
-import torch
 
-from core.data import MASKS, DatasetConsumer, draw_mask, masked_positions, unpack_batch
+from core.data import MASKS, DatasetConsumer, draw_mask, unpack_batch
 from core.data_folder import write_dataset
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.tokenizer import CharTokenizer
-from tests.tiny import TEXT, TOKENIZER, config, consumer, write_text_dataset
+from tests.tiny import TEXT, TOKENIZER, config, consumer
 
 
 def opened(folder, block_size=16, mode=MASKED_FILL, **settings):
@@ -54,18 +53,6 @@ def test_input_masks_the_target_and_nothing_else(dataset):
         unpack_batch(batch, "cpu")
 
 
-def test_language_model_batches_are_shifted_by_one(dataset):
-    batch = DatasetConsumer(dataset, LANGUAGE_MODEL, 16, 4).batch("train", 0)
-    assert np.array_equal(batch["input"][:, 1:], batch["target"][:, :-1]) and batch["mask"].all()
-
-
-def test_an_id_outside_the_vocabulary_is_refused(tmp_path):
-    write_text_dataset(tmp_path, TEXT)
-    (tmp_path / "train.bin").write_bytes(bytes([99, 0] * 100))
-    with pytest.raises(ValueError, match="train.bin"):
-        opened(tmp_path).batch("train", 0)
-
-
 @pytest.mark.parametrize("name", MASKS)
 def test_a_mask_hides_the_share_that_was_asked_for(name):
     rng = np.random.default_rng(0)
@@ -86,12 +73,3 @@ def test_span_masks_are_runs_and_line_masks_spare_newlines():
         assert not MASKS["line"](rng, tokens, 40, 0)[tokens == 0].any()
     only_newlines = np.zeros(16, dtype=np.int64)
     assert draw_mask(rng, only_newlines, {"line": 1.0}, 0.3, 0.3, newline=0).any(), "never a problem without a mask"
-
-
-def test_masked_positions_are_those_of_a_loop():
-    mask = torch.rand(20, 9) < 0.4
-    mask[0], mask[1] = True, False
-    position, hidden = masked_positions(mask, "cpu")
-    for row, columns, real in zip(mask.tolist(), position.tolist(), hidden.tolist(), strict=True):
-        expected = [i for i, masked in enumerate(row) if masked]
-        assert columns[: len(expected)] == expected and real == [True] * len(expected) + [False] * (9 - len(expected))

@@ -47,10 +47,10 @@ def trained(request):
     return net, optimizers
 
 
-def end(net, optimizers, clip=1.0, deciding=("loss",), **sums):
+def end(net, optimizers, clip=1.0, **sums):
     """Ends a step of one process."""
     totals = total_over_ranks({"loss": 1.0, "count": 8.0} | sums, one_process())
-    return apply_gradients(net.parameters(), optimizers, clip, totals, "count", deciding)
+    return apply_gradients(net.parameters(), optimizers, clip, totals, "count")
 
 
 def weights(net):
@@ -81,25 +81,6 @@ def test_a_step_that_is_empty_or_not_finite_moves_neither_weights_nor_momentum(t
     assert torch.equal(weights(net), before)
     assert all(torch.equal(a, b) for a, b in zip(optimizer_state(optimizers), momentum, strict=True))
     assert all(p.grad is None for p in net.parameters())
-
-
-def test_of_largest_numbers_the_maximum_over_ranks_is_taken_and_not_the_sum():
-    class Ranks(type(one_process())):
-        """Two ranks of which the other has the numbers of this one, raised by 1."""
-        total, largest = lambda self, x: 2 * x + 1, lambda self, x: x + 1
-
-    found = total_over_ranks({"loss": torch.tensor(2.0), "count": 4.0, "a": torch.tensor(7.0), "b": 0.0},
-                             Ranks("cpu", "float32"), largest=("a", "b", "c"))
-    assert {name: float(x) for name, x in found.items()} == {"loss": 5.0, "count": 9.0, "a": 8.0, "b": 1.0}
-
-
-@pytest.mark.parametrize("deciding, skipped", [(("loss",), 0), (("loss", "shown"), 1)])
-def test_a_sum_that_does_not_decide_may_be_infinite(trained, deciding, skipped):
-    net, optimizers = trained
-    before = weights(net)
-    out = end(net, optimizers, deciding=deciding, shown=2.7e43)
-    assert out["skipped_steps"] == skipped and out["shown"] == float("inf")
-    assert torch.equal(weights(net), before) == bool(skipped)
 
 
 @pytest.mark.parametrize(("settings", "rates"), [

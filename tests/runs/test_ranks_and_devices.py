@@ -5,9 +5,7 @@ import re
 import pytest
 import torch
 
-from core.checkpoint_manager import check_same_step
-from core.device import detect_device, detect_dtype
-from core.distributed import Distributed
+from core.device import detect_device
 from tests.tiny import ROOT, TORCHRUN, run_script
 
 
@@ -31,11 +29,6 @@ def test_a_rank_gets_the_gpu_of_its_number_unless_one_is_named_or_shown_alone(gp
     assert {detect_device(name, local_rank=3) for name in ("auto", "cuda", "cuda:0")} == {torch.device("cuda", 0)}
 
 
-def test_auto_is_bfloat16_only_where_a_gpu_computes_in_it(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert {detect_dtype("auto", torch.device(name)) for name in ("cpu", "cuda")} == {torch.float32}
-
-
 def test_a_gpu_that_torch_cannot_use_is_no_reason_to_use_the_cpu_in_silence(tmp_path, monkeypatch):
     monkeypatch.setattr("core.device.NVIDIA", str(tmp_path))  # a path that exists
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -44,43 +37,6 @@ def test_a_gpu_that_torch_cannot_use_is_no_reason_to_use_the_cpu_in_silence(tmp_
     assert detect_device("cpu") == torch.device("cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert detect_device("auto") == torch.device("cpu"), "the GPU was hidden"
-
-
-def test_tf32_is_for_runs_in_bfloat16_on_cuda_alone(monkeypatch):
-    monkeypatch.setattr("core.distributed.detect_device", lambda name, rank: torch.device(name))
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    found, before = [], torch.get_float32_matmul_precision()
-    for device, dtype in (("cuda", "float32"), ("cpu", "bfloat16"), ("cuda", "bfloat16")):
-        Distributed(device, dtype)
-        found.append(torch.get_float32_matmul_precision())
-    torch.set_float32_matmul_precision(before)
-    assert found == ["highest", "highest", "high"]
-
-
-@pytest.mark.parametrize("error, kind", [
-    (RuntimeError("[enforce fail at gloo/transport/tcp/pair.cc:538] Connection closed by peer"), ValueError),
-    (torch.OutOfMemoryError("x"), torch.OutOfMemoryError),
-    (RuntimeError("no such file: /data/igloo/model.pt"), RuntimeError)])
-def test_an_exchange_that_fails_is_one_line_and_no_other_error_is_blamed_on_other_ranks(error, kind):
-    with pytest.raises(kind) as caught, Distributed("cpu"):
-        raise error
-    assert (caught.value is error) == (kind is not ValueError)
-
-
-def test_ranks_must_resume_from_the_same_step():
-    class OfTwo(Distributed):
-        """A rank of two, the other of which has the number 8."""
-
-        def agree(self, number):
-            return max(number, 8 if number >= 0 else -8)
-
-        def barrier(self):
-            pass
-
-    check_same_step(OfTwo("cpu"), 8, "out")
-    for step in (5, 9):
-        with pytest.raises(ValueError, match="out_dir=out"):
-            check_same_step(OfTwo("cpu"), step, "out")
 
 
 MEETING = """

@@ -3,13 +3,12 @@
 import contextlib
 import json
 import os
-import stat
 
 import pytest
 import torch
 
 from core.checkpoint_manager import CheckpointManager, read_state
-from core.files import CannotWrite, each_record, keep_records, replacing
+from core.files import each_record, keep_records
 from core.logger import Logger, visible
 from core.models import load_model, save_model
 from tests.tiny import TOKENIZER, Cut, cut_after, model
@@ -28,11 +27,10 @@ def trained():
     return net, optimizer
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_a_state_gives_back_what_was_saved(tmp_path, mapped):
+def test_a_state_gives_back_what_was_saved(tmp_path):
     net, optimizer = trained()
     manager = manager_of(tmp_path / "out", net)
-    for step in (1, 2, 3):
+    for step in (2, 3):
         manager.save(step, net.state_dict(), [optimizer], {"val_loss": 1.5}, before={"x": 0.5})
     assert sorted(os.listdir(tmp_path / "out")) == ["model.safetensors", "state.pt"]
     other = model(seed=2)
@@ -41,8 +39,7 @@ def test_a_state_gives_back_what_was_saved(tmp_path, mapped):
     assert torch.equal(fresh.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
     assert fresh.param_groups[0]["weight_decay"] == 0.1, "the setting of the run that resumes"
     assert state["step"] == 3 and state["before"] == {"x": 0.5} and state["facts"] == {"val_loss": 1.5}
-    weights = read_state(tmp_path / "out" / "state.pt", mapped)["model"]
-    assert all(torch.equal(weights[name], p) for name, p in net.state_dict().items())
+    assert all(torch.equal(state["model"][name], p) for name, p in net.state_dict().items())
     assert load_model(str(tmp_path / "out" / "model.safetensors"))[1] == {"step": 3, "val_loss": 1.5}
 
 
@@ -98,28 +95,6 @@ def test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model(tmp_path, mo
     assert all((p == 3).all() for p in [*net.parameters(), *state["model"].values()])
 
 
-def test_a_file_is_on_the_disk_before_it_gets_its_name_and_has_the_mode_that_open_gives(tmp_path, monkeypatch):
-    done = []
-    for name in ("fsync", "replace"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *arguments, name=name, real=real: (done.append(name), real(*arguments))[1])
-    (tmp_path / "plain").write_text("")
-    with replacing(tmp_path / "new" / "a") as new:
-        os.close(os.open(new, os.O_CREAT | os.O_WRONLY, 0o600))
-    assert done == ["fsync", "replace"]
-    assert stat.S_IMODE((tmp_path / "new" / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
-
-
-@pytest.mark.parametrize("error, ends", [
-    (KeyboardInterrupt(), KeyboardInterrupt), (ValueError("x"), ValueError), (OSError(28, "No space"), CannotWrite)])
-def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_else(tmp_path, error, ends):
-    (tmp_path / "a").write_text("before")
-    with pytest.raises(ends), replacing(str(tmp_path / "a")) as new:
-        (tmp_path / new).write_text("half")
-        raise error
-    assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "before"
-
-
 def test_metrics_survive_a_crash_and_a_resume_drops_those_of_later_steps(tmp_path):
     logger = Logger(str(tmp_path), 10, ("loss",))
     logger.start()
@@ -134,14 +109,6 @@ def test_metrics_survive_a_crash_and_a_resume_drops_those_of_later_steps(tmp_pat
                      {"step": 3, "loss": None}]
     keep_records(logger.path, 0)
     assert not list(each_record(logger.path))
-
-
-def test_a_damaged_record_is_named_and_nothing_is_dropped(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n\n{"step": 2}\nno JSON\n{"step": 4}')
-    with pytest.raises(ValueError, match="metrics.jsonl, line 4"):
-        keep_records(str(path), 2)
-    assert path.read_text().count("\n") == 4
 
 
 @pytest.mark.parametrize("character", "\x1b\r\x00\u202e\u200b\ud800")
