@@ -19,6 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of a rank; a process that has started thr
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 from core import pretrain
 from core.checkpoint_manager import read_state
@@ -126,13 +127,9 @@ def become(main, log):
 
 def same(a, b):
     """True for equal tensors and plain values, nested in dicts, lists and tuples."""
-    if torch.is_tensor(a):
-        return torch.is_tensor(b) and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
+    (one, form), (two, other) = map(tree_flatten, (a, b))
+    return form == other and all(torch.equal(x, y) if torch.is_tensor(x) else x == y
+                                 for x, y in zip(one, two, strict=True))
 
 
 def difference(a, b):

@@ -1,20 +1,19 @@
-"""Malformed inputs: settings, config files, prompts. Reading one may succeed, or raise the documented error: a
+"""Malformed inputs: settings and prompts. Reading one may succeed, or raise the documented error: a
 ValueError, UsageError, UserCodeError or FileNotFoundError of one line.
 
 python tests/malformed.py --inputs=10000
 python tests/malformed.py --inputs=2000 --kinds=records
 
 Inputs are valid ones with parts replaced, cut or flipped, and texts that have broken parsers before. The valid one must
-be accepted; a documented error must come from this project's code, or a script would print a traceback. An input that
-takes longer than SECONDS is a failure. Prints what the inputs of each kind ended in, and ends with the first failing
-one, made smaller.
+be accepted; a documented error must come from this project's code, or a script would print a traceback. Prints what the
+inputs of each kind ended in, and ends with the first failing one, made smaller.
 """
 
 import collections
 import copy
 import json
 import os
-import signal
+import pathlib
 import sys
 import tempfile
 import traceback
@@ -34,7 +33,6 @@ from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from tests.tiny import CAUSAL, all_settings
 
-SECONDS = 5
 DOCUMENTED = (ValueError, UsageError, UserCodeError, FileNotFoundError)
 CONFIGS = (GRPOConfig, PretrainConfig, SampleConfig)
 SPECIAL = (-1, 0, 2**31, 10**30, 1e-320, float("nan"), float("inf"), "", "4", "..", "None", "a" * 5000, "'", "\n",
@@ -46,10 +44,6 @@ VALUES = st.one_of(st.sampled_from(SPECIAL),
 JUNK = st.one_of(st.sampled_from((b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000,
                                   b"\xff\xfe", b"\xef\xbb\xbf{}", b'"\\ud800"', b"\0" * 9, b"NaN", b"[1, 2")),
                  st.binary(max_size=50))
-
-
-class Slow(Exception):
-    """An input took longer than SECONDS."""
 
 
 class Failed(AssertionError):
@@ -95,12 +89,6 @@ def damaged(draw, valid):
     return bytes(out)
 
 
-def write(folder, name, content):
-    with open(os.path.join(folder, name), "wb") as f:
-        f.write(content)
-    return f.name
-
-
 # Every kind of input: (a valid one, a strategy that damages it, the function that reads it)
 
 
@@ -112,46 +100,28 @@ def settings(folder):
     return ((GRPOConfig, "seed"), "3"), argument, lambda a: load_config(a[0][0], [f"--{a[0][1]}={a[1]}"])
 
 
-def config_file(folder):
-    """Config files: assignments, or bytes that are no Python."""
-    names = [*sorted(all_settings(GRPOConfig)), "x", "seed = ", "__name__"]
-    line = st.tuples(st.sampled_from(names), st.one_of(VALUES.map(repr), st.sampled_from(
-        ("1 / 0", "10 ** 5000", "undefined", "(" * 300, "{1}", "1j", "b'x'", "len", "-" * 3000))))
-    lines = st.lists(line, min_size=1, max_size=3).map(
-        lambda pairs: "\n".join(f"{key} = {text}" for key, text in pairs).encode("utf-8", "surrogatepass"))
-    valid = b"seed = 3\ntop_p = 0.5\nout_dir = 'x'\n"
-    contents = st.one_of(lines, damaged(valid), JUNK).filter(lambda content: b"\0" not in content)
-    return valid, contents, lambda content: load_config(GRPOConfig, [write(folder, "config.py", content)])
-
-
 def records(folder):
     """Files of prompts."""
     valid = [{"prompt": "1+1=", "answer": 2, "completion": "2", "split": "train"},
              {"question": [{"role": "user", "content": "a"}], "completion": "4", "split": "val"}]
-    rows = changed(valid).map(lambda value: "\n".join(map(json.dumps, value)).encode()
-                              if isinstance(value, list) else json.dumps(value).encode())
     lines = "\n".join(map(json.dumps, valid)).encode()
     whole = changed(valid).map(lambda value: json.dumps(value).encode())
 
     def read(content):
-        data = PromptConsumer(write(folder, "prompts.jsonl", content), 2, tokenizer=CAUSAL, format=PromptFormat("chat"))
+        path = pathlib.Path(folder, "prompts.jsonl")
+        path.write_bytes(content)
+        data = PromptConsumer(str(path), 2, tokenizer=CAUSAL, format=PromptFormat("chat"))
         data.problems("train", 0)
         data.require_completions()
         data.batch("train", 0)
-    return lines, st.one_of(JUNK, whole, rows, damaged(lines)), read
+    return lines, st.one_of(JUNK, whole, damaged(lines)), read
 
 
-KINDS = {"settings": settings, "config_file": config_file, "records": records}
-
-
-def too_slow(number, frame):
-    raise Slow(f"more than {SECONDS} seconds")
+KINDS = {"settings": settings, "records": records}
 
 
 def ending(read, value):
     """The end of reading an input: "accepted", or the name of the documented error. Raises Failed for another."""
-    before = signal.signal(signal.SIGALRM, too_slow)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         read(value)
     except Exception as error:  # whatever it is, it is reported
@@ -161,9 +131,6 @@ def ending(read, value):
         if not file.startswith(f"{ROOT}{os.sep}"):
             raise Failed(f"{type(error).__name__} of {file}: {error!s:.300}") from error
         return type(error).__name__
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     return "accepted"
 
 

@@ -64,27 +64,16 @@ def run(settings):
     return measured
 
 
-def slope(measured, key):
-    """The growth of `key` in 1000 steps, by least squares over the second half."""
-    half = measured[len(measured) // 2 :]
-    return float(np.polyfit([m["step"] / 1000 for m in half], [m[key] for m in half], 1)[0])
-
-
-def per_step(measured, key, tenth):
-    """The mean growth of `key` in a step of one of the ten parts of a run, from 0."""
-    first, last = (measured[min(len(measured) - 1, len(measured) * n // 10)] for n in (tenth, tenth + 1))
-    return (last[key] - first[key]) / (last["step"] - first["step"])
-
-
 def summary(measured):
-    """The figures of a run: {name: number}."""
-    found = {name: measured[-1][name] for name in ("step", "megabytes", "handles", "threads")}
+    """The figures of a run: {name: number}. Growth in 1000 steps is by least squares over the second half."""
+    found, half, tenth = dict(measured[-1]), measured[len(measured) // 2 :], len(measured) // 10
     for name in ("megabytes", "handles", "threads"):
-        found[f"{name}_per_1000_steps"] = slope(measured, name)
+        found[f"{name}_per_1000_steps"] = np.polyfit([m["step"] / 1000 for m in half], [m[name] for m in half], 1)[0]
     for name in ("cpu_seconds", "bytes"):  # wall time also tells what else the machine does
-        found[f"{name}_per_step"] = measured[-1][name] / measured[-1]["step"]
-        found[f"{name}_last_tenth_to_second"] = per_step(measured, name, 9) / per_step(measured, name, 1)
-    return {name: round(x, 4) for name, x in found.items()}
+        second, last = (b[name] - a[name] for a, b in ((measured[tenth], measured[2 * tenth]),
+                                                       (measured[-1 - tenth], measured[-1])))
+        found[f"{name}_last_tenth_to_second"] = last / second
+    return {name: round(float(x), 4) for name, x in found.items()}
 
 
 def main(argv):

@@ -5,9 +5,8 @@ import json
 
 import pytest
 
-from core.config import UsageError, load_config
+from core.config import load_config
 from core.settings.help import help_lines
-from core.settings.script import exit_code
 from core.settings.setting import Settings, setting
 from core.settings.user_code import ROOT, UserCodeError, naming_line_of
 from core.supervised.config import PretrainConfig
@@ -76,19 +75,6 @@ def test_a_room_has_its_settings_only_while_it_is_open():
                    {"cellars": ("cheese",), "depth": 6.0}):
         with pytest.raises(ValueError, match=f"^{[*values][-1]}="):
             House(**values)
-
-
-@pytest.mark.parametrize(("error", "code"), [
-    (None, 0), (SystemExit(3), 3), (KeyboardInterrupt(), 130), (UsageError("a"), 2), (ValueError("a=1\nis no"), 1),
-    (FileNotFoundError("a"), 1), (PermissionError(13, "Permission denied", "a"), 1)])
-def test_a_mistake_of_the_users_is_one_line_and_an_exit_code(capsys, error, code):
-    def main(argv):
-        if error is not None:
-            raise error
-
-    assert exit_code(main) == code
-    lines = capsys.readouterr().err.strip().split("\n")
-    assert len(lines) == 1 and (code not in (1, 2) or "a" in lines[0])
 
 
 def divides(a, b=0):

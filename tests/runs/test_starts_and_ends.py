@@ -19,8 +19,7 @@ from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_datase
 
 TRAIN = "grpo/train_grpo.py"
 REWARDS = """
-import os
-import signal
+import os, signal
 from grpo.rewards import reward
 
 metrics = {metrics!r}
@@ -28,7 +27,7 @@ metrics = {metrics!r}
 
 @reward(0, 1)
 def troubled(prompts, completions, **columns):
-    if os.path.exists(metrics) and {logged!r} in open(metrics).read():
+    if '"loss"' in open(metrics).read():
         {trouble}
     return [float(text.count("1") > 0) for text in completions]
 """
@@ -57,9 +56,9 @@ def launch(monkeypatch, base, tmp_path):
     return launched
 
 
-def trouble(tmp_path, trouble, logged='"loss"'):
-    """Settings of a run in `out` whose reward makes trouble once metrics.jsonl has this text: after the first step."""
-    text = REWARDS.format(metrics=str(tmp_path / "out" / "metrics.jsonl"), logged=logged, trouble=trouble)
+def trouble(tmp_path, trouble):
+    """Settings of a run in `out` whose reward makes trouble after the first step."""
+    text = REWARDS.format(metrics=str(tmp_path / "out" / "metrics.jsonl"), trouble=trouble)
     (tmp_path / "rewards.py").write_text(text)
     return {"reward_file": tmp_path / "rewards.py", "reward_functions": "('troubled',)"}
 

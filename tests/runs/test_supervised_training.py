@@ -143,26 +143,25 @@ def test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transforme
         torch.testing.assert_close(trained[name], p.grad, rtol=1e-4, atol=1e-5)
 
 
-def launch(dataset, out_dir, *arguments):
-    """The metrics of a run of the script with few steps."""
-    settings = {"dataset": dataset, "out_dir": out_dir, "block_size": 64, "batch_size": 16, "lr_decay_iters": 30,
-                "warmup_iters": 2, "log_interval": 5, "eval_interval": 10, "save_interval": 10, "eval_batches": 2,
-                "device": "cpu"}
-    done = run_here("core/pretrain.py", *(f"--{key}={value}" for key, value in settings.items()), *arguments)
-    assert done.returncode == 0, done.stderr
-    return without_clock(read_records(out_dir / "metrics.jsonl"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 8], ids=["full", "lora"])
 def test_a_hugging_face_model_is_fine_tuned_resumed_bit_for_bit_and_opened_by_its_library(folder, tmp_path, rank):
     transformers = pytest.importorskip("transformers")
     records = [{"prompt": f"{a}+{b}=", "answer": "the fox"} for a in range(5, 13) for b in range(5, 13)]
-    data, llama = jsonl(tmp_path / "my.jsonl", *records), folder("llama")
-    more = [f"--init_from={llama}", "--optimizer=adamw", "--learning_rate=1e-2", f"--lora_rank={rank}"]
-    whole = launch(data, tmp_path / "whole", "--max_iters=30", *more)
-    launch(data, tmp_path / "cut", "--max_iters=20", *more)
-    assert launch(data, tmp_path / "cut", "--max_iters=30", "--resume=True", *more) == whole
+    llama = folder("llama")
+    settings = {"dataset": jsonl(tmp_path / "my.jsonl", *records), "block_size": 64, "batch_size": 16,
+                "lr_decay_iters": 30, "warmup_iters": 2, "log_interval": 5, "eval_interval": 10, "eval_batches": 2,
+                "device": "cpu", "init_from": llama, "optimizer": "adamw", "learning_rate": 1e-2, "lora_rank": rank}
+
+    def launch(name, **more):
+        more = settings | {"out_dir": tmp_path / name} | more
+        done = run_here("core/pretrain.py", *(f"--{key}={value}" for key, value in more.items()))
+        assert done.returncode == 0, done.stderr
+        return without_clock(read_records(tmp_path / name / "metrics.jsonl"))
+
+    whole = launch("whole", max_iters=30)
+    launch("cut", max_iters=20)
+    assert launch("cut", max_iters=30, resume=True) == whole
     assert whole[-1]["val_accuracy"] == 1.0, "it learned what all records have in common"
     auto, path = transformers.AutoModelForCausalLM, str(tmp_path / "cut" / "model")
     if rank:
