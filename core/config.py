@@ -51,7 +51,8 @@ class RunConfig(Settings):
         "plain", "how prompts are rendered: plain, chat, math, code, or model (the tokenizer's chat template)",
         ("plain", "chat", "math", "code", "model"))
     system_prompt: str | None = setting(None, "the first message of every prompt")
-    prompt_format: str | None = setting(None, "the text around every prompt, as in 'Question: {prompt}'")
+    prompt_format: str | None = setting(
+        None, "the text around every prompt, as in 'Question: {prompt}'", re.compile(r"(?s).*\{prompt}.*"))
     max_prompt_length: int = setting(
         512, "tokens; longer training prompts are left out, validation prompts refused", "[1, 1e6]")
     batch_size: int = setting(64, "problems per micro-batch on each rank", "[1, 1e6]")
@@ -144,10 +145,6 @@ def load_config(cls, argv):
         hints |= hints_of(cls, saved.keys())
         saved = {key: checked(key, value, hints, path) for key, value in saved.items()}
         values, origin = saved | values, dict.fromkeys(saved, path) | origin
-    if origin.get("reward_functions") == COMMAND:
-        for key in ("reward_weights", "success_reward"):  # those of a file are of other rewards
-            if origin.get(key, COMMAND) != COMMAND:
-                del values[key], origin[key]
     return cls(**values), origin
 
 

@@ -68,9 +68,7 @@ def hidden_tokens(text, tokenizer):
 def completions(model, tokenizer, config, device):
     """Yields the text with a completion, up to its stop token."""
     template = config.template or (MODEL if getattr(tokenizer, "has_chat_template", False) else "plain")
-    prompt_format = PromptFormat(template)
-    prompt_format.check(tokenizer)
-    _, ids = prompt_format.encode(config.text, tokenizer)
+    _, ids = PromptFormat(template).encode(config.text, tokenizer)
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:
         raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
