@@ -122,7 +122,7 @@ FAULTS = [
     ("a state may run code", "core/checkpoint_manager.py", 'map_location="cpu", weights_only=True',
      'map_location="cpu", weights_only=False', "tests/runs/test_states.py"),
     ("gradients are averaged over ranks once more", "core/distributed.py", "g.copy_(summed.view_as(g))",
-     "g.copy_(summed.view_as(g) / self.world)", "tests/runs/test_ranks.py tests/runs/test_ranks_and_devices.py"),
+     "g.copy_(summed.view_as(g) / self.world)", "tests/runs/test_ranks.py tests/runs/test_waiting_ranks.py"),
     # refusals
     ("a loss that is not finite takes the step", "core/optim.py", "good = not wrong", "good = True",
      "tests/runs/test_optimizer_step.py tests/runs/test_bad_steps.py"),

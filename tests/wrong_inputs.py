@@ -53,6 +53,7 @@ SETTINGS = [
     (PRETRAIN, "--min_lr=1.0", 1, "min_lr learning_rate"),
     (PRETRAIN, "--mask_low=0.9", 1, "mask_low mask_high"),
     (PRETRAIN, "--dtype=float16", 1, "dtype bfloat16"),
+    (PRETRAIN, "--device=tpu", 1, "device cpu"),
     (PRETRAIN, "--report_to=wanb", 1, "report_to wandb"),
     (PRETRAIN, "--out_dir={folder}/mine", 1, "out_dir thesis.tex new"),
     (PRETRAIN, f"{LEARN} --resume=True --out_dir={{folder}}/resumed", 1, "state.pt resume"),

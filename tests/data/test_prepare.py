@@ -94,9 +94,7 @@ def test_the_tests_of_a_function_pass_what_is_right_and_nothing_that_is_one_off(
     ("3\n1+_=3\n10+5=15\n_+4", "3\n1+3=3\n10+5=15\n4+4", "3\n1+2=3\n10+5=15\n4+4", 0.0),
     ("3\n1+2=3\n_", "3\n1+2=3\n4", "3\n1+2=3\n4", None),  # no whole line was masked
     ("3\n_+_=3\n1_+5=15\n", "3\n2+1=3\n11+5=15\n", "3\n1+2=3\n10+5=15\n", 0.5),
-    ("4_1+2=3\n", "441+2=3\n", "4\n1+2=3\n", 0.0),  # its line break was masked
-    *(("_______7", line + "7", "\n1+2=3\n7", worth) for line, worth in (
-        ("\n1+2=3\n", 1.0), ("\n2+1=37", 0.0), ("\n3+0=3\n", 1.0)))])
+    ("4_1+2=3\n", "441+2=3\n", "4\n1+2=3\n", 0.0)])  # its line break was masked
 def test_equations_checks_the_lines_that_were_touched(prompt, text, truth, worth):
     equations = load_reward_file(os.path.join(ROOT, "data", "equations", "reward.py"))["equations"]
     assert equations([prompt], [text], answer=[truth]) == [worth]

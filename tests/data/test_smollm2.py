@@ -21,27 +21,20 @@ def write_tiny_gguf(path):
     """A Llama of random weights in 4 bits, with a byte-level tokenizer, a chat template and an end token."""
     gguf = pytest.importorskip("gguf")
     backend, rng = tokenizer_of("chat"), np.random.default_rng(0)
-    model = backend.backend_tokenizer.model
     tokens = backend.convert_ids_to_tokens(range(len(backend)))
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_name("tiny")
-    writer.add_block_count(SIZES["layers"])
-    writer.add_context_length(128)
-    writer.add_embedding_length(SIZES["hidden"])
-    writer.add_feed_forward_length(SIZES["wide"])
-    writer.add_head_count(SIZES["heads"])
-    writer.add_head_count_kv(SIZES["kv_heads"])
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
     special = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.NORMAL}
-    writer.add_token_types([special[i in backend.all_special_ids] for i in range(len(tokens))])
-    writer.add_token_merges(merges_of(model))
-    writer.add_eos_token_id(backend.convert_tokens_to_ids("<|im_end|>"))
-    writer.add_chat_template(backend.chat_template)
+    merges = json.loads(backend.backend_tokenizer.model.__getstate__())["merges"]
+    metadata = {
+        "name": "tiny", "block_count": SIZES["layers"], "context_length": 128, "embedding_length": SIZES["hidden"],
+        "feed_forward_length": SIZES["wide"], "head_count": SIZES["heads"], "head_count_kv": SIZES["kv_heads"],
+        "layer_norm_rms_eps": 1e-5, "rope_freq_base": 10000.0, "vocab_size": len(tokens),
+        "tokenizer_model": "gpt2", "tokenizer_pre": "smollm", "token_list": tokens,
+        "token_types": [special[i in backend.all_special_ids] for i in range(len(tokens))],
+        "token_merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in merges],
+        "eos_token_id": backend.convert_tokens_to_ids("<|im_end|>"), "chat_template": backend.chat_template}
+    for name, value in metadata.items():
+        getattr(writer, f"add_{name}")(value)
     for name, shape in shapes(len(tokens)).items():
         weight = rng.normal(size=shape, scale=4 / shape[-1] ** 0.5).astype(np.float32)
         if len(shape) == 1:
@@ -52,11 +45,6 @@ def write_tiny_gguf(path):
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     return str(path)
-
-
-def merges_of(model):
-    """The merges of a byte-pair model of the package tokenizers, as texts."""
-    return [pair if isinstance(pair, str) else " ".join(pair) for pair in json.loads(model.__getstate__())["merges"]]
 
 
 def shapes(vocabulary):

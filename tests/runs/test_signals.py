@@ -1,43 +1,17 @@
 """Signals end a run after its step; bad steps in a row end it with its last state named."""
 
-import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from core.checkpoint_manager import CheckpointManager
 from core.logger import Logger
-from core.run import BadSteps, StopSignal
-from tests.tiny import ROOT, one_process
+from core.run import BadSteps
+from tests.tiny import ROOT
 
 ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def test_a_signal_that_nohup_ignores_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopSignal(one_process()) as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert stop.came() is None
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_a_rank_that_fails_is_not_ended_by_a_signal_before_it_has_told():
-    before = [signal.getsignal(number) for number in ALL]
-    try:
-        with pytest.raises(ValueError), StopSignal(SimpleNamespace(is_main=False, world=2)) as stop:
-            raise ValueError
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.number == signal.SIGTERM
-    finally:
-        for number, handler in zip(ALL, before, strict=True):
-            signal.signal(number, handler)
-
-
 TWO = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})

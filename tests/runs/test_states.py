@@ -18,17 +18,11 @@ def manager_of(folder, net, **settings):
     return CheckpointManager(str(folder), lambda path, **facts: save_model(path, net, TOKENIZER, **facts), **settings)
 
 
-def trained():
-    """(a model, its optimizer) after a step."""
+def test_a_state_gives_back_what_was_saved(tmp_path):
     net = model(seed=1)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.5)
     net(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
     optimizer.step()
-    return net, optimizer
-
-
-def test_a_state_gives_back_what_was_saved(tmp_path):
-    net, optimizer = trained()
     manager = manager_of(tmp_path / "out", net)
     for step in (2, 3):
         manager.save(step, net.state_dict(), [optimizer], {"val_loss": 1.5}, before={"x": 0.5})
@@ -47,7 +41,8 @@ def test_a_state_gives_back_what_was_saved(tmp_path):
     (2, torch.optim.AdamW, 2.0, "weights"), (1, torch.optim.SGD, 2.0, "optimizers"),
     (1, torch.optim.AdamW, 4.0, "alpha")])
 def test_a_state_of_another_model_optimizer_or_identity_is_refused(tmp_path, layers, kind, alpha, differs):
-    net, optimizer = trained()
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters())
     manager_of(tmp_path, net, identity={"alpha": 2.0}).save(1, net.state_dict(), [optimizer], {})
     net = model(n_layer=layers)
     with pytest.raises(ValueError, match=f"state.pt .* {differs}[^\n]*config.json"):
@@ -59,12 +54,11 @@ class Bomb:
         return os.mkdir, ("boom",)
 
 
-@pytest.mark.parametrize("content", ["a pickle that runs code", "cut", "empty"])
-def test_a_state_that_is_damaged_or_would_run_code_is_refused_in_one_line(tmp_path, monkeypatch, content):
+@pytest.mark.parametrize("kept", [None, 300, 0])
+def test_a_state_that_is_damaged_or_would_run_code_is_refused_in_one_line(tmp_path, monkeypatch, kept):
     monkeypatch.chdir(tmp_path)
-    torch.save({"step": 1, "model": Bomb() if content.startswith("a") else {}}, "state.pt")
-    whole = (tmp_path / "state.pt").read_bytes()
-    (tmp_path / "state.pt").write_bytes({"cut": whole[:300], "empty": b""}.get(content, whole))
+    torch.save({"step": 1, "model": Bomb()}, "state.pt")
+    (tmp_path / "state.pt").write_bytes((tmp_path / "state.pt").read_bytes()[:kept])
     with pytest.raises(ValueError, match="^[^\n]*state.pt [^\n]*without resume$"):
         manager_of(tmp_path, model()).load({}, [])
     assert not (tmp_path / "boom").exists()

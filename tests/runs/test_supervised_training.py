@@ -6,14 +6,13 @@ import torch
 
 from core.logger import Logger
 from core.model import SEQUENCE_SCORER
-from core.models import load_model
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
 from core.trainer import COLUMNS, Trainer, supervised_sums, training_step
 from tests.families import folder_maker, write_sums
 from tests.tiny import (
     Catcher, flat_gradient, jsonl, model, one_process, read_records, run_here, same,
-    same_momentum, save, without_clock)
+    same_momentum, without_clock)
 
 
 def micro_batches(rows=3):
@@ -94,25 +93,6 @@ def test_supervised_losses_against_loops():
     torch.testing.assert_close(supervised_sums(scorer, with_cls, target, mask)["loss"], by_hand)
 
 
-def built(dataset, **settings):
-    """(model, batches) of a run."""
-    dist = one_process()
-    c = PretrainConfig(**{"dataset": str(dataset), "block_size": 32, "n_layer": 1, "n_embd": 16, "n_head": 2,
-                          "batch_size": 3, "eval_batches": 2, "device": "cpu"} | settings)
-    data = build_data(c, dist)
-    return build_model(c, data, dist), build_batches(c, data, dist)[0]
-
-
-def test_init_from_gives_its_weights_and_another_mode_a_new_output_layer(dataset, tmp_path):
-    generator = save(tmp_path / "g.safetensors", model(seed=4, block_size=32))
-    start = load_model(generator)[0]
-    assert same(start, built(dataset, init_from=generator, tied=False)[0])
-    scorer = built(dataset, init_from=generator, mode=SEQUENCE_SCORER, fill_checkpoints=(generator,))[0].state_dict()
-    assert scorer["head.weight"].shape == (1, 16)
-    for name, x in start.state_dict().items():
-        assert name == "head.weight" or torch.equal(scorer[name], x)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """family -> the folder of a small random Hugging Face model."""
@@ -126,9 +106,11 @@ def test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transforme
     import transformers
     if rank:
         pytest.importorskip("peft")
-    sums = write_sums(tmp_path / "sums.jsonl")
-    net, batches = built(sums, init_from=folder("llama"), lora_rank=rank)
-    input, target, mask = batches("train", 0)
+    c = PretrainConfig(dataset=write_sums(tmp_path / "sums.jsonl"), block_size=32, batch_size=3, device="cpu",
+                       init_from=folder("llama"), lora_rank=rank)
+    data = build_data(c, one_process())
+    net = build_model(c, data, one_process())
+    input, target, mask = build_batches(c, data, one_process())[0]("train", 0)
     found = supervised_sums(net, input, target, mask)
     (found["loss"] / found["count"]).backward()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder("llama")).eval()

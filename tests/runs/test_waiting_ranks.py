@@ -1,43 +1,10 @@
-"""Ranks wait long enough and not for ever; a device that is not there is refused; the precision that was asked for."""
+"""Ranks wait long enough and not for ever, and meet again when they are restarted."""
 
 import re
 
 import pytest
-import torch
 
-from core.device import detect_device
 from tests.tiny import ROOT, TORCHRUN, run_script
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    """A function that makes torch see so many GPUs."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    return lambda count: monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-
-
-def test_a_rank_gets_the_gpu_of_its_number_unless_one_is_named_or_shown_alone(gpus, monkeypatch):
-    gpus(2)
-    assert detect_device("auto", local_rank=1) == torch.device("cuda", 1)
-    assert detect_device("cuda:0", local_rank=1) == torch.device("cuda", 0)
-    for count in (2, 1):
-        gpus(count)
-        with pytest.raises(ValueError, match=f"GPU {count} "):
-            detect_device("cuda", count)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert {detect_device(name, local_rank=3) for name in ("auto", "cuda", "cuda:0")} == {torch.device("cuda", 0)}
-
-
-def test_a_gpu_that_torch_cannot_use_is_no_reason_to_use_the_cpu_in_silence(tmp_path, monkeypatch):
-    monkeypatch.setattr("core.device.NVIDIA", str(tmp_path))  # a path that exists
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(ValueError, match="device='cpu'"):
-        detect_device("auto")
-    assert detect_device("cpu") == torch.device("cpu")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert detect_device("auto") == torch.device("cpu"), "the GPU was hidden"
-
 
 MEETING = """
 import sys, time
