@@ -38,11 +38,9 @@ def write_parquet(path, rows):
 
 
 def test_a_parquet_file_holds_the_same_records_as_its_lines(tmp_path):
-    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    records = load_records(write_parquet(tmp_path / "a.parquet", ROWS))
     lines = jsonl(tmp_path / "a.jsonl", *({k: x for k, x in row.items() if x is not None} for row in ROWS))
-    records = load_records(path)
     assert without_place(records) == without_place(load_records(lines))
-    assert records[2]["where"] == f"{path}, row 3"
 
 
 def hub_folder(folder, monkeypatch, **splits):

@@ -13,8 +13,7 @@ from grpo.reward_functions.registry import load_reward_file
 from tests.data.test_prepare import ids_in, prepare
 from tests.tiny import ROOT
 
-BOARD = "1234\n3412\n2143\n4321\n"
-SIZE = len(BOARD)
+SIZE = 20  # characters of a board of running text
 
 
 @pytest.fixture
@@ -53,10 +52,13 @@ def every_board(cells=""):
     return [board for digit in "1234" if digit not in taken for board in every_board(cells + digit)]
 
 
-def hide(board, cells):
-    """A puzzle: the board with some of its 16 digits as underscores."""
-    places = [i for i, c in enumerate(board) if c != "\n"]
-    return "".join("_" if i in {places[k] for k in cells} else c for i, c in enumerate(board))
+def digits(board):
+    """A board of a prompt: 16 digits."""
+    return board.replace("\n", "")
+
+
+def solves(puzzle, board):
+    return all(p in ("0", c) for p, c in zip(puzzle, board, strict=True))
 
 
 def test_the_files_have_every_board_once_and_no_held_out_one_is_a_renaming_of_a_training_board(boards):
@@ -67,22 +69,20 @@ def test_the_files_have_every_board_once_and_no_held_out_one_is_a_renaming_of_a_
     assert not renamed & set(boards["train"])
 
 
-@pytest.mark.parametrize("count", [0, 10, 16])
+@pytest.mark.parametrize("count", [0, 1, 10, 16])
 def test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong(rewards, count):
-    every, rng = every_board(), np.random.default_rng(0)
-    puzzle = hide(every[rng.integers(288)], rng.choice(16, size=count, replace=False))
-    solves = [float(all(p in ("_", c) for p, c in zip(puzzle, board, strict=True))) for board in every]
-    for name in ("sudoku", "sudoku_units"):
-        assert rewards[name]([puzzle] * 288, every) == solves
-
-
-def digits(board):
-    """A board of a prompt: 16 digits."""
-    return board.replace("\n", "")
-
-
-def solves(puzzle, board):
-    return all(p in ("0", c) for p, c in zip(puzzle, board, strict=True))
+    """As a text whose hidden digits are filled in, and behind a prompt."""
+    texts, rng = every_board(), np.random.default_rng(count)
+    boards = list(map(digits, texts))
+    answer, cells = boards[rng.integers(288)], rng.choice(16, size=count, replace=False)
+    puzzle = "".join("0" if k in cells else c for k, c in enumerate(answer))
+    right = [float(solves(puzzle, board)) for board in boards]
+    hidden = "".join(puzzle[i : i + 4].replace("0", "_") + "\n" for i in range(0, 16, 4))
+    assert rewards["sudoku"]([hidden] * 288, texts) == rewards["sudoku_units"]([hidden] * 288, texts) == right
+    assert rewards["sudoku_board"](boards, [puzzle] * 288) == right
+    if count:
+        same = [np.mean([board[k] == answer[k] for k in cells]) for board in boards]
+        assert rewards["sudoku_cells"](boards, [puzzle] * 288, [answer] * 288) == pytest.approx(same)
 
 
 def test_a_prompt_is_a_puzzle_of_its_answer_and_the_answers_of_validation_are_held_out_boards(tmp_path, boards):
@@ -94,14 +94,3 @@ def test_a_prompt_is_a_puzzle_of_its_answer_and_the_answers_of_validation_are_he
         assert r["answer"] in map(digits, boards[r["split"]])
         assert r["prompt"] == r["puzzle"] + "=" and solves(r["puzzle"], r["answer"])
         assert r["seen"] == any(solves(r["puzzle"], board) for board in train)
-
-
-@pytest.mark.parametrize("count", [1, 10, 16])
-def test_behind_a_prompt_every_solution_is_right_but_cells_are_compared_with_the_stored_one(rewards, count):
-    every, rng = list(map(digits, every_board())), np.random.default_rng(count)
-    answer, cells = every[rng.integers(288)], rng.choice(16, size=count, replace=False)
-    puzzle = "".join("0" if k in cells else c for k, c in enumerate(answer))
-    right = [float(solves(puzzle, board)) for board in every]
-    assert rewards["sudoku_board"](every, [puzzle] * 288) == right
-    same = [np.mean([board[k] == answer[k] for k in cells]) for board in every]
-    assert rewards["sudoku_cells"](every, [puzzle] * 288, [answer] * 288) == pytest.approx(same)
