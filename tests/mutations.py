@@ -133,12 +133,12 @@ FAULTS = [
     ("a validation prompt is left out", "core/prompts.py", "if len(record[\"tokens\"]) > limit:", "if False:",
      "tests/runs/test_wrong_inputs.py"),
     ("a wrong number of rewards is accepted", "grpo/reward_functions/registry.py", "if lengths != {N}:", "if False:",
-     "tests/grpo/reward_functions/test_registry.py"),
+     "tests/runs/test_wrong_inputs.py"),
     ("a setting outside its range is accepted", "core/settings/setting.py", "    if not fits:\n", "    if False:\n",
      "tests/runs/test_settings.py tests/runs/test_wrong_inputs.py"),
     ("an own number beside the answer counts", "grpo/reward_functions/verify_math.py",
      "return sorted(used), value", "return sorted(set(used)), value",
-     "tests/grpo/reward_functions/test_verify_math.py"),
+     "tests/rooms/test_math_rewards.py"),
 ]
 
 

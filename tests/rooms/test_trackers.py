@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from core.trackers import TRACKERS
 from tests.tiny import ROOT, read_records
 
 RUN = """
@@ -49,10 +48,10 @@ def run(folder, name, end="", **settings):
     return done.stdout
 
 
-def wandb_events(folder):
-    """The events of an offline run, with wandb's own messages: a file in the format of LevelDB's log."""
+def read_wandb(folder):
+    """An offline run, with wandb's own messages: a file in the format of LevelDB's log."""
     from wandb.proto.wandb_internal_pb2 import Record
-    found = []
+    rows = []
     for path in sorted(folder.glob("out/wandb/offline-run-*/*.wandb")):
         content, place, parts = path.read_bytes(), 7, b""
         while place + 7 <= len(content):
@@ -63,19 +62,12 @@ def wandb_events(folder):
             parts += content[place + 7: place + 7 + length]
             place += 7 + length
             if kind in (1, 4):  # the whole of a record, or its end
-                found.append(Record.FromString(parts))
-                parts = b""
-    return found
-
-
-def read_wandb(folder):
-    rows = [{("/".join(item.nested_key) or item.key): json.loads(item.value_json) for item in record.history.item}
-            for record in wandb_events(folder) if record.WhichOneof("record_type") == "history"]
+                items, parts = Record.FromString(parts).history.item, b""
+                rows.append({("/".join(item.nested_key) or item.key): json.loads(item.value_json) for item in items})
     return {name: [(row["_step"], row[name]) for row in rows if name in row] for name in ("loss", "eval/judge")}
 
 
 def read_tensorboard(folder):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     reader = EventAccumulator(str(folder / "out"), size_guidance={"scalars": 0}).Reload()
     return {name: [(x.step, x.value) for x in reader.Scalars(name)] for name in ("loss", "eval/judge")}
@@ -95,24 +87,15 @@ def read_trackio(folder):
 READERS = {"wandb": read_wandb, "tensorboard": read_tensorboard, "trackio": read_trackio}
 
 
-def contents(folder):
-    """All bytes that a tracker has written."""
-    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*"))
-                    if path.is_file() and path.name not in ("metrics.jsonl", "console.log"))
-
-
-@pytest.fixture(params=TRACKERS)
-def name(request):
-    pytest.importorskip(request.param)
-    return request.param
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
 def test_a_tracker_shows_what_was_logged_and_no_text_is_sent(tmp_path, name):
+    pytest.importorskip(name)
     run(tmp_path, name, system_prompt="a secret instruction", prompt_format="secret {prompt}")
     assert READERS[name](tmp_path) == {"loss": [(step, 0.5 + step) for step in range(1, 5)],
                                        "eval/judge": [(step, 0.5 - step) for step in (2, 4)]}
-    assert b"secret" not in contents(tmp_path)
+    for path in tmp_path.rglob("*"):
+        assert path.name in ("metrics.jsonl", "console.log") or path.is_dir() or b"secret" not in path.read_bytes()
 
 
 @pytest.mark.slow

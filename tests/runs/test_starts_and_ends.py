@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 
@@ -125,12 +124,8 @@ CONFIGS = sorted(path.name for path in pathlib.Path(ROOT, "config").glob("grpo_*
 def clone(tmp_path_factory):
     """A folder with the files of the repository that git has, and nothing else."""
     folder = tmp_path_factory.mktemp("clone")
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "config", "data"], capture_output=True, text=True)
-    if listed.returncode:
+    if subprocess.run(["git", "-C", ROOT, "checkout-index", "-a", f"--prefix={folder}/"]).returncode:
         pytest.skip("no repository")
-    for name in listed.stdout.split("\n")[:-1]:
-        os.makedirs((folder / name).parent, exist_ok=True)
-        shutil.copy(os.path.join(ROOT, name), folder / name)
     return folder
 
 
