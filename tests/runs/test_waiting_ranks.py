@@ -48,7 +48,7 @@ attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 with Distributed("cpu") as dist:
     if attempt == 0 and dist.rank == 1:
         os._exit(3)
-    os.write(1, f"{attempt} {dist.agree(dist.rank)}\\n".encode())  # in one piece
+    os.write(1, b"%d %d\\n" % (attempt, dist.agree(dist.rank)))  # in one piece
 """
 
 
