@@ -32,7 +32,11 @@ def format_number(value):
     """A number in at most ten characters; "-" for None, which was not measured."""
     if value is None:
         return "-"
-    return f"{value:.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
+    if abs(value) >= 1e9:
+        return f"{value:.2g}"
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
 
 
 class Logger:
