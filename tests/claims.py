@@ -1,0 +1,390 @@
+"""Every claim that the tests show, each with a test of it: the page to read before the tests.
+
+python tests/claims.py
+"""
+
+CLAIMS = {
+    "exactness": {
+        "the first ratio is exactly 1 and the first KL exactly 0":
+            "exactness/test_first_ratio.py::test_in_fill_in_the_first_ratio_is_exactly_one_and_the_kl_exactly_zero",
+        "tokens are scored under the distribution that they were drawn from":
+            "exactness/test_first_ratio.py::test_the_trajectory_scores_the_probability_of_what_was_sampled",
+        "a difference between sampler and policy is measured over the whole step":
+            "exactness/test_first_ratio.py::test_the_mismatch_is_that_of_the_whole_step",
+        "the gradient equals a loop over completions, each read on its own":
+            "exactness/test_gradient.py::test_the_gradient_equals_that_of_every_completion_forwarded_on_its_own",
+        "the gradient passes finite differences":
+            "exactness/test_gradient.py::test_the_gradient_passes_finite_differences",
+        "no micro-batch, accumulation or token budget changes the gradient":
+            "exactness/test_gradient.py::test_on_prompts_the_gradient_does_not_depend_on_the_cut",
+        "selected and joined rollouts keep their scores":
+            "exactness/test_gradient.py::test_selected_and_joined_rollouts_have_the_scores_that_they_had",
+        "k2, k3 and exact KL have the KL's gradient, by enumeration":
+            "exactness/test_kl.py::test_the_expected_gradient_with_importance_weights_is_that_of_the_kl",
+        "another reference gives another gradient, the policy itself none":
+            "exactness/test_kl.py::test_another_reference_gives_another_gradient_and_the_policy_itself_none",
+        "KL in the reward is that of whole completions, by enumeration":
+            "exactness/test_kl.py::test_in_the_reward_the_expected_gradient_is_that_of_the_kl_of_whole_completions",
+        "without rewards a teacher alone teaches":
+            "exactness/test_kl.py::test_without_rewards_the_teacher_alone_teaches",
+        "each distinct input is read once by policy, reference and judge":
+            "exactness/test_reads.py::test_each_distinct_input_is_read_once",
+        "a group's prompt read once has the gradient of padded rows":
+            "exactness/test_reads.py::test_reading_prompts_once_and_like_lengths_together_gives_the_gradient_of_padded_rows",
+        "logits are made in bounded memory":
+            "exactness/test_reads.py::test_the_reference_pass_of_the_exact_kl_makes_bounded_logits",
+        "the loops to read give the numbers of the trainer":
+            "exactness/test_plain.py::test_the_loop_to_read_gives_the_numbers_and_weights_of_the_trainer",
+        "Rows that continue a prompt through a cache equal the whole text read at once":
+            "exactness/test_cache.py::test_rows_that_continue_a_prompt_equal_the_whole_text_while_others_leave",
+        "A prompt read once for its group gets the gradient of the whole texts":
+            "exactness/test_cache.py::test_a_prompt_that_several_parts_share_gets_the_gradient_of_the_whole_texts",
+        "A completion does not depend on the batch that it is sampled in":
+            "exactness/test_generation.py::test_a_completion_does_not_depend_on_the_batch_that_it_is_in",
+        "Sampled tokens are as frequent as reported, at every temperature and top_p":
+            "exactness/test_generation.py::test_frequencies_match_the_reported_log_probabilities",
+        "Each token is stored with the probability and the kept tokens of the model":
+            "exactness/test_generation.py::test_finished_rows_leave_and_each_token_has_the_probability_and_the_kept_tokens_of_the_model",
+        "A stop sequence ends a completion where its text first contains it":
+            "exactness/test_generation.py::test_stop_sequences_end_a_completion_where_its_text_first_contains_one",
+        "CUDA-graph decoding writes what the token loop writes, in every order of refilling":
+            "exactness/test_decode.py::test_every_batch_and_order_of_refilling_writes_what_the_loop_writes",
+        "Truncation, drawing and logits in parts equal loops, at extreme logits too":
+            "exactness/test_distributions.py::test_of_extreme_logits_what_is_drawn_is_possible_and_numbers_and_gradients_are_finite",
+        "Left padding changes nothing, whatever its tokens are":
+            "exactness/test_model.py::test_padding_on_the_left_changes_nothing_whatever_its_tokens",
+        "A judge's score is the mean realness, or one minus the replaced share":
+            "exactness/test_model.py::test_a_judge_s_score_is_the_mean_realness_or_one_minus_the_regressed_share",
+        "Compiled and packed layers compute what plain layers compute":
+            "exactness/test_faster_layers.py::test_compiled_layers_compute_what_plain_ones_do_and_a_frozen_copy_exactly_the_same",
+        "No other cut into parts of like length reads fewer padded tokens":
+            "exactness/test_parts_of_a_step.py::test_no_cut_into_like_lengths_is_cheaper",
+        "Logits and special tokens of 16 model families equal those of transformers":
+            "exactness/test_huggingface_models.py::test_logits_equal_those_of_transformers_and_special_tokens_are_never_filled_in",
+        "Recurrent and hybrid layers read a group's prompt once, with exact gradients":
+            "exactness/test_huggingface_models.py::test_a_prompt_read_once_has_the_gradient_of_transformers_that_reads_it_with_each_completion",
+        "LLaDA, Dream and SDAR folders have the logits of their papers, by renaming alone":
+            "exactness/test_diffusion_models.py::test_the_logits_are_those_of_the_paper_and_padding_changes_nothing",
+        "FSDP on two and four ranks equals one rank":
+            "exactness/test_sharding.py::test_a_sharded_run_equals_that_of_one_rank",
+        "tokens of turns are never encoded twice":
+            "exactness/test_turns.py::test_the_tokens_are_those_that_were_sampled_and_those_of_the_answers",
+        "each token has its probability given the whole text, ratio 1":
+            "exactness/test_turns.py::test_each_token_has_the_probability_of_the_whole_text_before_it",
+        "nothing trains on the environment's tokens":
+            "exactness/test_turns.py::test_what_answers_were_taken_for_has_no_part_in_the_gradient",
+        "a group starts in one state":
+            "exactness/test_turns.py::test_a_group_starts_in_one_state_and_other_problems_in_others",
+        "loss, gradient and three optimizer steps equal TRL's trainer":
+            "exactness/test_trl_loss.py::test_loss_and_gradient_of_a_hugging_face_model_equal_those_of_trls_trainer",
+        "rollouts come from the weights of k iterations before, to the last bit":
+            "exactness/test_staleness.py::test_rollouts_are_sampled_by_the_weights_of_k_iterations_before_to_the_last_bit",
+        "a resumed run samples again what was in flight":
+            "exactness/test_staleness.py::test_a_resumed_run_samples_again_what_was_in_flight_with_the_weights_it_has",
+        "iterations ahead start before training, and none beyond the last":
+            "exactness/test_staleness.py::test_later_iterations_start_before_this_one_is_trained_and_none_beyond_the_last",
+    },
+    "objectives": {
+        "every objective with every KL equals the paper's sum, token by token":
+            "objectives/test_objectives.py::test_loss_and_gradient_equal_the_papers_sum",
+        "on-policy every objective is REINFORCE with its own baseline and weights":
+            "objectives/test_objectives.py::test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probability",
+        "a new objective is a row": "objectives/test_objectives.py::test_a_new_algorithm_is_a_row",
+        "every advantage equals its formula; equal rewards give exactly 0":
+            "objectives/test_advantages.py::test_an_advantage_equals_its_formula",
+        "MaxRL's expected gradient is the sum of those of pass@k / k":
+            "objectives/test_advantages.py::test_the_expected_gradient_of_max_rl_is_the_sum_of_those_of_pass_at_k_over_k",
+        "training for pass@k follows its derivative, by enumeration":
+            "objectives/test_pass_at_k.py::test_training_for_pass_at_k_follows_its_derivative",
+        "extreme logits, ratios and rewards give finite losses and gradients":
+            "objectives/test_extremes.py::test_loss_gradient_and_metrics_are_finite",
+        "groups of equal rewards cost no backward, are dropped, or replaced":
+            "objectives/test_groups.py::test_groups_of_equal_rewards_are_replaced_by_other_problems",
+        "a step without a gradient moves nothing, not even by momentum":
+            "objectives/test_groups.py::test_a_step_of_equal_rewards_moves_nothing_unless_kl_or_entropy_have_a_gradient",
+        "the logged means of rollouts equal loops": "objectives/test_metrics.py::test_the_sums_of_rollouts_by_hand",
+        "the test vectors are what loops from the papers make":
+            "vectors/test_vectors.py::test_the_files_are_what_the_loops_make",
+        "settings of recent papers give the papers' losses":
+            "objectives/test_recipes_of_papers.py::test_a_recipe_gives_the_gradient_of_the_papers_formula",
+    },
+    "policies": {
+        "fill-in scores equal reading each text on its own":
+            "policies/test_fill.py::test_scores_equal_reading_each_text_on_its_own",
+        "in any order each token has the probability of its pass":
+            "policies/test_any_order.py::test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding",
+        "padding and the other prompts change nothing":
+            "policies/test_any_order.py::test_padding_and_the_other_prompts_change_nothing",
+        "the stop token is trained": "policies/test_causal.py::test_the_stop_token_is_trained",
+        "noise belongs to the problem, however many are sampled at once":
+            "policies/test_all_kinds.py::test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_once",
+        "a policy in thirty lines trains with the whole zoo":
+            "policies/test_own_policy.py::test_a_table_of_logits_trains_with_the_whole_zoo",
+        "Filled-in tokens are as frequent as reported, in one and in several passes":
+            "policies/test_fill_in.py::test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes",
+        "Filling by confidence draws what LLaDA's sampler draws":
+            "policies/test_fill_in.py::test_by_confidence_texts_are_as_frequent_as_in_a_loop_of_llada_s_sampler",
+    },
+    "data": {
+        "every token id, 16 or 32 bits, is read as it was written":
+            "data/test_text_windows.py::test_every_id_of_a_large_vocabulary_is_read_as_it_was_written",
+        "a window depends on seed, step and number, however a step is cut":
+            "data/test_text_windows.py::test_batches_are_pure_and_dealt_alike_to_any_layout",
+        "masks hide the asked share; spans are runs, lines spare newlines":
+            "data/test_text_windows.py::test_span_masks_are_runs_and_line_masks_spare_newlines",
+        "prompts of a step do not depend on ranks; none occurs twice":
+            "data/test_prompts.py::test_problems_do_not_depend_on_how_a_step_is_cut",
+        "no prompt is dropped but training prompts above max_prompt_length":
+            "data/test_prompts.py::test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length",
+        "templates end where the answer begins; the model's own adds one start token":
+            "data/test_prompts.py::test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answer_begins",
+        "JSONL, JSON, Parquet and hub data sets give the same records":
+            "data/test_records.py::test_every_way_to_write_a_list_of_records_is_read",
+        "characters, tags and byte pairs survive the round trip and their description":
+            "data/test_tokenizers.py::test_byte_pairs_survive_the_round_trip_and_may_have_unused_ids",
+        "a judge learns from fills of every generator and from clean text":
+            "data/test_judge_training.py::test_a_judge_learns_from_fills_of_every_generator_and_from_clean_text",
+        "AUC and rank correlation of a judge equal loops":
+            "data/test_judge_training.py::test_auc_and_ranks_are_those_of_loops",
+        "offline generators write what their rewards ask for; gsm8k, HumanEval, own prompts":
+            "data/test_prepare.py::test_an_offline_generator_writes_what_its_reward_asks_for",
+        "your own text becomes a data set, in any encoding":
+            "data/test_own_text.py::test_the_same_text_in_another_form_gives_the_same_dataset",
+        "all 288 sudoku boards, split without renamings across, checked exactly":
+            "data/test_sudoku.py::test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong",
+        "reasoning-gym's right answers score 1, and no answer's code is run":
+            "data/test_gym.py::test_the_code_of_an_answer_is_never_run",
+        "the calculator answers calls; problems with and without it are the same":
+            "data/test_calculator.py::test_calls_are_answered_with_the_number",
+        "a GGUF file becomes a folder that writes what transformers writes":
+            "data/test_smollm2.py::test_a_gguf_file_becomes_a_folder_that_writes_what_transformers_writes_from_the_file",
+        "malformed settings, prompts and model files end in one documented line":
+            "data/test_malformed.py::test_malformed_inputs_end_in_their_documented_error",
+        "every sudoku solution is right, every other board wrong":
+            "data/test_sudoku.py::test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong",
+        "reasoning-gym answers are never evaluated as code":
+            "data/test_gym.py::test_the_code_of_an_answer_is_never_run",
+        "the calculator answers calls with the number":
+            "data/test_calculator.py::test_calls_are_answered_with_the_number",
+    },
+    "runs": {
+        "two ranks equal one with twice the batch or accumulation": "runs/test_ranks.py::test_two_ranks_equal_one",
+        "both ranks skip a step that one cannot take":
+            "runs/test_ranks.py::test_both_ranks_skip_a_step_that_one_cannot_take",
+        "a resumed run has the bits of the uninterrupted one":
+            "runs/test_resume.py::test_a_resumed_run_equals_the_uninterrupted_one",
+        "max_iters is the number of optimizer steps":
+            "runs/test_resume.py::test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written",
+        "a rollout serves all its epochs; the reference reads it once":
+            "runs/test_iterations.py::test_a_rollout_serves_all_its_epochs_and_everything_else_runs_once",
+        "reference and kl_beta move once after each iteration":
+            "runs/test_iterations.py::test_reference_and_kl_beta_move_once_after_each_iteration",
+        "a step that is not finite moves nothing, is counted and named":
+            "runs/test_bad_steps.py::test_a_bad_step_moves_nothing_is_counted_and_named",
+        "runs killed at random moments end with the same bits":
+            "runs/test_faults.py::test_runs_that_are_killed_at_random_moments_end_with_the_same_bits",
+        "defaults, policies and references are those that a config names":
+            "runs/test_what_a_config_builds.py::test_the_policy_is_of_the_kind_that_checkpoint_and_dataset_say",
+        "a dry run prints the plan and writes nothing":
+            "runs/test_command.py::test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing",
+        "fill-in training needs nothing that Windows lacks":
+            "runs/test_other_systems.py::test_fill_in_training_needs_nothing_that_windows_lacks",
+        "every kind of training gives its recorded numbers":
+            "golden/test_golden.py::test_a_run_gives_the_recorded_numbers",
+        "wrong inputs end in one line with key and remedy; nothing is lost":
+            "runs/test_wrong_inputs.py::test_a_wrong_input_is_one_line_with_its_key_and_the_remedy",
+        "later arguments win; a room has its settings only while it is open":
+            "runs/test_settings.py::test_a_room_has_its_settings_only_while_it_is_open",
+        "an error in the user's code names the user's file and line":
+            "runs/test_settings.py::test_an_exception_of_the_users_code_has_its_innermost_line_there",
+        "a save that was cut anywhere leaves a whole state and model":
+            "runs/test_states.py::test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model",
+        "a state is loaded without running code; another run's is refused":
+            "runs/test_states.py::test_a_state_that_is_damaged_or_would_run_code_is_refused_in_one_line",
+        "an earlier run is set aside; nothing of the user's is moved":
+            "runs/test_run_folder.py::test_earlier_runs_are_set_aside_one_by_one_and_other_files_stay",
+        "a signal ends a run after its step; a second one at once":
+            "runs/test_signals.py::test_a_second_signal_ends_the_process_at_once",
+        "bad steps in a row stop the run with the last state named":
+            "runs/test_signals.py::test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state",
+        "every start and end is recorded; out of memory names what lowers it":
+            "runs/test_starts_and_ends.py::test_out_of_memory_is_one_line_with_what_lowers_it_and_the_run_goes_on_later",
+        "every config dry-runs in a fresh clone and builds nothing":
+            "runs/test_starts_and_ends.py::test_a_dry_run_in_a_fresh_clone_says_what_would_be_built",
+        "empty or non-finite steps move neither weights nor momentum":
+            "runs/test_optimizer_step.py::test_a_step_that_is_empty_or_not_finite_moves_neither_weights_nor_momentum",
+        "the supervised gradient is that of the mean loss over all micro-batches":
+            "runs/test_supervised_training.py::test_the_gradient_is_that_of_the_mean_loss_over_all_micro_batches",
+        "a resumed supervised run equals the uninterrupted one bit for bit":
+            "runs/test_supervised_training.py::test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit",
+        "fine-tuning of a Hugging Face model has the loss and gradient of transformers":
+            "runs/test_supervised_training.py::test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transformers",
+        "ranks wait at a barrier, not for ever; torchrun restarts them":
+            "runs/test_ranks_and_devices.py::test_ranks_that_torchrun_restarts_meet_again",
+        "handles, threads and records of a long run stay flat":
+            "runs/test_long_runs.py::test_handles_threads_and_records_of_a_short_run_are_flat",
+        "A saved model is whole, and enough to use it":
+            "runs/test_model_files.py::test_a_model_file_is_all_that_is_needed_to_use_the_model",
+        "A run keeps every tensor on one device and waits once a step":
+            "runs/test_pretended_gpu.py::test_a_run_is_on_one_device_and_rarely_waits",
+    },
+    "rooms": {
+        "a tracker shows what was logged, sends no text, cannot stop a run":
+            "rooms/test_trackers.py::test_a_tracker_shows_what_was_logged_and_no_text_is_sent",
+        "sample.py samples as training and transformers do; exports open there":
+            "rooms/test_sample_and_export.py::test_the_order_of_the_passes_is_that_of_training",
+        "both sides of a benchmark do the same work and have the same gradient":
+            "rooms/test_bench.py::test_a_comparison_measures_both_sides_in_processes_of_their_own_and_their_gradients_are_equal",
+        "An adapter alone is trained; its reference stays the base model to the last bit":
+            "rooms/test_lora.py::test_the_adapter_alone_is_trained_and_the_reference_stays_the_base_model_to_the_last_bit",
+        "Weights in 4 bits have the logits and gradients of their values":
+            "rooms/test_lora.py::test_weights_in_4_bits_have_the_logits_and_the_gradient_of_a_model_with_their_values",
+        "An exported model has equal logits and greedy texts in transformers, and is read back":
+            "rooms/test_export.py::test_transformers_computes_equal_logits_and_greedy_texts",
+        "Every declared end id ends a completion; ids are those of the model's tokenizer":
+            "rooms/test_huggingface_tokenizer.py::test_every_declared_end_id_ends_a_completion_the_tokenizer_s_own_first",
+        "Code of a model's folder is never run, and no kernel is fetched":
+            "rooms/test_huggingface_folders.py::test_code_of_a_folder_is_never_run",
+        "An interrupted save of a model's folder leaves the old weights whole":
+            "rooms/test_huggingface_folders.py::test_weights_change_last_so_that_an_interrupted_change_leaves_the_old_ones_whole",
+        "Of every family the first ratio is 1 and the first KL 0":
+            "rooms/test_huggingface_runs.py::test_at_step_0_the_policy_is_its_reference_and_the_sampler_agrees_with_the_scorer",
+        "Runs of Hugging Face models resume to the last bit; two ranks equal one":
+            "rooms/test_huggingface_runs.py::test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit",
+        "rewards are weighted, added and may skip a completion":
+            "rooms/test_reward_sums.py::test_rewards_are_weighted_added_and_may_skip",
+        "rewards normalised within their group before they are added":
+            "rooms/test_reward_sums.py::test_rewards_may_be_normalised_before_they_are_added",
+        "a late completion is skipped and forgotten": "rooms/test_reward_sums.py::test_a_late_completion_is_skipped",
+        "a credit window gives the judge's credit to each token":
+            "rooms/test_reward_sums.py::test_the_judge_alone_reads_token_ids_and_with_a_credit_window_gives_credit_to_tokens",
+        "functions written for TRL get the same arguments from TRL itself":
+            "rooms/test_reward_calls.py::test_a_function_gets_the_same_from_trl_itself",
+        "an error in a user's reward is one line naming its file":
+            "rooms/test_reward_calls.py::test_whatever_a_reward_does_it_ends_in_one_line_that_names_its_file",
+        "hanging, killed or stopped workers are replaced, their files removed":
+            "rooms/test_reward_workers.py::test_a_completion_that_does_not_end_is_late_and_the_processes_and_their_files_are_replaced",
+        "workers end with a run that is killed":
+            "rooms/test_reward_workers.py::test_a_worker_ends_with_a_run_that_is_killed",
+        "every value of math_format, math_answer and math_number":
+            "rooms/test_math_rewards.py::test_the_solution_is_compared_with_the_answer",
+        "countdown equals an independent evaluation of random expressions":
+            "rooms/test_math_rewards.py::test_countdown_equals_an_independent_evaluation_of_random_expressions",
+        "hostile arithmetic such as 99**98**97 costs little work":
+            "rooms/test_math_rewards.py::test_hostile_arithmetic_is_never_parsed_at_length",
+        "LaTeX answers are compared by value":
+            "rooms/test_math_rewards.py::test_an_answer_in_latex_is_compared_by_its_value",
+        "every value of the rewards of texts": "rooms/test_text_rewards.py::test_every_value",
+        "every value of code_correctness and code_execution":
+            "rooms/test_code_rewards.py::test_code_execution_is_one_only_if_the_tests_pass",
+        "asserts cut into calls are judged as Python judges them":
+            "rooms/test_code_rewards.py::test_an_answer_is_judged_as_python_judges_the_value",
+        "the judge scores texts of any length as if alone":
+            "rooms/test_judge_reward.py::test_texts_of_any_length_are_scored_as_if_each_were_alone_by_their_ids_or_their_text",
+        "a token's credit is the mean log-odds near it":
+            "rooms/test_judge_reward.py::test_credit_of_a_token_is_the_log_odds_near_it",
+        "reward models score as transformers does, text by text":
+            "rooms/test_reward_model.py::test_every_text_has_the_score_that_it_has_alone",
+        "all 72 attacks on the machine are contained":
+            "rooms/test_sandbox_attacks.py::test_an_attack_on_the_machine_is_contained",
+        "each kernel part holds alone against its attacks":
+            "rooms/test_sandbox_attacks.py::test_each_part_of_the_kernel_holds_alone",
+        "wrong solutions cannot forge tests that are cut into calls":
+            "rooms/test_sandbox_attacks.py::test_a_wrong_solution_cannot_forge_tests_that_are_cut_into_calls",
+        "code passes only if it ran to its end":
+            "rooms/test_sandbox.py::test_the_sandbox_passes_only_what_ran_to_its_end",
+        "code runs only where the kernel guards calls and files":
+            "rooms/test_sandbox.py::test_code_runs_only_where_the_kernel_guards_calls_and_files",
+        "the filter allows the listed system calls alone, on both architectures":
+            "rooms/test_system_calls.py::test_calls_in_the_table_are_allowed_and_all_others_refused",
+        "environments that wait, raise or return nonsense are named":
+            "rooms/test_environments.py::test_an_environment_that_waits_or_raises_fails_with_the_line_of_its_file",
+        "Ray workers sample what the policy samples, whatever their number":
+            "rooms/test_ray_workers.py::test_workers_sample_what_the_policy_samples",
+        "a start is sampled with the weights of the last sync before it":
+            "rooms/test_ray_workers.py::test_a_start_is_sampled_with_the_weights_of_the_last_sync_before_it",
+        "a run starts a Ray of its own and ends it":
+            "rooms/test_ray_runs.py::test_a_run_starts_a_ray_of_its_own_and_ends_it",
+        "the weights that Ray's workers get are the trainer's, to the last bit":
+            "rooms/test_ray_workers.py::test_weights_of_every_kind_come_to_the_last_bit",
+        "a run whose worker is killed is the run without workers":
+            "rooms/test_ray_runs.py::test_a_run_whose_worker_is_killed_is_the_run_without_workers",
+        "two sharded ranks on a Ray cluster train as one process":
+            "rooms/test_ray_runs.py::test_two_sharded_ranks_join_a_cluster_and_train_as_one_process",
+        "an outsider cannot join the Ray of a run":
+            "rooms/test_ray_runs.py::test_an_outsider_cannot_join_the_ray_of_a_run_even_where_authentication_is_off",
+        "vLLM has the weights of each sync and the policy's log-probabilities":
+            "rooms/test_vllm.py::test_a_sync_brings_the_weights_and_the_policy_scores_what_was_drawn_alike",
+        "stale weights or re-encoded ids of a server end the run by the mismatch":
+            "rooms/test_vllm.py::test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from_the_policy",
+        "a server's completions depend on seed, iteration and problem alone":
+            "rooms/test_vllm.py::test_completions_depend_on_seed_iteration_and_problem_alone",
+        "no file holds the key of a server": "rooms/test_vllm.py::test_no_file_holds_the_key_of_a_server",
+        "two sharded ranks train an adapter with vLLM as one does":
+            "rooms/test_vllm.py::test_two_sharded_ranks_train_an_adapter_on_what_the_server_samples_as_one_does",
+        "fill-in's held-out figures are those of a loop over completions":
+            "rooms/test_fill_in_evaluation.py::test_the_figures_are_those_of_a_loop_over_completions",
+        "evaluation reads no more rows at once than batch_size allows":
+            "rooms/test_fill_in_evaluation.py::test_no_forward_reads_more_rows_than_batch_size_allows",
+        "a filled word is right only where its tokens hold what was around it":
+            "rooms/test_fill_in_evaluation.py::test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it",
+        "neither the estimator nor the seed of training changes a held-out figure":
+            "rooms/test_fill_in_evaluation.py::test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure",
+        "accuracies, pass@k and lengths of prompts are those of a loop":
+            "rooms/test_prompt_evaluation.py::test_evaluation_counts_what_a_loop_counts",
+        "held-out KL and entropy are means over tokens, for every estimator":
+            "rooms/test_prompt_evaluation.py::test_kl_and_entropy_are_means_over_tokens",
+        "late completions count neither right nor wrong":
+            "rooms/test_prompt_evaluation.py::test_late_completions_count_neither_right_nor_wrong",
+        "the doctor finds a gradient that is 0, infinite or misses a layer":
+            "rooms/test_doctor.py::test_the_examined_step_is_the_first_of_the_run_and_every_way_to_break_its_gradient_is_found",
+        "the doctor examines the run's first step and changes no weight":
+            "rooms/test_doctor.py::test_the_examined_step_is_the_first_of_the_run_and_every_way_to_break_its_gradient_is_found",
+        "of lost characters, cut answers and weak verifiers the right check speaks":
+            "rooms/test_doctor.py::test_the_check_of_what_is_wrong_speaks_and_no_other",
+        "the doctor finds a judge that prefers filled text":
+            "rooms/test_doctor.py::test_a_judge_that_prefers_filled_text_is_found",
+        "environments that differ from their twins are found":
+            "rooms/test_doctor.py::test_environments_that_answer_the_same_texts_differently_are_found",
+        "the doctor calls no shipped config wrong": "rooms/test_doctor.py::test_a_shipped_config_is_not_called_wrong",
+        "whatever a model writes stays text on the page of a run":
+            "rooms/test_report.py::test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded",
+        "the numbers on the page of a run are those of metrics.jsonl":
+            "rooms/test_report.py::test_the_numbers_on_a_page_are_those_of_metrics_jsonl",
+        "the table over seeds has means, deviations and the least change":
+            "rooms/test_report.py::test_the_table_over_seeds_holds_means_deviations_and_the_least_change",
+        "the checker names right losses of every objective": "rooms/test_check_loss.py::test_a_right_loss_is_named",
+        "the checker names every planted fault of a loss": "rooms/test_check_loss.py::test_a_planted_fault_is_named",
+        "the checker finds the faults of published formulas": "rooms/test_check_loss.py::test_published_formulas",
+    },
+    "docs": {
+        "the file that teaches has the project's loss and gradient, and learns":
+            "docs/test_grpo_in_one_file.py::test_its_loss_and_gradient_are_the_project_s_on_the_same_tokens",
+        "which of nine ways to write the KL have its gradient":
+            "docs/test_kl_nine_ways.py::test_which_losses_have_the_gradient_of_the_kl",
+        "the pictures show what was measured":
+            "docs/test_pictures.py::test_the_picture_of_the_objectives_is_drawn_from_its_table",
+        "every shipped config is one, and every script explains itself":
+            "docs/test_examples.py::test_a_shipped_config_is_one",
+        "the defaults that differ from TRL's are those of both":
+            "docs/test_examples.py::test_the_defaults_that_differ_from_trl_are_those_of_both",
+        "imports run in no circle, and rooms do not import their neighbours":
+            "docs/test_house.py::test_no_imports_run_in_a_circle_and_a_layer_imports_only_those_before_it",
+        "nothing evaluates text or catches every error":
+            "docs/test_house.py::test_nothing_evaluates_text_or_catches_every_error",
+        "files, lines, tokens, words and settings do not grow": "docs/test_budget.py::test_nothing_has_grown",
+        "a step of the main job runs through few files":
+            "docs/test_path.py::test_a_step_of_the_main_job_runs_through_few_files",
+    },
+}
+
+
+def main():
+    for area, claims in CLAIMS.items():
+        print(f"\n{area}")
+        for claim, test in claims.items():
+            print(f"  {claim:<100} {test}")
+
+
+if __name__ == "__main__":
+    main()
