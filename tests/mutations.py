@@ -132,7 +132,7 @@ FAULTS = [
      "tests/runs/test_wrong_inputs.py tests/runs/test_model_files.py"),
     ("a validation prompt is left out", "core/prompts.py", "if len(record[\"tokens\"]) > limit:", "if False:",
      "tests/runs/test_wrong_inputs.py"),
-    ("a wrong number of rewards is accepted", "grpo/reward_functions/registry.py", "if lengths != {N}:", "if False:",
+    ("a wrong number of rewards is accepted", "grpo/reward_functions/registry.py", "if len(values) != N:", "if False:",
      "tests/runs/test_wrong_inputs.py"),
     ("a setting outside its range is accepted", "core/settings/setting.py", "    if not fits:\n", "    if False:\n",
      "tests/runs/test_settings.py tests/runs/test_wrong_inputs.py"),

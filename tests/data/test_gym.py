@@ -17,7 +17,7 @@ TASKS = sorted(package.factory.DATASETS.keys() - {"composite", "arc_agi", "rearc
 SLOW = {"futoshiki", "knight_swap", "quantum_lock", "sokoban", "zebra_puzzles"}  # up to seconds
 FOUND = load_reward_file(os.path.join(ROOT, "data", "gym", "reward.py"))
 gym, answer_in, score_of, is_harmless = (FOUND[name] for name in ("gym", "answer_in", "score_of", "is_harmless"))
-LIST_TASKS, FORMULA_TASKS = (is_harmless.__globals__[name] for name in ("LIST_TASKS", "FORMULA_TASKS"))
+LIST_TASKS, FORMULA_TASKS = (gym.__globals__[name] for name in ("LIST_TASKS", "FORMULA_TASKS"))
 
 
 def scored(task, text):
@@ -51,10 +51,38 @@ def test_the_right_answer_of_every_task_gets_its_highest_score(task):
         assert scored(task, text) == (1, {"gym_unread": False, f"gym_{task}": 1})
 
 
+<<<<<<< HEAD
+=======
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_an_untidy_answer_is_no_error_and_scores_between_0_and_1(task):
+    entry = package.create_dataset(task, size=1, seed=0)[0]
+    for text in UNTIDY:
+        score = score_of(task, answer_in(text, entry["answer"]), entry, {})
+        assert score is None or 0 <= score <= 1, text
+    for text in ("", "nan", "nan-nanj", "-NaN"):
+        assert score_of(task, text, entry, {}) is None
+
+
+def test_the_score_is_the_tasks_own_with_its_settings():
+    settings = {"max_date_difference_days": 5, "max_time_difference_seconds": 600}
+    made = package.create_dataset("time_intervals", size=1, seed=0, **settings)
+    entry = made[0] | {"answer": "00:01:05"}
+    assert score_of("time_intervals", "00:05", entry, settings) == made.score_answer("00:05", entry)
+
+
+@pytest.mark.parametrize("text, truth, answer", [
+    ("It is 12, or rather -3.5.", "7", "-3.5"), ("none", "7", ""), ("<answer>1, 2</answer> 3", "-2.0", "2"),
+    (" red \n", "blue", "red"), ("<answer>\na</answer><answer>b", "x", "a"), ("12 legs", None, "12 legs")])
+def test_the_answer_is_the_last_number_where_the_tasks_own_is_one(text, truth, answer):
+    assert answer_in(text, truth) == answer
+
+
+>>>>>>> main
 TEXT = repr("__import__('os').system('touch {}')")  # sympy evaluates a text that it finds in a formula
 ATTACKS = ("__import__('os').system('touch {}')", "open('{}', 'w')", "[open('{}', 'w')]", "exec(chr(49))",
            "(lambda: open('{}', 'w'))()", "sin(open('{}', 'w'))", "(1).__class__", "[x for x in open('{}', 'w')]",
-           "open('{}', 'w')!", "f\"{{open('{}', 'w')}}\"", "['a'] * 9", "'a' * 9", "sqrt(x)(1)", "sin(*[1])", "x := 2")
+           "open('{}', 'w')!", "f\"{open('{}', 'w')}\"", "['a'] * 9", "'a' * 9", "sqrt(x)(1)", "sin(*[1])", "x := 2")
 OF_FORMULAS = (TEXT, f"[{TEXT}]", f"({TEXT}, {TEXT})", f"[[{TEXT}]]")
 
 
@@ -62,10 +90,8 @@ def test_the_code_of_an_answer_is_never_run(tmp_path):
     path = tmp_path / "run"
     for task in (*LIST_TASKS, *FORMULA_TASKS):
         for attack in (*ATTACKS, *(OF_FORMULAS if task in FORMULA_TASKS else ())):
-            text = attack.replace("{}", str(path)).replace("{{", "{").replace("}}", "}")
-            assert not is_harmless(task, text)
-            assert scored(task, text)[1]["gym_unread"], (task, text)
-            assert not path.exists()
+            text = attack.replace("{}", str(path))
+            assert scored(task, text)[1]["gym_unread"] and not path.exists(), (task, text)
     task = package.create_dataset("countdown", size=1, seed=0)
     task.score_answer(ATTACKS[1].format(path), task[0])
     assert path.exists(), "the package itself would have run it"
@@ -74,9 +100,8 @@ def test_the_code_of_an_answer_is_never_run(tmp_path):
 
 
 def test_the_tasks_that_evaluate_an_answer_are_all_known():
-    found = set()
-    for task in TASKS:
-        scorer = inspect.getsource(package.factory.DATASETS[task][0].score_answer)
-        if re.search(r"\b(eval|exec|parse_expr|sympify)\([^e]", scorer):  # number_sorting evaluates the entry's own
-            found.add(task)
+    scorers = {task: inspect.getsource(package.factory.DATASETS[task][0].score_answer) for task in TASKS}
+    found = {task for task, scorer in scorers.items()
+             if re.search(r"\b(eval|exec|parse_expr|sympify)\([^e]", scorer)}
+    # number_sorting evaluates the entry's own
     assert found == {*LIST_TASKS, *FORMULA_TASKS}

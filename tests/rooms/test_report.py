@@ -61,6 +61,14 @@ def test_the_numbers_on_a_page_are_those_of_metrics_jsonl(page_of, numbers):
         assert step == pytest.approx(at, abs=1) and x == pytest.approx(number, abs=span / 100)
 
 
+def test_tokens_of_a_group_have_the_colours_of_their_rewards_and_the_headline_has_both_ends(page_of):
+    group = [{"text": "ab", "reward": 7.0, "filled": [[0, 1], [1, 2]], "credit": [x, 1.0]} for x in (3.0, 0.0, -3.0)]
+    ends = [{"step": step, "eval/sampled_accuracy": x} for step, x in ((0, 0.33789), (3, 0.92999))]
+    _, root, _ = page_of(ends, [{"step": 3, "problem": "__", "answer": "ab", "group": group}])
+    assert ["".join(box.itertext()) for box in root.iterfind(".//div/div")] == ["sampled_accuracy 0.3379 → 0.9300"]
+    assert [mark.get("class") for mark in root.iterfind(".//td[2]//span")] == ["a2", "a0", "a0", "a0", "a-2", "a0"]
+
+
 def test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded(page_of):
     group = [{"text": EVIL, "reward": 1.0, "filled": [[3, 60]], "logged": {EVIL: EVIL}}]
     records = [{"step": 1, EVIL: 1.0, f"time/{EVIL}": 1.0}, {"step": 2, EVIL: 2.0, f"eval/{EVIL}": None}]
