@@ -28,7 +28,8 @@ class MaskConfig(Settings):
     excludes = (("mask_low>mask_high", "", "it must be at most mask_high"),)
 
     masks: dict | None = setting(
-        None, "{random, in_lines, span, line, or a @mask function of yours: weight}; None: random and span, 1.0 each")
+        None, "how text is masked: {name: weight} of random, in_lines, span, line or your @mask functions; "
+        "None: random and span, 1.0 each")
     mask_low: float = setting(0.2, "smallest masked share of a text; drawn for each text", "(0, 1]")
     mask_high: float = setting(0.5, "largest masked share of a text", "(0, 1]")
 
@@ -43,30 +44,31 @@ class RunConfig(Settings):
     has_adapter = False  # LoRA's is in its room
 
     dataset: str = setting(
-        "char_diffusion", "a folder, of data/ or your own; or prompts: a .jsonl, .json or .parquet file, hf:owner/name")
+        "char_diffusion", "a folder (a name in data/ or a path), a .jsonl, .json or .parquet file of prompts, or "
+        "hf:owner/name")
     block_size: int = setting(128, "tokens per text", "[2, 1e6]")
     template: str = setting(
-        "plain", "of prompts: plain, chat, math, code, or model: the chat template of a Hugging Face tokenizer",
+        "plain", "how prompts are rendered: plain, chat, math, code, or model (the tokenizer's chat template)",
         ("plain", "chat", "math", "code", "model"))
     system_prompt: str | None = setting(None, "the first message of every prompt")
-    prompt_format: str | None = setting(None, "the text around every prompt, as in 'Question: {prompt}'")
+    prompt_format: str | None = setting(
+        None, "the text around every prompt, as in 'Question: {prompt}'", re.compile(r"(?s).*\{prompt}.*"))
     max_prompt_length: int = setting(
         512, "tokens; longer training prompts are left out, validation prompts refused", "[1, 1e6]")
-    batch_size: int = setting(64, "texts per micro-batch and rank", "[1, 1e6]")
+    batch_size: int = setting(64, "problems per micro-batch on each rank", "[1, 1e6]")
     gradient_accumulation_steps: int = setting(1, "micro-batches per optimizer step", "[1, 1e6]")
     max_iters: int = setting(2000, "optimizer steps of the run", "[0, 1e12]")
     optimizer: str = setting(
-        "muon", "muon: Muon for the matrices of the blocks, AdamW for the rest; adamw: for everything",
-        ("adamw", "muon"))
-    learning_rate: float = setting(3e-3, "the highest, reached after warmup_iters", "(0, 1e3]")
+        "muon", "adamw, or muon (Muon for weight matrices, AdamW for the rest)", ("adamw", "muon"))
+    learning_rate: float = setting(3e-3, "the peak learning rate", "(0, 1e3]")
     min_lr: float | None = setting(
         None, "the learning rate from lr_decay_iters on; None: a tenth of learning_rate", "[0, 1e3]")
-    warmup_iters: int = setting(50, "steps in which the learning rate rises linearly", "[0, 1e12]")
+    warmup_iters: int = setting(50, "steps of linear warmup", "[0, 1e12]")
     lr_decay_iters: int | None = setting(None, "the step at which cosine decay ends; None: max_iters", "[1, 1e12]")
-    weight_decay: float = setting(0.1, "on matrices and embeddings, not on vectors", "[0, 1e3]")
+    weight_decay: float = setting(0.1, "applied to matrices and embeddings only", "[0, 1e3]")
     beta1: float = setting(0.9, "AdamW's decay of the mean gradient", "[0, 1)")
     beta2: float = setting(0.95, "AdamW's decay of the mean squared gradient", "[0, 1)")
-    grad_clip: float = setting(1.0, "the largest norm of the gradient; 0.0: no limit", "[0, inf)")
+    grad_clip: float = setting(1.0, "largest gradient norm; 0.0 turns clipping off", "[0, inf)")
     max_bad_steps: int = setting(5, "non-finite steps in a row before the run stops", "[1, 1e12]")
     eval_interval: int = setting(500, "steps between two evaluations", "[1, 1e12]")
     log_interval: int | None = setting(
@@ -74,12 +76,13 @@ class RunConfig(Settings):
     save_interval: int | None = setting(None, "steps between two checkpoints; None: eval_interval", "[1, 1e12]")
     out_dir: str = setting("out", "the folder of everything that the run writes")
     resume: bool | str = setting(
-        False, "go on from out_dir/state.pt, without a config file with that run's settings; auto: if there is a state",
+        False, "True: continue from out_dir/state.pt, without a config file with its saved settings; "
+        "auto: only if there is one",
         (True, False, "auto"))
-    seed: int = setting(1337, "of the data, of what is sampled, and of a new model", "[0, 1e18]")
+    seed: int = setting(1337, "of data order, sampling and new weights", "[0, 1e18]")
     device: str = setting("auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps")
     dtype: str = setting(
-        "auto", "float32, bfloat16; auto: bfloat16 on CUDA, and for a judge on a CPU that has avx512_bf16",
+        "auto", "float32 or bfloat16; auto: bfloat16 on CUDA",
         ("auto", "float32", "bfloat16"))
     compile: bool = setting(
         False, "torch.compile: half a minute at the start, then faster; for long runs")
@@ -142,10 +145,6 @@ def load_config(cls, argv):
         hints |= hints_of(cls, saved.keys())
         saved = {key: checked(key, value, hints, path) for key, value in saved.items()}
         values, origin = saved | values, dict.fromkeys(saved, path) | origin
-    if origin.get("reward_functions") == COMMAND:
-        for key in ("reward_weights", "success_reward"):  # those of a file are of other rewards
-            if origin.get(key, COMMAND) != COMMAND:
-                del values[key], origin[key]
     return cls(**values), origin
 
 

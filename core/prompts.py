@@ -55,13 +55,6 @@ class PromptFormat:
         """The format that the settings of these names describe."""
         return cls(**{f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)})
 
-    def check(self, tokenizer):
-        """Raises ValueError unless the settings go together and with the tokenizer."""
-        if self.prompt_format is not None and "{prompt}" not in self.prompt_format:
-            raise ValueError(f"prompt_format={self.prompt_format!r} must have {{prompt}} where the prompt stands")
-        if self.template == MODEL and not hasattr(tokenizer, "render_chat"):
-            raise ValueError(f"template='model' is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
-
     def encode(self, prompt, tokenizer):
         """(text, token ids) of a prompt, a text or messages; the ids include response_prefix, the text does not."""
         text = self.render(as_messages(prompt, self.system_prompt, self.prompt_format), tokenizer)
@@ -71,9 +64,11 @@ class PromptFormat:
 
     def render(self, messages, tokenizer):
         """The text of messages up to where the next answer begins."""
-        if self.template == MODEL:
-            return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
-        return TEMPLATES[self.template](messages)
+        if self.template != MODEL:
+            return TEMPLATES[self.template](messages)
+        if not hasattr(tokenizer, "render_chat"):
+            raise ValueError(f"template='model' is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
+        return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
 
     def behind(self, messages, tokenizer):
         """The text of messages that follow a turn of the model, from the end of that turn, with its end token if the
@@ -131,13 +126,10 @@ class PromptConsumer:
         if self.tokenizer is None or self.tokenizer.stop_token_id is None:
             raise ValueError(f"dataset={dataset} has prompts, but there is no tokenizer with a token that ends a "
                              "completion; use data/custom/prepare.py")
-        self.format.check(self.tokenizer)
-        records = load_records(dataset)
-        unique = unique_prompts(records)
-        self.repeated = len(records) - len(unique)
-        for record in unique:
+        records = unique_prompts(load_records(dataset))
+        for record in records:
             self._encode(record)
-        self.records = {split: [r for r in unique if r["split"] == split] for split in SPLITS}
+        self.records = {split: [r for r in records if r["split"] == split] for split in SPLITS}
         self._leave_out_long()
         for split, found in self.records.items():
             if not found:
@@ -181,13 +173,9 @@ class PromptConsumer:
 
     def size(self):
         """The numbers of prompts, in words."""
-        words = (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
-                 f"{self.longest} tokens, {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} "
-                 f"and {self.repeated} repeated ones left out")
-        if self.block_size:
-            cut = sum(len(self._example(record)) > self.room for record in self._all())
-            words += f"; {cut} training examples are cut at block_size={self.block_size}"
-        return words
+        return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
+                f"{self.longest} tokens, {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} "
+                "left out")
 
     def describe_prompts(self):
         """Yields lines for the start of a run: the end of the first prompt, and what ends a completion."""

@@ -89,19 +89,18 @@ def with_completion(record):
 def read_hub(dataset):
     """The records of a data set that the package datasets loads: hf:owner/name, hf:owner/name:subset or hf:FOLDER.
 
-    Its train split is for training, its validation or test split for validation. With one split alone a hash of the
-    prompt decides, as for files. A column named split is not read.
+    Its train split is for training, its validation or test split for validation; without one a hash of the prompt
+    decides, as for files. A column named split is not read.
     """
     datasets = require("datasets", f"dataset={dataset}")
     quiet_hub(f"dataset={dataset}")
     name, _, subset = dataset.removeprefix(HUB).partition(":")
     with guarded(f"dataset={dataset} could not be loaded", "check the name and the network, or name a file"):
         found = datasets.load_dataset(name, subset or None)
-    if len(found) > 1 and "train" not in found:
+    if "train" not in found:
         raise ValueError(f"dataset={dataset} has the splits {', '.join(found)} but none named train; name a file")
-    sides = {"train": "train", "val": next((split for split in VALIDATION_NAMES if split in found), None)}
-    if len(found) == 1 or sides["val"] is None:
-        sides = {None: "train" if "train" in found else next(iter(found))}
+    validation = next((split for split in VALIDATION_NAMES if split in found), None)
+    sides = {"train": "train", "val": validation} if validation else {None: "train"}
     records = []
     for split, theirs in sides.items():
         rows = check_rows(found[theirs].to_list(), f"{dataset}, {theirs}", (*RESERVED, "split"))

@@ -38,7 +38,7 @@ class SampleConfig(Settings):
     checkpoint: str = setting("out-grpo/model.safetensors", "a model file, a Hugging Face folder, or hf:owner/name")
     text: str = setting("", "the text to complete, or to fill in, where each _ is one hidden token")
     template: str | None = setting(
-        None, "of a prompt: plain, chat, math, code, or model: its chat template, the default if it has one",
+        None, "how a prompt is rendered: plain, chat, math, code, or model (its chat template, the default)",
         (*TEMPLATES, MODEL))
     unmask_steps: int = setting(1, "passes in which a masked-fill model fills in", "[1, 1e6]")
     unmask_order: str = setting(
@@ -46,9 +46,9 @@ class SampleConfig(Settings):
     max_new_tokens: int = setting(128, "of a completion", "[1, 1e6]")
     num_samples: int = setting(5, "number of samples to print", "[1, 1e4]")
     temperature: float = setting(0.8, "below 1 prefers likely tokens, above 1 flattens", "[1e-6, 1e3]")
-    top_p: float = setting(0.95, "the nucleus; 1.0 for all tokens", "(0, 1]")
+    top_p: float = setting(0.95, "nucleus sampling; 1.0 turns it off", "(0, 1]")
     seed: int = setting(1337, "of the noise", "[0, 1e18]")
-    device: str = setting("auto", "auto takes cuda, then mps, then cpu")
+    device: str = setting("auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps")
 
 
 def hidden_tokens(text, tokenizer):
@@ -68,9 +68,7 @@ def hidden_tokens(text, tokenizer):
 def completions(model, tokenizer, config, device):
     """Yields the text with a completion, up to its stop token."""
     template = config.template or (MODEL if getattr(tokenizer, "has_chat_template", False) else "plain")
-    prompt_format = PromptFormat(template)
-    prompt_format.check(tokenizer)
-    _, ids = prompt_format.encode(config.text, tokenizer)
+    _, ids = PromptFormat(template).encode(config.text, tokenizer)
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:
         raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")

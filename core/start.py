@@ -19,7 +19,6 @@ from core.config import changed_settings
 from core.data_folder import dataset_folder
 from core.files import CONFIG, STATE, CannotWrite, read_object, write_json
 from core.run import set_aside
-from core.settings.setting import shown
 from core.settings.user_code import ROOT, one_line, shortest
 
 MODELS = ("data/smollm2/model",)  # models that the prepare.py beside them makes
@@ -91,9 +90,10 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
         return
     path, starts, logger = os.path.join(config.absolute_out_dir, CONFIG), [], trainer.logger
     if resume:
-        before = read_object(path, path, "delete it") if os.path.exists(path) else {}
-        starts = before.pop("starts", [])
-        logger.say(resumed_from(config, trainer.checkpoints, before))
+        if os.path.exists(path):
+            starts = read_object(path, path, "delete it").get("starts", [])
+        state = shortest(trainer.checkpoints.path(STATE))
+        logger.say(f"going on from {state}, step {trainer.step} of {config.max_iters}")
     elif previous := set_aside(config.absolute_out_dir):
         logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
     starts.append(json.loads(without_home(json.dumps(start(config, origin, dist, trainer.step)))))
@@ -116,16 +116,6 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
                 logger.write_console(f"failed at step {trainer.step}: {why}\n{trace}")
                 end("failed", why)
     end("stopped" if trainer.stopped_by else "finished", trainer.stopped_by)
-
-
-def resumed_from(config, checkpoints, before):
-    """The state and step from which a run resumes, and the settings that have changed. before: those of config.json"""
-    after = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples are lists in a file
-    del after["resume"]
-    changed = [f"{key} {shown(before[key])} -> {shown(x)}" for key, x in after.items() if before.get(key, x) != x]
-    since = f"; changed since: {', '.join(changed)}" if changed else ""
-    state = shortest(checkpoints.path(STATE))
-    return f"going on from {state}, step {checkpoints.last_step} of {config.max_iters}{since}"
 
 
 def start(config, origin, dist, step):

@@ -136,9 +136,9 @@ CLAIMS = {
         "a window depends on seed, step and number, however a step is cut":
             "data/test_text_windows.py::test_batches_are_pure_and_dealt_alike_to_any_layout",
         "masks hide the asked share; spans are runs, lines spare newlines":
-            "data/test_text_windows.py::test_span_masks_are_runs_and_line_masks_spare_newlines",
+            "data/test_text_windows.py::test_a_mask_hides_its_share_and_spans_are_runs_and_lines_spare_newlines",
         "prompts of a step do not depend on ranks; none occurs twice":
-            "data/test_prompts.py::test_problems_do_not_depend_on_how_a_step_is_cut",
+            "data/test_prompts.py::test_problems_do_not_depend_on_how_a_step_is_cut_and_none_occurs_twice",
         "no prompt is dropped but training prompts above max_prompt_length":
             "data/test_prompts.py::test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length",
         "templates end where the answer begins; the model's own adds one start token":
@@ -153,18 +153,18 @@ CLAIMS = {
             "data/test_judge_training.py::test_auc_and_ranks_are_those_of_loops",
         "offline generators write what their rewards ask for; gsm8k, HumanEval, own prompts":
             "data/test_prepare.py::test_an_offline_generator_writes_what_its_reward_asks_for",
-        "your own text becomes a data set, in any encoding":
-            "data/test_own_text.py::test_the_same_text_in_another_form_gives_the_same_dataset",
+        "your own text, in any encoding, is split without leaking":
+            "data/test_prepare.py::test_your_own_text_in_any_form_is_split_without_leaking",
         "all 288 sudoku boards, split without renamings across, checked exactly":
             "data/test_sudoku.py::test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong",
         "reasoning-gym's right answers score 1, and no answer's code is run":
             "data/test_gym.py::test_the_code_of_an_answer_is_never_run",
-        "the calculator answers calls; problems with and without it are the same":
+        "the calculator answers calls with the number, and nothing else":
             "data/test_calculator.py::test_calls_are_answered_with_the_number",
         "a GGUF file becomes a folder that writes what transformers writes":
             "data/test_smollm2.py::test_a_gguf_file_becomes_a_folder_that_writes_what_transformers_writes_from_the_file",
-        "malformed settings, prompts and model files end in one documented line":
-            "data/test_malformed.py::test_malformed_inputs_end_in_their_documented_error",
+        "malformed settings and prompts end in one documented line":
+            "data/test_malformed.py::test_malformed_records_end_in_a_documented_error",
         "every sudoku solution is right, every other board wrong":
             "data/test_sudoku.py::test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong",
         "reasoning-gym answers are never evaluated as code":
@@ -230,7 +230,7 @@ CLAIMS = {
         "fine-tuning of a Hugging Face model has the loss and gradient of transformers":
             "runs/test_supervised_training.py::test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transformers",
         "ranks wait at a barrier, not for ever; torchrun restarts them":
-            "runs/test_ranks_and_devices.py::test_ranks_that_torchrun_restarts_meet_again",
+            "runs/test_waiting_ranks.py::test_ranks_that_torchrun_restarts_meet_again",
         "handles, threads and records of a long run stay flat":
             "runs/test_long_runs.py::test_handles_threads_and_records_of_a_short_run_are_flat",
         "A saved model is whole, and enough to use it":

@@ -6,6 +6,7 @@ A run is killed with all its ranks, up to KILLS_OF_A_RUN times, and ends in peac
 file, its samples and its metrics without times must be those of the uninterrupted run, to the last bit.
 """
 
+import multiprocessing
 import os
 import pathlib
 import random
@@ -19,6 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of a rank; a process that has started thr
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 from core import pretrain
 from core.checkpoint_manager import read_state
@@ -31,6 +33,7 @@ from tests.tiny import (
     CAUSAL, TEXT, causal_model, judge, model, read_records, save, without_clock, write_prompt_dataset,
     write_text_dataset)
 
+FORK = multiprocessing.get_context("fork")
 KILLS_OF_A_RUN, RUNS_OF_A_KILL = 5, 3  # at most; a run may end before its first kill
 RUN = {"max_iters": 12, "save_interval": 1, "eval_interval": 4, "log_interval": 1,
        "batch_size": 4, "device": "cpu", "resume": "auto", "learning_rate": 1e-2}
@@ -64,75 +67,59 @@ def kinds(folder):
 
 
 class Run:
-    """The processes of a run, one for each rank, in a process group of their own. At the end of its `with` they end."""
+    """The processes of a run, one for each rank. At the end of its `with` they end."""
 
     def __init__(self, kind, out_dir):
         main, settings, ranks = kind
-        self.log, self.group, self.codes = f"{out_dir}.log", 0, {}
+        self.log = f"{out_dir}.log"
+        argv = ["", *(f"--{key}={value}" for key, value in (settings | {"out_dir": out_dir}).items())]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        for rank in range(ranks):
-            pid = os.fork()
-            if not pid:
-                os.setpgid(0, self.group)
-                os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank),
-                                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
-                sys.argv = ["", *(f"--{key}={value}" for key, value in (settings | {"out_dir": out_dir}).items())]
-                become(main, self.log)
-            self.group, self.codes[pid] = self.group or pid, None
-            os.setpgid(pid, self.group)
+            env = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        self.ranks = [FORK.Process(target=become, args=(main, argv, self.log, env, rank)) for rank in range(ranks)]
+        for process in self.ranks:
+            process.start()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        if not self.ended(0):
-            os.killpg(self.group, signal.SIGKILL)
-            self.ended()
+        self.send(signal.SIGKILL)
 
-    def ended(self, seconds=60.0):
-        """Whether all processes have ended after at most that long; `codes` are then their exit codes."""
+    def send(self, number):
+        for process in self.ranks:
+            if process.exitcode is None:
+                os.kill(process.pid, number)
+        self.ended(60)
+
+    def ended(self, seconds):
+        """Whether all processes have ended after at most that long."""
         until = time.monotonic() + seconds
-        while None in self.codes.values() and time.monotonic() < until:
-            time.sleep(0.002)
-            for pid in [pid for pid, code in self.codes.items() if code is None]:
-                done, status = os.waitpid(pid, os.WNOHANG)
-                if done:
-                    self.codes[pid] = os.waitstatus_to_exitcode(status)
-        return None not in self.codes.values()
+        for process in self.ranks:
+            process.join(max(0, until - time.monotonic()))
+        return all(process.exitcode is not None for process in self.ranks)
 
-    def check(self, allowed):
+    def check(self, *allowed):
         """An error if a process has not ended, or with another exit code."""
-        wrong = [code for code in self.codes.values() if code not in allowed]
+        wrong = [process.exitcode for process in self.ranks if process.exitcode not in allowed]
         return f"ended with exit code {wrong[0]}: {pathlib.Path(self.log).read_text()[-2000:]}" if wrong else ""
 
 
-def become(main, log):
-    """The rest of a forked process: a script with its output in a file."""
+def become(main, argv, log, env, rank):
+    """A rank: a script with its output in a file."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    code = 1
-    try:
-        run_script(main)
-        code = 0
-    except SystemExit as stop:
-        code = stop.code
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
+    os.environ.update(env | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+    sys.argv = argv
+    run_script(main)
 
 
 def same(a, b):
     """True for equal tensors and plain values, nested in dicts, lists and tuples."""
-    if torch.is_tensor(a):
-        return torch.is_tensor(b) and torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
+    (one, form), (two, other) = map(tree_flatten, (a, b))
+    return form == other and all(torch.equal(x, y) if torch.is_tensor(x) else x == y
+                                 for x, y in zip(one, two, strict=True))
 
 
 def difference(a, b):
@@ -158,14 +145,13 @@ def killed_run(kind, out_dir, kills, number, rng):
             while (not metrics.exists() or metrics.read_bytes().count(b"\n") < records) and not run.ended(0.005):
                 pass
             if run.ended(rng.uniform(0, 0.2)):
-                return done, run.check((0,))
-            os.killpg(run.group, number)
-            run.ended()
-            if error := run.check((-number, 0)):  # 0: after SIGTERM, or of a rank that had ended just before
+                return done, run.check(0)
+            run.send(number)
+            if error := run.check(-number, 0):  # 0: after SIGTERM, or of a rank that had ended just before
                 return done + 1, error
     with Run(kind, out_dir) as run:
         run.ended(600)
-        return kills, run.check((0,))
+        return kills, run.check(0)
 
 
 def main(argv):

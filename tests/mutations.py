@@ -122,7 +122,7 @@ FAULTS = [
     ("a state may run code", "core/checkpoint_manager.py", 'map_location="cpu", weights_only=True',
      'map_location="cpu", weights_only=False', "tests/runs/test_states.py"),
     ("gradients are averaged over ranks once more", "core/distributed.py", "g.copy_(summed.view_as(g))",
-     "g.copy_(summed.view_as(g) / self.world)", "tests/runs/test_ranks.py tests/runs/test_ranks_and_devices.py"),
+     "g.copy_(summed.view_as(g) / self.world)", "tests/runs/test_ranks.py tests/runs/test_waiting_ranks.py"),
     # refusals
     ("a loss that is not finite takes the step", "core/optim.py", "good = not wrong", "good = True",
      "tests/runs/test_optimizer_step.py tests/runs/test_bad_steps.py"),
@@ -132,13 +132,13 @@ FAULTS = [
      "tests/runs/test_wrong_inputs.py tests/runs/test_model_files.py"),
     ("a validation prompt is left out", "core/prompts.py", "if len(record[\"tokens\"]) > limit:", "if False:",
      "tests/runs/test_wrong_inputs.py"),
-    ("a wrong number of rewards is accepted", "grpo/reward_functions/registry.py", "if lengths != {N}:", "if False:",
-     "tests/grpo/reward_functions/test_registry.py"),
+    ("a wrong number of rewards is accepted", "grpo/reward_functions/registry.py", "if len(values) != N:", "if False:",
+     "tests/runs/test_wrong_inputs.py"),
     ("a setting outside its range is accepted", "core/settings/setting.py", "    if not fits:\n", "    if False:\n",
      "tests/runs/test_settings.py tests/runs/test_wrong_inputs.py"),
     ("an own number beside the answer counts", "grpo/reward_functions/verify_math.py",
      "return sorted(used), value", "return sorted(set(used)), value",
-     "tests/grpo/reward_functions/test_verify_math.py"),
+     "tests/rooms/test_math_rewards.py"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Trainers of tiny policies, and the records of their runs, which several tests share."""
 
+import functools
 import os
 
 from core.logger import Logger
@@ -9,17 +10,7 @@ from grpo.grpo_trainer import GRPOTrainer
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import Rewards
 from tests.tiny import (
-    TOKENIZER,
-    causal_policy,
-    config,
-    consumer,
-    fill_policy,
-    judge,
-    one_process,
-    prompt_consumer,
-    read_records,
-    rewards,
-)
+    TOKENIZER, causal_policy, config, consumer, fill_policy, judge, one_process, prompt_consumer, read_records, rewards)
 
 RARELY = {"eval_interval": 100, "sample_interval": 100}
 EVALUATED = {"eval_problems": 4, "eval_completions": 2, "grad_clip": 1.0, "learning_rate": 1e-3, "min_lr": 1e-4,
@@ -30,25 +21,24 @@ def no_evaluation(policy, temperature):
     return {"kl": 0.0}, []
 
 
-def trainer(dataset, out_dir, reward=None, policy=None, resume=False, logger=Logger, **settings):
-    """A trainer of a fill-in policy, without an evaluation. reward: a rewards object; None: a judge"""
-    c = config(**{"dataset": dataset, "out_dir": str(out_dir)} | RARELY | settings)
-    dist, policy = one_process(), policy or fill_policy(seed=1, scale=3.0)
-    t = GRPOTrainer(policy, build_reference(c, policy, dist), reward or rewards(c, judge()), consumer(dataset, c),
-                    no_evaluation, c, logger(c.out_dir, c.max_iters, ("loss",)), dist)
+no_evaluation.columns = ("loss",)
+
+
+def trainer(dataset, out_dir, reward=None, policy=None, resume=False, evaluates=False, logger=Logger, **settings):
+    """A trainer of a fill-in policy, with its evaluation or without one. reward: a rewards object; None: a judge"""
+    c = config(**{"dataset": dataset, "out_dir": str(out_dir)} | (EVALUATED if evaluates else RARELY) | settings)
+    dist, policy, evaluation = one_process(), policy or fill_policy(seed=1, scale=3.0), no_evaluation
+    reference = build_reference(c, policy, dist)
+    if evaluates:
+        evaluation = fill_in_evaluation(c, Models(policy, reference, Judge(judge(), TOKENIZER, reads_ids=True), None))
+    t = GRPOTrainer(policy, reference, reward or rewards(c, judge()), consumer(dataset, c), evaluation, c,
+                    logger(c.out_dir, c.max_iters, evaluation.columns), dist)
     if resume:
         t.resume()
     return t
 
 
-def evaluated_trainer(dataset, out_dir, logger=Logger, **settings):
-    """A trainer of a fill-in policy with a judge and its evaluation."""
-    c = config(**{"dataset": dataset, "out_dir": str(out_dir)} | EVALUATED | settings)
-    dist, policy, scorer = one_process(), fill_policy(seed=1, scale=3.0), judge()
-    models = Models(policy, build_reference(c, policy, dist), Judge(scorer, TOKENIZER, reads_ids=True), None)
-    evaluation = fill_in_evaluation(c, models)
-    return GRPOTrainer(policy, models.reference, rewards(c, scorer), consumer(dataset, c), evaluation, c,
-                       logger(c.out_dir, c.max_iters, evaluation.columns), dist)
+evaluated_trainer = functools.partial(trainer, evaluates=True)
 
 
 def prompt_trainer(prompts, out_dir, evaluates=True, logger=Logger, **settings):
@@ -60,11 +50,9 @@ def prompt_trainer(prompts, out_dir, evaluates=True, logger=Logger, **settings):
     c = config(**settings)
     dist, policy = one_process(), causal_policy(seed=1, scale=3.0)
     data, scoring, reference = prompt_consumer(prompts, c), Rewards(c), build_reference(c, policy, dist)
-    evaluation, columns = no_evaluation, ("loss",)
-    if evaluates:
-        evaluation = PromptEvaluation(data, reference, scoring, c)
-        columns = evaluation.columns
-    return GRPOTrainer(policy, reference, scoring, data, evaluation, c, logger(c.out_dir, c.max_iters, columns), dist)
+    evaluation = PromptEvaluation(data, reference, scoring, c) if evaluates else no_evaluation
+    return GRPOTrainer(policy, reference, scoring, data, evaluation, c,
+                       logger(c.out_dir, c.max_iters, evaluation.columns), dist)
 
 
 def run(t, resume=False):

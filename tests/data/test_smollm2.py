@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from core.generation import Stop, generate
-from core.model import MASKED_FILL
 from core.models import load_model, load_tokenizer
 from core.prompts import PromptFormat
 from tests.data.test_prepare import run
 from tests.families import tokenizer_of
-from tests.tiny import read_records, run_here
 
 QUESTION = [{"role": "user", "content": "What is the sum 7+9?"}]
 SIZES = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "wide": 96}
@@ -23,27 +21,20 @@ def write_tiny_gguf(path):
     """A Llama of random weights in 4 bits, with a byte-level tokenizer, a chat template and an end token."""
     gguf = pytest.importorskip("gguf")
     backend, rng = tokenizer_of("chat"), np.random.default_rng(0)
-    model = backend.backend_tokenizer.model
     tokens = backend.convert_ids_to_tokens(range(len(backend)))
     writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_name("tiny")
-    writer.add_block_count(SIZES["layers"])
-    writer.add_context_length(128)
-    writer.add_embedding_length(SIZES["hidden"])
-    writer.add_feed_forward_length(SIZES["wide"])
-    writer.add_head_count(SIZES["heads"])
-    writer.add_head_count_kv(SIZES["kv_heads"])
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
     special = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.NORMAL}
-    writer.add_token_types([special[i in backend.all_special_ids] for i in range(len(tokens))])
-    writer.add_token_merges(merges_of(model))
-    writer.add_eos_token_id(backend.convert_tokens_to_ids("<|im_end|>"))
-    writer.add_chat_template(backend.chat_template)
+    merges = json.loads(backend.backend_tokenizer.model.__getstate__())["merges"]
+    metadata = {
+        "name": "tiny", "block_count": SIZES["layers"], "context_length": 128, "embedding_length": SIZES["hidden"],
+        "feed_forward_length": SIZES["wide"], "head_count": SIZES["heads"], "head_count_kv": SIZES["kv_heads"],
+        "layer_norm_rms_eps": 1e-5, "rope_freq_base": 10000.0, "vocab_size": len(tokens),
+        "tokenizer_model": "gpt2", "tokenizer_pre": "smollm", "token_list": tokens,
+        "token_types": [special[i in backend.all_special_ids] for i in range(len(tokens))],
+        "token_merges": [pair if isinstance(pair, str) else " ".join(pair) for pair in merges],
+        "eos_token_id": backend.convert_tokens_to_ids("<|im_end|>"), "chat_template": backend.chat_template}
+    for name, value in metadata.items():
+        getattr(writer, f"add_{name}")(value)
     for name, shape in shapes(len(tokens)).items():
         weight = rng.normal(size=shape, scale=4 / shape[-1] ** 0.5).astype(np.float32)
         if len(shape) == 1:
@@ -54,11 +45,6 @@ def write_tiny_gguf(path):
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
         step()
     return str(path)
-
-
-def merges_of(model):
-    """The merges of a byte-pair model of the package tokenizers, as texts."""
-    return [pair if isinstance(pair, str) else " ".join(pair) for pair in json.loads(model.__getstate__())["merges"]]
 
 
 def shapes(vocabulary):
@@ -95,18 +81,3 @@ def test_a_gguf_file_becomes_a_folder_that_writes_what_transformers_writes_from_
     assert expected == found and len(set(found)) > 12
     tokenizer = load_tokenizer(f"{tmp_path}/d/model")
     assert tokenizer.stop_token_names == ("<|im_end|>",) and tokenizer.has_chat_template
-
-
-def test_with_a_mask_token_it_becomes_a_start_for_a_model_that_fills_in_masks(tmp_path):
-    file = write_tiny_gguf(tmp_path / "tiny.gguf")
-    run("smollm2", f"--gguf={file}", "--mask_token=<|im_start|>", f"--out={tmp_path}/d", "--problems=50")
-    model, tokenizer = load_model(f"{tmp_path}/d/model")[0], load_tokenizer(f"{tmp_path}/d/model")
-    assert model.mode == MASKED_FILL and tokenizer.mask_token_id == tokenizer.encode("<|im_start|>")[0]
-    trained = run_here("core/pretrain.py", f"--init_from={tmp_path}/d/model", f"--dataset={tmp_path}/d",
-                         "--block_size=90", "--max_iters=12", "--batch_size=8", "--learning_rate=1e-3",
-                         "--warmup_iters=0", "--log_interval=1", "--eval_interval=6", "--device=cpu",
-                         f"--out_dir={tmp_path}/out")
-    assert trained.returncode == 0, trained.stderr
-    losses = [r["loss"] for r in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in r]
-    assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
-    assert load_model(f"{tmp_path}/out/model")[0].mode == MASKED_FILL

@@ -4,17 +4,12 @@ import os
 
 import numpy as np
 import pytest
-import torch
 
-from core.data import MASKS, DatasetConsumer, draw_mask, masked_positions, unpack_batch
+from core.data import MASKS, DatasetConsumer, draw_mask, unpack_batch
 from core.data_folder import write_dataset
-from core.model import LANGUAGE_MODEL, MASKED_FILL
+from core.model import LANGUAGE_MODEL
 from core.tokenizer import CharTokenizer
-from tests.tiny import TEXT, TOKENIZER, config, consumer, write_text_dataset
-
-
-def opened(folder, block_size=16, mode=MASKED_FILL, **settings):
-    return DatasetConsumer(str(folder), mode, block_size, 4, **settings)
+from tests.tiny import TEXT, TOKENIZER, config, consumer
 
 
 @pytest.mark.parametrize(("vocabulary", "bits"), [(2**16, 16), (2**16 + 1, 32), (151936, 32)])
@@ -24,7 +19,7 @@ def test_every_id_of_a_large_vocabulary_is_read_as_it_was_written(tmp_path, voca
     ids = list(range(vocabulary - 40, vocabulary))
     write_dataset(str(tmp_path), {"train": ids, "val": ids[::-1]}, t)
     assert os.path.getsize(tmp_path / "train.bin") == 40 * bits // 8 and not list(tmp_path.glob("*.tmp"))
-    data = opened(tmp_path, mode=LANGUAGE_MODEL, tokenizer=t)
+    data = DatasetConsumer(str(tmp_path), LANGUAGE_MODEL, 16, 4, tokenizer=t)
     assert data.tokens["train"].tolist() == ids and data.tokens["val"].tolist() == ids[::-1]
     assert set(data.batch("train", 0)["input"].flatten()) <= set(ids)
 
@@ -49,49 +44,16 @@ def test_input_masks_the_target_and_nothing_else(dataset):
     input, target, mask = unpack_batch(batch, "cpu")
     assert (input[mask] == TOKENIZER.mask_token_id).all() and (input[~mask] == target[~mask]).all()
     assert all(TOKENIZER.decode(row) in TEXT[len(TEXT) * 4 // 5 :] for row in target.tolist())
-    batch["mask"][1] = False
-    with pytest.raises(ValueError, match="without masks"):
-        unpack_batch(batch, "cpu")
 
 
-def test_language_model_batches_are_shifted_by_one(dataset):
-    batch = DatasetConsumer(dataset, LANGUAGE_MODEL, 16, 4).batch("train", 0)
-    assert np.array_equal(batch["input"][:, 1:], batch["target"][:, :-1]) and batch["mask"].all()
-
-
-def test_an_id_outside_the_vocabulary_is_refused(tmp_path):
-    write_text_dataset(tmp_path, TEXT)
-    (tmp_path / "train.bin").write_bytes(bytes([99, 0] * 100))
-    with pytest.raises(ValueError, match="train.bin"):
-        opened(tmp_path).batch("train", 0)
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_a_mask_hides_the_share_that_was_asked_for(name):
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(1, 96, size=64)
-    tokens[::9] = 0
-    shares = [draw_mask(rng, tokens, {name: 1.0}, 0.25, 0.25, newline=0).mean() for _ in range(200)]
-    assert set(shares) == {0.25}
-
-
-def test_span_masks_are_runs_and_line_masks_spare_newlines():
+def test_a_mask_hides_its_share_and_spans_are_runs_and_lines_spare_newlines():
     rng = np.random.default_rng(0)
     tokens = np.ones(128, dtype=np.int64)
     tokens[31::32] = 0
-    masks = {name: [MASKS[name](rng, tokens, 40, 0).astype(int) for _ in range(100)] for name in ("span", "random")}
-    runs = {name: (np.diff(found, prepend=0) == 1).sum() for name, found in masks.items()}
-    assert runs["span"] < 0.6 * runs["random"]
-    for _ in range(50):
-        assert not MASKS["line"](rng, tokens, 40, 0)[tokens == 0].any()
+    masks = {name: np.array([draw_mask(rng, tokens, {name: 1.0}, 0.25, 0.25, newline=0) for _ in range(100)])
+             for name in MASKS}
+    assert all((found.sum(1) == 32).all() for found in masks.values())
+    runs = {name: (np.diff(found.astype(int), prepend=0) == 1).sum() for name, found in masks.items()}
+    assert runs["span"] < 0.6 * runs["random"] and not masks["line"][:, tokens == 0].any()
     only_newlines = np.zeros(16, dtype=np.int64)
     assert draw_mask(rng, only_newlines, {"line": 1.0}, 0.3, 0.3, newline=0).any(), "never a problem without a mask"
-
-
-def test_masked_positions_are_those_of_a_loop():
-    mask = torch.rand(20, 9) < 0.4
-    mask[0], mask[1] = True, False
-    position, hidden = masked_positions(mask, "cpu")
-    for row, columns, real in zip(mask.tolist(), position.tolist(), hidden.tolist(), strict=True):
-        expected = [i for i, masked in enumerate(row) if masked]
-        assert columns[: len(expected)] == expected and real == [True] * len(expected) + [False] * (9 - len(expected))

@@ -2,11 +2,10 @@
 
 import json
 
-import pytest
 
 from core.tokenizer import CharTokenizer, fold_to_ascii
 from core.tokenizer_kinds import from_description, named_tokenizer
-from tests.tiny import TOKENIZER, small_bpe
+from tests.tiny import small_bpe
 
 TAGS = ["<end_working_out>", "<SOLUTION>", "</SOLUTION>"]
 
@@ -47,9 +46,3 @@ def test_byte_pairs_survive_the_round_trip_and_may_have_unused_ids(monkeypatch):
     assert t.stop_token_id not in t.encode(text)
     assert t.decode([257, *range(259, 266), 97]) == "the" + "_" * 6 + "a"
     assert rebuilt(t).encode(text) == t.encode(text)
-
-
-@pytest.mark.parametrize("change", [{"kind": []}, {"kind": "bpe"}])
-def test_a_description_that_cannot_be_read_is_one_line(change):
-    with pytest.raises(ValueError, match=r"^here: [^\n]*kind=[^\n]*prepare it again[^\n]*$"):
-        from_description(TOKENIZER.description() | change, "here")

@@ -9,22 +9,13 @@ from core.model import LANGUAGE_MODEL
 from core.models import save_model
 from tests.families import model_folder
 from tests.tiny import (
-    CAUSAL, model, prompt_config, prompt_consumer, prompt_fill_policy, run_here, save)
+    CAUSAL, model, prompt_config, prompt_consumer, prompt_fill_policy, run_here)
 
 
 def printed(capsys, path, text, *arguments):
     """What a call prints."""
     sample.main([f"--checkpoint={path}", f"--text={text}", *arguments, "--device=cpu"])
     return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("unmask_steps", [1, 3])
-def test_the_hidden_characters_alone_change_and_a_seed_gives_the_same(tmp_path, capsys, unmask_steps):
-    arguments = (save(tmp_path / "g.safetensors", model()), "the qu__k = f_x", "--num_samples=4",
-                 f"--unmask_steps={unmask_steps}", "--top_p=1.0", "--temperature=0.7")
-    out = printed(capsys, *arguments)
-    assert {line[:6] + line[8:13] + line[14:] for line in out.split("\n") if len(line) == 15} == {"the quk = fx"}
-    assert out == printed(capsys, *arguments) != printed(capsys, *arguments, "--seed=2")
 
 
 @pytest.mark.parametrize("order", ["left_to_right", "confidence"])
@@ -43,23 +34,18 @@ def test_the_order_of_the_passes_is_that_of_training(tmp_path, capsys, prompts, 
         assert out == visible(prompt + CAUSAL.decode(ids), kept="\n") + "\n"
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_hugging_face_model_completes_a_text_as_transformers_does(tmp_path, capsys, family):
+def test_a_hugging_face_model_completes_a_text_as_transformers_does(tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
-    path = model_folder(tmp_path, family)
+    path = model_folder(tmp_path, "qwen3")  # which has a chat template
     net = transformers.AutoModelForCausalLM.from_pretrained(path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    inputs = tokenizer("the quick", return_tensors="pt", return_token_type_ids=False)
-    between = ""
-    if family == "qwen3":  # which has a chat template
-        inputs = tokenizer.apply_chat_template([{"role": "user", "content": "the quick"}], add_generation_prompt=True,
-                                               return_dict=True, return_tensors="pt")
-        between = "\n"
+    inputs = tokenizer.apply_chat_template([{"role": "user", "content": "the quick"}], add_generation_prompt=True,
+                                           return_dict=True, return_tensors="pt")
     start = inputs["input_ids"].shape[1]
     ids = net.generate(**inputs, do_sample=False, max_new_tokens=8, pad_token_id=0)[0, start:]
     text = tokenizer.decode(ids, skip_special_tokens=True)
     found = printed(capsys, path, "the quick", "--max_new_tokens=8", "--temperature=1e-4", "--num_samples=1")
-    assert found == visible(f"the quick{between}{text}", kept="\n\t") + "\n"
+    assert found == visible(f"the quick\n{text}", kept="\n\t") + "\n"
 
 
 def test_the_export_is_a_folder_that_transformers_opens(tmp_path):

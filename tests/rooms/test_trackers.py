@@ -1,19 +1,13 @@
-"""Trackers: each is read back with its own reader; none can stop a run."""
+"""Trackers: each is read back with its own reader; one that dies does not stop a run."""
 
-import functools
-import importlib.util
 import json
 import os
 import struct
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from core.config import RunConfig
-from core.logger import create_logger
-from core.trackers import TRACKERS, Trackers, check_trackers
 from tests.tiny import ROOT, read_records
 
 RUN = """
@@ -54,10 +48,10 @@ def run(folder, name, end="", **settings):
     return done.stdout
 
 
-def wandb_events(folder):
-    """The events of an offline run, with wandb's own messages: a file in the format of LevelDB's log."""
+def read_wandb(folder):
+    """An offline run, with wandb's own messages: a file in the format of LevelDB's log."""
     from wandb.proto.wandb_internal_pb2 import Record
-    found = []
+    rows = []
     for path in sorted(folder.glob("out/wandb/offline-run-*/*.wandb")):
         content, place, parts = path.read_bytes(), 7, b""
         while place + 7 <= len(content):
@@ -68,19 +62,12 @@ def wandb_events(folder):
             parts += content[place + 7: place + 7 + length]
             place += 7 + length
             if kind in (1, 4):  # the whole of a record, or its end
-                found.append(Record.FromString(parts))
-                parts = b""
-    return found
-
-
-def read_wandb(folder):
-    rows = [{("/".join(item.nested_key) or item.key): json.loads(item.value_json) for item in record.history.item}
-            for record in wandb_events(folder) if record.WhichOneof("record_type") == "history"]
+                items, parts = Record.FromString(parts).history.item, b""
+                rows.append({("/".join(item.nested_key) or item.key): json.loads(item.value_json) for item in items})
     return {name: [(row["_step"], row[name]) for row in rows if name in row] for name in ("loss", "eval/judge")}
 
 
 def read_tensorboard(folder):
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     reader = EventAccumulator(str(folder / "out"), size_guidance={"scalars": 0}).Reload()
     return {name: [(x.step, x.value) for x in reader.Scalars(name)] for name in ("loss", "eval/judge")}
@@ -100,95 +87,18 @@ def read_trackio(folder):
 READERS = {"wandb": read_wandb, "tensorboard": read_tensorboard, "trackio": read_trackio}
 
 
-def contents(folder):
-    """All bytes that a tracker has written."""
-    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*"))
-                    if path.is_file() and path.name not in ("metrics.jsonl", "console.log"))
-
-
-@pytest.fixture(params=TRACKERS)
-def name(request):
-    pytest.importorskip(request.param)
-    return request.param
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("name", READERS)
 def test_a_tracker_shows_what_was_logged_and_no_text_is_sent(tmp_path, name):
+    pytest.importorskip(name)
     run(tmp_path, name, system_prompt="a secret instruction", prompt_format="secret {prompt}")
     assert READERS[name](tmp_path) == {"loss": [(step, 0.5 + step) for step in range(1, 5)],
                                        "eval/judge": [(step, 0.5 - step) for step in (2, 4)]}
-    assert b"secret" not in contents(tmp_path)
+    for path in tmp_path.rglob("*"):
+        assert path.name in ("metrics.jsonl", "console.log") or path.is_dir() or b"secret" not in path.read_bytes()
 
 
 @pytest.mark.slow
 def test_a_wandb_whose_service_dies_does_not_stop_the_run(tmp_path):
     assert run(tmp_path, "wandb", end="service killed").count("wandb failed (") == 1
     assert [r["step"] for r in read_records(str(tmp_path / "out" / "metrics.jsonl"))][-3:] == [5, 6, 7]
-
-
-class StrangeError(Exception):
-    """As errors of trackers are: neither OSError nor RuntimeError."""
-
-
-class Recorder:
-    """A tracker that keeps the calls that it gets, and fails in one of them."""
-
-    fails = None
-
-    def __init__(self, config, settings):
-        self.calls = []
-        self.call("start")
-
-    def call(self, method, *arguments):
-        self.calls.append((method, *arguments))
-        if self.fails == method:
-            raise StrangeError("first line\nsecond line")
-
-    def __getattr__(self, method):
-        return functools.partial(self.call, method)
-
-
-@pytest.fixture
-def recorders(monkeypatch, tmp_path):
-    """Two trackers, a and b, of which b fails in a method: (trackers of that run, lines on the console)."""
-    def made(fails=None, **settings):
-        both = {"a": Recorder, "b": type("B", (Recorder,), {"fails": fails})}
-        monkeypatch.setattr("core.trackers.TRACKERS", both)
-        lines = []
-        return Trackers(RunConfig(out_dir=str(tmp_path), report_to=("a", "b"), **settings), lines.append), lines
-    return made
-
-
-@pytest.mark.parametrize("method", ["log", "finish"])
-def test_a_tracker_that_fails_is_left_out_with_one_line(recorders, method):
-    trackers, lines = recorders(method)
-    trackers.start()
-    a, b = trackers.running.values()
-    for step in (0, 1):
-        trackers.log(step, {"loss": 1.0})
-    trackers.finish()
-    assert len(lines) == 1 and lines[0].startswith("b failed") and "\n" not in lines[0]
-    assert [call[0] for call in a.calls] == ["start", "log", "log", "finish"]
-    assert b.calls[-1][0] == method and sum(call[0] == method for call in b.calls) == 1
-
-
-def test_a_tracker_that_does_not_start_stops_the_run(recorders):
-    with pytest.raises(ValueError, match="^b [^\n]*report_to$"):
-        recorders("start")[0].start()
-
-
-def test_a_missing_package_has_its_pip_command(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    check_trackers(RunConfig())
-    for name, settings in (("trackio", {"report_to": ("trackio",)}), ("wandb", {"wandb_log": True})):
-        with pytest.raises(ValueError, match=f"pip install {name}$"):
-            check_trackers(RunConfig(**settings))
-
-
-def test_rank_0_alone_has_trackers(recorders, tmp_path):
-    config = recorders()[0].config
-    logger = create_logger(config, SimpleNamespace(is_main=False), 3, ("loss",))
-    logger.start()
-    logger.log(1, {"loss": 1.0})
-    logger.close()
-    assert logger.trackers is None and os.listdir(tmp_path) == []

@@ -5,13 +5,11 @@ import pathlib
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
-from core import run
-from core.run import SET_ASIDE, STAYING, check_run_folder, locked, run_folder, set_aside
-from tests.tiny import ROOT, Cut, contents, cut_after, one_process
+from core.run import check_run_folder, locked, set_aside
+from tests.tiny import ROOT, Cut, contents, cut_after
 
 EARLIER = {"config.json": "A", "metrics.jsonl": "A", "model.safetensors": "A", "state.pt": "A"}
 MINE = {"thesis.tex": "a", ".bashrc": "b", "data.parquet": "c"}
@@ -73,31 +71,3 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_has_ended_however_i
         process.wait()
         with locked(out):
             assert os.listdir(out) == ["lock"]
-
-
-@pytest.mark.parametrize("resume, state, goes_on", [(False, True, False), ("auto", True, True), ("auto", False, False)])
-def test_auto_goes_on_if_there_is_a_state(tmp_path, monkeypatch, resume, state, goes_on):
-    monkeypatch.setattr(run, "fcntl", None)  # a system without locks
-    write(tmp_path, {"metrics.jsonl": "A"} | ({"state.pt": "A"} if state else {}))
-    with run_folder(SimpleNamespace(absolute_out_dir=str(tmp_path), resume=resume), one_process()) as found:
-        assert found is goes_on and (tmp_path / "metrics.jsonl").exists(), "nothing is moved yet"
-
-
-@pytest.mark.parametrize("files", [MINE, {"config.json": "{}", "model.safetensors": "mine"}, {"train.bin": "x"}],
-                         ids=["a home folder", "a Hugging Face model", "a data set"])
-def test_a_folder_with_other_files_and_no_run_is_refused_by_name_and_unchanged(tmp_path, files):
-    write(tmp_path, files)
-    with pytest.raises(ValueError, match=f"out_dir=.* holds {sorted(files)[0]}"):
-        check_run_folder(str(tmp_path))
-    assert contents(tmp_path) == files
-
-
-OF_A_RUN = """state.pt state.pt.tmp model.safetensors model model-000040 model.tmp model-1234567.safetensors
-    samples.jsonl report.html events.out.tfevents.1700000000.host.0""".split()
-OF_OTHERS = """.bashrc thesis.tex state.pt.old my-state.pt model-best.safetensors model.bin metrics.jsonl~
-    tokenizer.json train.bin events previous lock wandb vllm-weights notes.tmp""".split()
-
-
-@pytest.mark.parametrize("name", OF_A_RUN + OF_OTHERS)
-def test_what_a_run_writes_is_set_aside_and_nothing_else(name):
-    assert bool(SET_ASIDE.fullmatch(name)) == (name in OF_A_RUN) and not (name in OF_A_RUN and name in STAYING)

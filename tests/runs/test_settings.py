@@ -1,21 +1,14 @@
 """Settings: config files and arguments, rooms that open with a value, one line and an exit code for a mistake."""
 
-import asyncio
 import dataclasses
 import json
-import math
-import os
-import sys
 
 import pytest
 
-from core.config import UsageError, load_config
-from core.model import GPTConfig
-from core.sample import SampleConfig
+from core.config import load_config
 from core.settings.help import help_lines
-from core.settings.script import exit_code
-from core.settings.setting import Settings, allowed_types, check_value, is_inside, load_class, setting
-from core.settings.user_code import ROOT, UserCodeError, guarded, naming_line_of
+from core.settings.setting import Settings, setting
+from core.settings.user_code import ROOT, UserCodeError, naming_line_of
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from tests.tiny import all_settings
@@ -35,16 +28,6 @@ def test_later_arguments_win_and_a_config_file_may_compute(tmp_path):
     assert type(c.learning_rate) is float and load(path, "--n_layer=6").n_layer == 6
 
 
-def test_a_value_is_a_literal_or_a_word_and_one_word_is_a_list_of_itself(tmp_path):
-    c = load("--out_dir=a=b", "--init_from=x.safetensors", "--min_lr=1e-3", "--compile", "--dataset=123")
-    assert (c.out_dir, c.init_from, c.min_lr, c.compile, c.dataset) == ("a=b", "x.safetensors", 1e-3, True, "123")
-    assert load("--init_from=None").init_from is None
-    (tmp_path / "c.py").write_text("mode, fill_checkpoints = 'sequence_scorer', 'a'\n")
-    for argv, found in (((JUDGE, "--fill_checkpoints=['a', 'b']"), ("a", "b")),
-                        ((JUDGE, "--fill_checkpoints=a"), ("a",)), ((tmp_path / "c.py",), ("a",))):
-        assert load(*argv).fill_checkpoints == found
-
-
 def test_a_folder_alone_resumes_with_the_settings_of_its_run(tmp_path):
     first = PretrainConfig(n_layer=2, seed=7, out_dir=str(tmp_path), mode="sequence_scorer", fill_checkpoints=("a",),
                            report_to=("wandb",), wandb_project="p")
@@ -58,22 +41,6 @@ def test_help_shows_every_setting_and_with_all_those_of_the_rooms():
     own, every = ({line.split("=")[0].strip(" -") for line in help_lines(GRPOConfig, rooms) if line.startswith("  --")}
                   for rooms in (False, True))
     assert own == {f.name for f in dataclasses.fields(GRPOConfig)} and every == all_settings(GRPOConfig)
-
-
-@pytest.mark.parametrize(("value", "interval", "inside"), [
-    (1, "[1, 5]", True), (5, "[1, 5]", True), (6, "[1, 5]", False), (1, "(1, 5)", False), (5, "(1, 5)", False),
-    (math.nan, "[1, 5]", False), (math.inf, "[0, inf)", False), (1e308, "[0, inf)", True)])
-def test_a_bracket_tells_whether_an_interval_has_its_end(value, interval, inside):
-    assert is_inside(value, interval) is inside
-
-
-@pytest.mark.parametrize("cls", [
-    GRPOConfig, PretrainConfig, GPTConfig, SampleConfig, *map(load_class, GRPOConfig.rooms)])
-def test_every_number_of_a_config_has_an_interval(cls):
-    for f in dataclasses.fields(cls):
-        if {int, float} & set(allowed_types(f.type)):
-            with pytest.raises(ValueError, match=f.name):
-                check_value(f.name, -1, f.metadata["allowed"])
 
 
 class Garden(Settings):
@@ -104,55 +71,18 @@ def test_a_room_has_its_settings_only_while_it_is_open():
     assert isinstance(both, House) and isinstance(both, Garden) and not isinstance(closed, Garden)
     assert closed.trees == 3, "a closed room's settings read as their defaults"
     assert House(trees=3) == closed and not hasattr(closed, "roof")
-    for values in ({"trees": 8}, {"depth": 8.0}, {"garden": "zen", "trees": 10}, {"garden": "zen", "pond": True},
+    for values in ({"trees": 8}, {"garden": "zen", "trees": 10}, {"garden": "zen", "pond": True},
                    {"cellars": ("cheese",), "depth": 6.0}):
         with pytest.raises(ValueError, match=f"^{[*values][-1]}="):
             House(**values)
-
-
-@pytest.mark.parametrize(("error", "code"), [
-    (None, 0), (SystemExit(3), 3), (KeyboardInterrupt(), 130), (UsageError("a"), 2), (ValueError("a=1\nis no"), 1),
-    (FileNotFoundError("a"), 1), (PermissionError(13, "Permission denied", "a"), 1)])
-def test_a_mistake_of_the_users_is_one_line_and_an_exit_code(capsys, error, code):
-    def main(argv):
-        if error is not None:
-            raise error
-
-    assert exit_code(main) == code
-    lines = capsys.readouterr().err.strip().split("\n")
-    assert len(lines) == 1 and (code not in (1, 2) or "a" in lines[0])
-
-
-@pytest.mark.parametrize("main", [lambda argv: os.close(-1), lambda argv: json.loads("[1")])
-def test_any_other_error_keeps_its_traceback(monkeypatch, main):
-    monkeypatch.setattr(sys, "argv", ["x"])
-    with pytest.raises((OSError, json.JSONDecodeError)):
-        exit_code(main)
 
 
 def divides(a, b=0):
     return a / b
 
 
-def ends_its_task():
-    raise asyncio.CancelledError
-
-
-def has_no_file():
-    raise SyntaxError("odd", (None, 3, 1, "x"))
-
-
-@pytest.mark.parametrize(("function", "arguments", "kind"), [
-    (divides, (1,), "ZeroDivisionError"), (ends_its_task, (), "CancelledError"), (has_no_file, (), "SyntaxError")])
-def test_an_exception_of_the_users_code_has_its_innermost_line_there(monkeypatch, function, arguments, kind):
+def test_an_exception_of_the_users_code_has_its_innermost_line_there(monkeypatch):
     monkeypatch.chdir(ROOT)
-    with pytest.raises(UserCodeError, match=f"^tests/runs/test_settings.py, line [0-9]+: [^\n]*{kind}[^\n]*$"):
-        with naming_line_of(function):
-            function(*arguments)
-
-
-def test_the_error_of_a_library_is_one_line_and_one_of_this_project_stays_as_it_is():
-    with pytest.raises(ValueError, match=r"^x is damaged [^\n]*; copy it$"), guarded("x is damaged", "copy it"):
-        json.loads("\n[")
-    with pytest.raises(ValueError, match="^a=1 is wrong$"), guarded("x is damaged", "copy it"):
-        raise ValueError("a=1 is wrong")
+    with pytest.raises(UserCodeError, match=r"^tests/runs/test_settings.py, line \d+: [^\n]*ZeroDivisionError"):
+        with naming_line_of(divides):
+            divides(1)

@@ -1,20 +1,18 @@
 """Supervised training: losses against loops and transformers, exact step counts, a resume to the last bit."""
 
-import os
 
 import pytest
 import torch
 
 from core.logger import Logger
-from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
-from core.models import load_model, load_tokenizer
+from core.model import SEQUENCE_SCORER
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
 from core.trainer import COLUMNS, Trainer, supervised_sums, training_step
-from tests.families import folder_maker, write_prose, write_sums
+from tests.families import folder_maker, write_sums
 from tests.tiny import (
-    Catcher, clear_gradient, counted, flat_gradient, jsonl, model, one_process, read_records, run_here, same,
-    same_momentum, save, without_clock)
+    Catcher, flat_gradient, jsonl, model, one_process, read_records, run_here, same,
+    same_momentum, without_clock)
 
 
 def micro_batches(rows=3):
@@ -42,7 +40,7 @@ def test_the_gradient_is_that_of_the_mean_loss_over_all_micro_batches():
         assert metrics["accuracy"] == pytest.approx(found[0][1]["accuracy"])
 
 
-def new_trainer(dataset, out_dir, **settings):
+def train(dataset, out_dir, resume=False, **settings):
     c = PretrainConfig(**{"dataset": dataset, "out_dir": str(out_dir), "block_size": 32, "n_layer": 1, "n_embd": 16,
                           "n_head": 2, "batch_size": 4, "learning_rate": 1e-2, "lr_decay_iters": 6, "warmup_iters": 2,
                           "log_interval": 1, "eval_interval": 3, "save_interval": 3, "eval_batches": 2,
@@ -50,20 +48,12 @@ def new_trainer(dataset, out_dir, **settings):
     dist = one_process()
     data = build_data(c, dist)
     batches, evaluate = build_batches(c, data, dist)
-    return Trainer(build_model(c, data, dist), c, batches, evaluate, data.tokenizer,
-                   Logger(c.out_dir, c.max_iters, COLUMNS), dist)
-
-
-def train(dataset, out_dir, resume=False, **settings):
-    trainer = new_trainer(dataset, out_dir, **settings)
+    trainer = Trainer(build_model(c, data, dist), c, batches, evaluate, data.tokenizer,
+                      Logger(c.out_dir, c.max_iters, COLUMNS), dist)
     if resume:
         trainer.resume()
     trainer.run()
     return trainer
-
-
-def records(folder):
-    return without_clock(read_records(folder / "metrics.jsonl"))
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(dataset, tmp_path):
@@ -72,28 +62,8 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(dataset, tmp_pat
     resumed = train(dataset, tmp_path / "cut", optimizer="muon", resume=True)
     assert whole.step == resumed.step == 6 and same(whole.model, resumed.model) and resumed.facts == whole.facts
     assert same_momentum(whole.optimizers, resumed.optimizers)
-    assert records(tmp_path / "whole") == records(tmp_path / "cut")
-    assert len(records(tmp_path / "whole")) == 8, "six steps and two evaluations"
-
-
-def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(dataset, tmp_path):
-    trainer = train(dataset, tmp_path / "run", max_iters=5, gradient_accumulation_steps=2)
-    counts = {int(s["step"]) for o in trainer.optimizers for s in o.state_dict()["state"].values() if "step" in s}
-    assert counts == {5}
-    assert {"metrics.jsonl", "model.safetensors", "state.pt"} <= set(os.listdir(tmp_path / "run"))
-    final, facts = load_model(str(tmp_path / "run" / "model.safetensors"))
-    assert same(final, trainer.model) and facts["step"] == 5 and "val_loss" in facts
-    steps = [r for r in read_records(tmp_path / "run" / "metrics.jsonl") if "loss" in r]
-    assert [r["step"] for r in steps] == [1, 2, 3, 4, 5]
-
-
-def test_a_bad_step_is_counted_and_the_save_that_it_prevents_is_made_up(dataset, tmp_path):
-    saved, run = [], new_trainer(dataset, tmp_path, max_iters=5, gradient_accumulation_steps=2)
-    states, save = run.model.states, run.save
-    run.save = lambda: saved.append(run.step) or save()
-    run.model.states = lambda *args: states(*args) * (torch.nan if run.step == 2 else 1.0)
-    run.run()
-    assert run.step == 5 and run.skipped_steps == 1 and saved == [4, 5], "one was due in step 3"
+    of_whole, of_cut = (without_clock(read_records(tmp_path / name / "metrics.jsonl")) for name in ("whole", "cut"))
+    assert of_whole == of_cut and len(of_whole) == 8, "six steps and two evaluations"
 
 
 def test_supervised_losses_against_loops():
@@ -123,61 +93,6 @@ def test_supervised_losses_against_loops():
     torch.testing.assert_close(supervised_sums(scorer, with_cls, target, mask)["loss"], by_hand)
 
 
-@pytest.mark.parametrize(("mode", "tied"), [(MASKED_FILL, True), (LANGUAGE_MODEL, False)])
-def test_the_loss_is_the_same_in_parts_of_few_logits(mode, tied, monkeypatch):
-    net, sizes, found = model(mode, tied=tied), [], []
-    monkeypatch.setattr(net, "project", counted(net.project, sizes))
-    tokens = torch.randint(0, 96, (6, 24))
-    target = torch.where(torch.rand(6, 24) < 0.5, net(tokens).argmax(-1), torch.randint(0, 96, (6, 24)))
-    mask = torch.rand(6, 24) < 0.6
-    by_hand = sum(int(net(tokens)[i, t].argmax() == target[i, t]) for i in range(6) for t in range(24) if mask[i, t])
-    for rows in (10**5, 20):
-        monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", rows * 96)
-        clear_gradient(net)
-        sizes.clear()
-        sums = supervised_sums(net, tokens, target, mask)
-        sums["loss"].backward()
-        assert max(sizes) <= rows and sums["correct"] == by_hand > 10
-        found.append((sums["loss"].detach(), flat_gradient(net)))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
-
-
-# the parts of a run
-
-
-def built(dataset, **settings):
-    """(config, data, model, batches, evaluate) of a run."""
-    dist = one_process()
-    c = PretrainConfig(**{"dataset": str(dataset), "block_size": 32, "n_layer": 1, "n_embd": 16, "n_head": 2,
-                          "batch_size": 3, "eval_batches": 2, "device": "cpu"} | settings)
-    data = build_data(c, dist)
-    return c, data, build_model(c, data, dist), *build_batches(c, data, dist)
-
-
-def test_init_from_gives_its_weights_and_another_mode_a_new_output_layer(dataset, tmp_path):
-    generator = save(tmp_path / "g.safetensors", model(seed=4, block_size=32))
-    start = load_model(generator)[0]
-    assert same(start, built(dataset, init_from=generator, tied=False)[2])
-    scorer = built(dataset, init_from=generator, mode=SEQUENCE_SCORER, fill_checkpoints=(generator,))[2].state_dict()
-    assert scorer["head.weight"].shape == (1, 16)
-    for name, x in start.state_dict().items():
-        assert name == "head.weight" or torch.equal(scorer[name], x)
-
-
-def test_evaluation_is_the_mean_over_the_masked_tokens_of_validation(dataset):
-    c, _, net, batches, evaluate = built(dataset)
-    losses, right = [], []
-    for step in range(c.eval_batches):
-        input, target, mask = batches("val", step)
-        for i, t in mask.nonzero().tolist():
-            logits = net(input[i : i + 1])[0, t]
-            losses.append(float(-logits.log_softmax(-1)[target[i, t]].detach()))
-            right.append(float(logits.argmax() == target[i, t]))
-    found = evaluate(net)
-    assert found["val_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
-    assert found["val_accuracy"] == pytest.approx(sum(right) / len(right))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """family -> the folder of a small random Hugging Face model."""
@@ -191,9 +106,11 @@ def test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transforme
     import transformers
     if rank:
         pytest.importorskip("peft")
-    sums = write_sums(tmp_path / "sums.jsonl")
-    _, _, net, batches, _ = built(sums, init_from=folder("llama"), lora_rank=rank)
-    input, target, mask = batches("train", 0)
+    c = PretrainConfig(dataset=write_sums(tmp_path / "sums.jsonl"), block_size=32, batch_size=3, device="cpu",
+                       init_from=folder("llama"), lora_rank=rank)
+    data = build_data(c, one_process())
+    net = build_model(c, data, one_process())
+    input, target, mask = build_batches(c, data, one_process())[0]("train", 0)
     found = supervised_sums(net, input, target, mask)
     (found["loss"] / found["count"]).backward()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder("llama")).eval()
@@ -208,51 +125,25 @@ def test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transforme
         torch.testing.assert_close(trained[name], p.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_a_detector_of_replaced_tokens_learns_from_the_fills_of_generators(folder, tmp_path):
-    prose = write_prose(tmp_path / "prose", load_tokenizer(folder("bert")))
-    judge, filler = folder("electra_judge"), folder("bert")
-    _, data, net, batches, _ = built(prose, init_from=judge, fill_checkpoints=(filler,))
-    filled, target, mask = batches("train", 0)
-    assert torch.equal(filled[~mask], target[~mask]) and not torch.equal(filled, target)
-    assert not (filled == data.tokenizer.mask_token_id).any(), "it reads filled texts, not masks"
-    theirs = torch.nn.functional.binary_cross_entropy_with_logits(-net(filled), (filled != target).float(),
-                                                                  reduction="sum")
-    torch.testing.assert_close(supervised_sums(net, filled, target, mask)["loss"], theirs, rtol=1e-5, atol=0)
-
-
-# the script
-
-
-def launch(dataset, out_dir, *arguments):
-    """The metrics of a run of the script with few steps."""
-    settings = {"dataset": dataset, "out_dir": out_dir, "block_size": 64, "batch_size": 16, "lr_decay_iters": 30,
-                "warmup_iters": 2, "log_interval": 5, "eval_interval": 10, "save_interval": 10, "eval_batches": 2,
-                "device": "cpu"}
-    done = run_here("core/pretrain.py", *(f"--{key}={value}" for key, value in settings.items()), *arguments)
-    assert done.returncode == 0, done.stderr
-    return without_clock(read_records(out_dir / "metrics.jsonl"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("head", ["realness", "cls"])
-def test_a_judge_of_either_head_is_trained_and_measured(dataset, tmp_path, head):
-    path = save(tmp_path / "g.safetensors", model(n_layer=1, block_size=64))
-    found = launch(dataset, tmp_path / "out", "--mode=sequence_scorer", f"--judge_head={head}", "--max_iters=2",
-                   f"--fill_checkpoints={path}", f"--init_from={path}", "--n_layer=1", "--n_embd=16", "--n_head=2",
-                   "--tied=False")
-    assert found[-1].keys() >= {"auc/0", "pearson/0", "spearman/0"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 8], ids=["full", "lora"])
 def test_a_hugging_face_model_is_fine_tuned_resumed_bit_for_bit_and_opened_by_its_library(folder, tmp_path, rank):
     transformers = pytest.importorskip("transformers")
     records = [{"prompt": f"{a}+{b}=", "answer": "the fox"} for a in range(5, 13) for b in range(5, 13)]
-    data, llama = jsonl(tmp_path / "my.jsonl", *records), folder("llama")
-    more = [f"--init_from={llama}", "--optimizer=adamw", "--learning_rate=1e-2", f"--lora_rank={rank}"]
-    whole = launch(data, tmp_path / "whole", "--max_iters=30", *more)
-    launch(data, tmp_path / "cut", "--max_iters=20", *more)
-    assert launch(data, tmp_path / "cut", "--max_iters=30", "--resume=True", *more) == whole
+    llama = folder("llama")
+    settings = {"dataset": jsonl(tmp_path / "my.jsonl", *records), "block_size": 64, "batch_size": 16,
+                "lr_decay_iters": 30, "warmup_iters": 2, "log_interval": 5, "eval_interval": 10, "eval_batches": 2,
+                "device": "cpu", "init_from": llama, "optimizer": "adamw", "learning_rate": 1e-2, "lora_rank": rank}
+
+    def launch(name, **more):
+        more = settings | {"out_dir": tmp_path / name} | more
+        done = run_here("core/pretrain.py", *(f"--{key}={value}" for key, value in more.items()))
+        assert done.returncode == 0, done.stderr
+        return without_clock(read_records(tmp_path / name / "metrics.jsonl"))
+
+    whole = launch("whole", max_iters=30)
+    launch("cut", max_iters=20)
+    assert launch("cut", max_iters=30, resume=True) == whole
     assert whole[-1]["val_accuracy"] == 1.0, "it learned what all records have in common"
     auto, path = transformers.AutoModelForCausalLM, str(tmp_path / "cut" / "model")
     if rank:
