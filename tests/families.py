@@ -94,7 +94,8 @@ def architecture(family, tokenizer, n_embd=32, longest=128):
         "distilbert": ("DistilBertForMaskedLM", frame | {"hidden_dim": 2 * n_embd}),
         "roberta": ("RobertaForMaskedLM", roberta),
         "roberta_reward": ("RobertaForSequenceClassification", roberta | one),
-        "modernbert": ("ModernBertForMaskedLM", frame | around | {"local_attention": 8, "global_attn_every_n_layers": 2}),
+        "modernbert": ("ModernBertForMaskedLM", frame | around | {
+            "local_attention": 8, "global_attn_every_n_layers": 2}),
         "electra": ("ElectraForMaskedLM", electra),
         "electra_judge": ("ElectraForPreTraining", electra)}[family]
     kind = getattr(transformers, kind)
@@ -165,7 +166,8 @@ def publish(path, model_type, model, mask):
     if model_type == "sdar":
         values |= {"block_size": 4}
     if model_type == "llada":
-        known = ("model_type", "architectures", "auto_map", "rms_norm_eps", "rope_theta", "mask_token_id", "eos_token_id")
+        known = ("model_type", "architectures", "auto_map", "rms_norm_eps", "rope_theta", "mask_token_id",
+                 "eos_token_id")
         values = {theirs: values[name] for name, theirs in LLADA_SETTINGS.items()} | {x: values[x] for x in known} | {
             "embedding_size": len(weights["lm_head.weight"]), "vocab_size": len(weights["lm_head.weight"]) - 1,
             "block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "mlp_ratio": 4}
