@@ -113,11 +113,10 @@ def test_a_prompt_read_once_has_the_gradient_of_transformers_that_reads_it_with_
     expect_equal_gradients(model.net, theirs, SCAN if family in DELTA_FAMILIES else 1e-5)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["stored", "recomputed"])
 @pytest.mark.parametrize("family", FILL_FAMILIES)
-def test_the_gradient_of_a_fill_equals_that_of_transformers(family, checkpointed, both):
+def test_the_gradient_of_a_fill_equals_that_of_transformers_also_with_activations_computed_again(family, both):
     model, tokenizer, theirs = both(family, torch.float64)
-    model.grad_checkpoint = checkpointed
+    model.grad_checkpoint = True
     tokens, target = random_ids(tokenizer, 3, 14), random_ids(tokenizer, 3, 14, seed=1)
     tokens[:, ::3] = tokenizer.mask_token_id
     banned = torch.zeros(model.vocabulary, dtype=torch.bool)
@@ -141,5 +140,4 @@ def test_electra_is_a_judge_of_each_token(folder):
     with torch.no_grad():
         replaced = theirs(framed(model, tokens)).logits[:, 1:-1].sigmoid()           # (3, 14) their probability
         expect_close(model(tokens).sigmoid(), 1 - replaced)
-        expect_close(model(tokens), torch.cat([model(row[None]) for row in tokens]))
-    assert model.mode == SEQUENCE_SCORER and model.judge_head == "realness" and replaced.std() > 0.05
+    assert model.judge_head == "realness" and replaced.std() > 0.05

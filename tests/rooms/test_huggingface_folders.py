@@ -1,6 +1,8 @@
 """Folders in Hugging Face format: what a model is for, code that is never run, and files that change whole."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -44,6 +46,44 @@ def test_code_of_a_folder_is_never_run(llama, tmp_path):
     assert not os.path.exists(tmp_path / "it_ran")
 
 
+KERNELS = """
+import subprocess
+import sys
+sys.path.insert(0, sys.argv[2])  # where the package kernels is installed
+if sys.argv[3] == "ours":
+    from core.models import load_model
+    load_model(sys.argv[1], key="generator_checkpoint")
+else:
+    import transformers
+    transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["ours", "transformers"])
+def test_a_kernel_of_the_hub_is_never_fetched(who, llama, tmp_path):
+    """The package that fetches them leaves a trace here. transformers alone asks it for what the config names."""
+    package = tmp_path / "packages" / "kernels"
+    (tmp_path / "packages" / "kernels-0.18.2.dist-info").mkdir(parents=True)
+    (tmp_path / "packages" / "kernels-0.18.2.dist-info" / "METADATA").write_text("Name: kernels\nVersion: 0.18.2\n")
+    package.mkdir()
+    (package / "__init__.py").write_text(f"""
+def get_kernel(*args, **settings):
+    open({str(tmp_path / 'fetched')!r}, "w")
+    raise RuntimeError("fetched")
+
+def __getattr__(name):
+    if name.startswith("get"):
+        return get_kernel
+    return type(name, (), {{}}) if name[0].isupper() else lambda *a: lambda f: f
+""")
+    path = spoiled(tmp_path / "model", llama, attn_implementation="kernels-community/flash-attn2")
+    arguments = (path, str(tmp_path / "packages"), who)
+    done = subprocess.run((sys.executable, "-c", KERNELS, *arguments), capture_output=True, text=True)
+    assert done.returncode != 0
+    assert os.path.exists(tmp_path / "fetched") == (who == "transformers"), done.stderr
+
+
 def fill(folder, text, *names):
     folder.mkdir(exist_ok=True)
     for name in names:
@@ -63,12 +103,3 @@ def test_weights_change_last_so_that_an_interrupted_change_leaves_the_old_ones_w
             assert contents(tmp_path / "old")["model.safetensors"] == "1" and count < 6
         monkeypatch.undo()
     assert contents(tmp_path / "old") == dict.fromkeys(names, "2") | {"notes.txt": "1"}
-
-
-def test_a_new_folder_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    cut_after(monkeypatch, 0)
-    with pytest.raises(Cut):
-        with writing_folder(str(tmp_path / "a" / "b")):
-            (tmp_path / "a" / "b.tmp" / "a.json").write_text("")
-    monkeypatch.undo()
-    assert not os.listdir(tmp_path / "a")
