@@ -303,8 +303,10 @@ CLAIMS = {
             "rooms/test_ray_workers.py::test_workers_sample_what_the_policy_samples",
         "a start is sampled with the weights of the last sync before it":
             "rooms/test_ray_workers.py::test_a_start_is_sampled_with_the_weights_of_the_last_sync_before_it",
-        "a run's own Ray takes its token, has room for the weights, and ends":
-            "rooms/test_ray_workers.py::test_a_run_starts_its_own_ray_with_room_for_the_weights_in_flight_and_ends_it",
+        "a run starts a Ray of its own and ends it":
+            "rooms/test_ray_runs.py::test_a_run_starts_a_ray_of_its_own_and_ends_it",
+        "the weights that Ray's workers get are the trainer's, to the last bit":
+            "rooms/test_ray_workers.py::test_weights_of_every_kind_come_to_the_last_bit",
         "a run whose worker is killed is the run without workers":
             "rooms/test_ray_runs.py::test_a_run_whose_worker_is_killed_is_the_run_without_workers",
         "two sharded ranks on a Ray cluster train as one process":
@@ -324,6 +326,8 @@ CLAIMS = {
             "rooms/test_fill_in_evaluation.py::test_the_figures_are_those_of_a_loop_over_completions",
         "evaluation reads no more rows at once than batch_size allows":
             "rooms/test_fill_in_evaluation.py::test_no_forward_reads_more_rows_than_batch_size_allows",
+        "a filled word is right only where its tokens hold what was around it":
+            "rooms/test_fill_in_evaluation.py::test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it",
         "neither the estimator nor the seed of training changes a held-out figure":
             "rooms/test_fill_in_evaluation.py::test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure",
         "accuracies, pass@k and lengths of prompts are those of a loop":
@@ -333,18 +337,20 @@ CLAIMS = {
         "late completions count neither right nor wrong":
             "rooms/test_prompt_evaluation.py::test_late_completions_count_neither_right_nor_wrong",
         "the doctor finds a gradient that is 0, infinite or misses a layer":
-            "rooms/test_doctor.py::test_a_healthy_step_is_fine_and_every_way_to_break_its_gradient_is_found",
+            "rooms/test_doctor.py::test_the_examined_step_is_the_first_of_the_run_and_every_way_to_break_its_gradient_is_found",
         "the doctor examines the run's first step and changes no weight":
-            "rooms/test_doctor.py::test_the_examined_step_is_the_first_of_the_run_and_changes_no_weight",
-        "wrong answers that a verifier accepts are named":
-            "rooms/test_doctor.py::test_wrong_answers_that_a_verifier_accepts_are_named",
+            "rooms/test_doctor.py::test_the_examined_step_is_the_first_of_the_run_and_every_way_to_break_its_gradient_is_found",
+        "of lost characters, cut answers and weak verifiers the right check speaks":
+            "rooms/test_doctor.py::test_the_check_of_what_is_wrong_speaks_and_no_other",
+        "the doctor finds a judge that prefers filled text":
+            "rooms/test_doctor.py::test_a_judge_that_prefers_filled_text_is_found",
         "environments that differ from their twins are found":
             "rooms/test_doctor.py::test_environments_that_answer_the_same_texts_differently_are_found",
         "the doctor calls no shipped config wrong": "rooms/test_doctor.py::test_a_shipped_config_is_not_called_wrong",
         "whatever a model writes stays text on the page of a run":
             "rooms/test_report.py::test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded",
-        "a point of a chart is where the labels of its axes say":
-            "rooms/test_report.py::test_a_point_is_where_the_labels_of_the_axes_say",
+        "the numbers on the page of a run are those of metrics.jsonl":
+            "rooms/test_report.py::test_the_numbers_on_a_page_are_those_of_metrics_jsonl",
         "the table over seeds has means, deviations and the least change":
             "rooms/test_report.py::test_the_table_over_seeds_holds_means_deviations_and_the_least_change",
         "the checker names right losses of every objective": "rooms/test_check_loss.py::test_a_right_loss_is_named",

@@ -16,9 +16,9 @@ import torch
 from core.prompts import PromptConsumer, as_columns, as_messages, plain
 from core.settings.user_code import one_line
 from core.tokenizer import fold_to_ascii
+from grpo.environments import Episode
 from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
 from grpo.rewards import REWARDS
-from grpo.rollout import TURNS
 
 MOST = 16    # problems of the step
 RECORDS = 8  # training records that each verifier is tried on
@@ -139,27 +139,27 @@ def equal_starts(x):
     """Two environments of a problem that hear the same texts answer the same."""
     if x.config.environment is None:
         return None
-    P = len(x.problems["number"])
-    twins = {key: column.repeat(2, axis=0) for key, column in x.problems.items()}  # twins have equal noise
-    settings = x.config.varied(group_size=1, sample_rows=2 * P)
-    rollouts = x.models.policy.sample(twins, 0, settings)
-    unlike = sum(not alike(rollouts, n) for n in range(0, 2 * P, 2))
+    records = x.problems["record"]
+    texts = x.rollouts.texts.completions[: x.config.max_turns]
+    unlike = 0
+    for seed, record in enumerate(records):
+        one, other = (played(x.config, seed, record, texts) for _ in range(2))
+        unlike += one != other
     if not unlike:
         return ""
-    return (f"In {unlike} of {P} problems two environments heard the same texts and gave other answers or rewards: the "
-            "completions of a group do not start in one state -> draw what is random from random.Random(seed), with "
-            "the seed that __init__ gets, and let an episode change nothing outside of its own environment")
+    return (f"In {unlike} of {len(records)} problems two environments heard the same texts and gave other answers or "
+            "rewards: the completions of a group do not start in one state -> draw what is random from "
+            "random.Random(seed), with the seed that __init__ gets, and let an episode change nothing outside of its "
+            "own environment")
 
 
-def alike(rollouts, n):
-    """True if the environments of completions n and n + 1 answered the same, as long as they were told the same."""
-    rewards = rollouts.texts.columns[TURNS]
-    target = rollouts.target[n : n + 2]
-    mask = rollouts.mask[n : n + 2]
-    other = ((target[0] != target[1]) | (mask[0] != mask[1])).nonzero().flatten()
-    if len(other):  # rounding may make the policy itself sample another token
-        return bool(mask[:, other[0]].all())
-    return rewards[n] == rewards[n + 1]
+def played(config, seed, record, texts):
+    """The answers and the rewards of an environment that hears these texts."""
+    episode = Episode(config)
+    episode.begin(seed, record)
+    answers = [episode.step(text) for text in texts]
+    episode.close()
+    return answers, episode.rewards
 
 
 def own_answers(x, name):
@@ -169,10 +169,7 @@ def own_answers(x, name):
     tried = None
     for record in verified_records(x, name):
         texts = right_completions(x, name, record)
-        values, errors = values_of(x, name, record, texts)
-        if errors and not values:
-            return (f"{name} fails on the right answer of {record['where']}: {errors[0]} -> correct the function or "
-                    "the records: the run would stop there")
+        values = values_of(x, name, record, texts)
         if values and max(values) < REWARDS[name].high - 1e-6:
             given = f"{max(values):g} for {one_line(texts[0], 50, repr)}"
             return (f"{name} does not find the answer of {record['where']} right: it gives {given} -> correct the "
@@ -190,7 +187,7 @@ def wrong_answers(x, name):
     accepted, asked, high = Counter(), 0, REWARDS[name].high
     for record, own in zip(records, answers, strict=True):
         def value(text):
-            return max(values_of(x, name, record, [as_written(x, text)])[0], default=-inf)
+            return max(values_of(x, name, record, [as_written(x, text)]), default=-inf)
 
         before, found, after = str(record.get("completion", "")).replace("%", "%%").rpartition(own)
         forms = [*FORMS, f"{before}%s{after}"] if found else FORMS
@@ -213,14 +210,9 @@ def wrong_answers(x, name):
 
 
 def verified_records(x, name):
-    """The first training records, if the reward is a verifier: its value depends on fields of the record."""
-    if not isinstance(x.data, PromptConsumer) or {"texts", "judge_model", "reward_scorer"} & REWARDS[name].settings:
-        return []
-    records = x.data.records["train"][:RECORDS]
-    texts = right_completions(x, name, records[0])[:1] or ["1"]
-    without = {key: records[0][key] for key in ("prompt", "text")}
-    alike = values_of(x, name, records[0], texts) == values_of(x, name, without, texts)
-    return [] if alike and REWARDS[name].check is None else records
+    """The first training records, if the reward is a verifier: it needs fields of a record."""
+    of_prompts = isinstance(x.data, PromptConsumer)
+    return x.data.records["train"][:RECORDS] if of_prompts and REWARDS[name].fields else []
 
 
 def right_completions(x, name, record):
@@ -240,17 +232,14 @@ def as_written(x, text):
 
 
 def values_of(x, name, record, texts):
-    """(the values that a reward gives completions, without those that it skips; the texts of its errors)"""
+    """The values that a reward gives these completions of a record, without those that it skips."""
     prompts, columns = as_columns([record])
-    values, errors = [], []
+    values = []
     for text in texts:
         completion = SimpleNamespace(prompts=prompts, completions=[text], columns=columns,
                                      completion_ids=[x.data.tokenizer.encode(text)])
-        try:
-            values += x.rewards.score(completion, 1, [name])[0][name].tolist()
-        except ValueError as error:  # user functions raise it too (core/settings/user_code.py)
-            errors.append(str(error))
-    return [value for value in values if value == value], errors
+        values += x.rewards.score(completion, 1, [name])[0][name].tolist()
+    return [value for value in values if value == value]
 
 
 CHECKS = {"prompt": lost_characters, "end": ends_of_completions, "gradient": gradient, "judge": judge_on_true_texts,

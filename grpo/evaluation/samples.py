@@ -1,9 +1,7 @@
 """The parts that evaluations share: means over fixed problems, and samples for people."""
 
-import itertools
 import json
 import os
-from operator import itemgetter
 
 import torch
 
@@ -12,7 +10,7 @@ from core.logger import GREEN, PLAIN, WIDTH, format_number, visible
 from grpo.losses import kl_per_token
 from grpo.reference import with_reference
 from grpo.rewards import Log
-from grpo.rollout import REWARD, join
+from grpo.rollout import join
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
@@ -44,7 +42,7 @@ class Evaluation:
             total, judged = self.judge(rollouts.texts, values)
             sums.append(log.metrics | judged | self.sums(policy, step, batch, rollouts, values, config))
             for i in range(min(rollouts.problems, SHOWN - len(samples))):
-                samples.append(self.sample(policy, batch, rollouts, i, total, values, log))
+                samples.append(self.sample(batch, rollouts, i, total, values, log))
         return means_of(sums), samples
 
     def judge(self, texts, values):
@@ -65,7 +63,7 @@ class Evaluation:
             parts.append(sums)
         return join(parts)
 
-    def sample(self, policy, batch, rollouts, i, total, values, log):
+    def sample(self, batch, rollouts, i, total, values, log):
         """Problem i: its texts and, in "group", its completions from the best to the worst by `total` (N,), each with
         its text, its reward and what else is known about it."""
         texts, G = rollouts.texts, rollouts.group_size
@@ -78,8 +76,6 @@ class Evaluation:
         sample["group"] = []
         for n in order.tolist():
             about = {"text": texts.completions[n], "reward": round(float(total[n]), 4)}
-            if REWARD in texts.columns:
-                about["text"] = turn_by_turn(policy.tokenizer, rollouts, n)
             if values and self.rewards.success in values and not (right := self.rewards.right(values)[n]).isnan():
                 about["right"] = bool(right)
             if log.columns:
@@ -107,17 +103,6 @@ def means_of(sums):
     return {name: float(total / count) for name, (total, count) in join(sums).items() if count}
 
 
-def turn_by_turn(tokenizer, rollouts, n):
-    """The text of completion n, in which each answer of the environment stands on a line of its own behind a >."""
-    ids = rollouts.texts.completion_ids[n]
-    chosen = rollouts.mask[n, : len(ids)].tolist()
-    turns = []
-    for own, part in itertools.groupby(zip(chosen, ids, strict=True), key=itemgetter(0)):
-        text = tokenizer.decode([token for _, token in part]).strip("\n")
-        turns.append(text if own else f"> {text}")
-    return "\n".join(turns)
-
-
 def format_samples(records, color, completions):
     """The lines of samples for the console.
 
@@ -126,18 +111,15 @@ def format_samples(records, color, completions):
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
         best, worst = record["group"][0], record["group"][-1]
-        rows = [("best", best), ("worst", worst)]
-        if best["reward"] == worst["reward"]:  # one completion stands for all
-            rows = [("equal", best)]
         lines.append(f"  {'problem':<15} | {shortened(record['problem'], (), color)}")
-        for title, about in rows:
+        for title, about in (("best", best), ("worst", worst)):
             text = shortened(about["text"], about.get("filled", ()), color)
             lines.append(f"  {title:<8}{format_number(about['reward']):>7} | {text}")
     return "\n".join(lines)
 
 
 def shortened(text, spans, color):
-    """A text on one line; of one that is longer than ROOM its beginning and end. spans: [[first, end]] to colour"""
+    """A text on one line, without its middle if it is longer than ROOM. spans: [[first, end]] to colour"""
     shown = list(visible(text.replace("\n", "\u21b5")))
     for first, end in spans if color else ():
         shown[first:end] = [f"{GREEN}{c}{PLAIN}" for c in shown[first:end]]

@@ -22,7 +22,6 @@ from grpo.samplers.sampler import LONGEST_CALL, SamplerError
 
 START_SECONDS = 300  # for a worker to import and to load its model
 MOST_TRIES = 5       # of the same problems, by workers that die
-LEAST_STORE = 2**27  # bytes of the object store; Ray refuses less than 75 MB
 ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is no rank of the trainer's
 # Ray listens on all interfaces and runs what it is sent, so it takes a token that only this run knows.
 # Ray's default niceness, 15, would make workers wait for every other process of the machine
@@ -95,7 +94,7 @@ class RaySampler:
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
             if self.joined:
-                join_ray(self.ray, config, dist, sum(x.nbytes for x in policy.weights().values()))
+                join_ray(self.ray, config, dist)
             actor = self.ray.remote(**worker_options(self.ray, config, dist))(RayWorker)
             self.workers = [actor.remote(make, config) for _ in range(config.ray_workers)]
             self._values([worker.ready.remote() for worker in self.workers], START_SECONDS, FEWER)
@@ -129,11 +128,9 @@ class RaySampler:
         """Returns what workers return. Raises SamplerError if they are late, fail, or die too often."""
         try:
             return self.ray.get(answers, timeout=seconds)
-        except self.ray.exceptions.GetTimeoutError:
-            line = f"needed more than {seconds:g} seconds; {remedy}"
         except self.ray.exceptions.RayError as error:
-            line = f"failed: {last_line(error)}"
-        raise SamplerError(f"a worker of sampler='ray' {line}")
+            raise SamplerError(f"a worker of sampler='ray' failed or took more than {seconds:g} seconds: "
+                               f"{last_line(error)}; {remedy}") from None
 
 
 def pack(weights):
@@ -145,8 +142,8 @@ def pack(weights):
     return packed
 
 
-def join_ray(ray, config, dist, weights_bytes):
-    """Joins the cluster at RAY_ADDRESS, or starts a Ray for this rank alone. weights_bytes: size of a sync"""
+def join_ray(ray, config, dist):
+    """Joins the cluster at RAY_ADDRESS, or starts a Ray for this rank alone."""
     address = cluster()
     code = {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}
     try:
@@ -156,9 +153,7 @@ def join_ray(ray, config, dist, weights_bytes):
             gpus = gpus_beside(dist)
             if gpus:
                 code["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-            store = LEAST_STORE + int(1.1 * weights_bytes * (config.max_staleness + 2))
-            cpus = config.ray_workers * threads_of_worker(config)
-            start_ray(ray, code, num_cpus=cpus, num_gpus=len(gpus), object_store_memory=store)
+            start_ray(ray, code, num_cpus=config.ray_workers * threads_of_worker(config), num_gpus=len(gpus))
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise SamplerError(f"sampler='ray': no Ray at {ADDRESS}={address} ({last_line(error)}); docs/scaling.md has "
                            "the command for a cluster") from None

@@ -6,7 +6,6 @@ Hugging Face format, which gets an adapter.
 """
 
 import contextlib
-import math
 import os
 import pathlib
 from types import SimpleNamespace
@@ -16,22 +15,18 @@ import torch
 
 pytest.importorskip("transformers")
 
+from core.files import VLLM_WEIGHTS
 from core.huggingface.export import write_generator
 from core.huggingface.settings import LoraConfig
-from core.models import is_huggingface, load_model, load_tokenizer, save_model
+from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
-from grpo import train_grpo
-from grpo.grpo_training_step import Timer, collect_rollouts
+from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.policies.causal import CausalPolicy
 from grpo.reference import logp_in_batches
-from grpo.samplers import vllm
-from grpo.samplers.sampler import SamplerError
-from grpo.samplers.vllm import Server, VllmSampler
+from grpo.samplers.vllm import VllmSampler
 from tests.families import model_folder, write_sums
 from tests.rooms.vllm_server import running
-from tests.tiny import (
-    CAUSAL, ROOT, causal_model, clear_gradient, fixed_rewards, one_process, prompt_config, read_records, run_here,
-    run_script, train)
+from tests.tiny import CAUSAL, ROOT, causal_model, fixed_rewards, one_process, prompt_config, run_script
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 SMALL = {"batch_size": 2, "group_size": 2, "max_new_tokens": 6, "temperature": 0.8}
@@ -96,15 +91,12 @@ class World:
         reward = fixed_rewards(torch.rand(self.config.batch_size, self.config.group_size))
         rollouts, sums, _ = collect_rollouts(self.policy, None, reward, lambda *_: (self.sample(), {}), self.config,
                                              one_process(), Timer())
-        still = SimpleNamespace(param_groups=[{"lr": 0.0}], step=lambda: None,
-                                zero_grad=lambda set_to_none: clear_gradient(self.policy))
-        return train(self.policy, rollouts, sums, self.config, [still])
+        return train_on_rollouts(self.policy, rollouts, sums, [], self.config, one_process())
 
 
 @pytest.fixture
-def world(folders, prompts, tmp_path, monkeypatch):
+def world(folders, prompts, tmp_path):
     """(kind, settings) -> a World, whose server is ended after the test."""
-    monkeypatch.setattr(vllm, "WAITS", (0.0, 0.0))
     with contextlib.ExitStack() as opened:
         def make(kind="ours", **settings):
             server = SimpleNamespace(url=URL) if kind == "real" else opened.enter_context(running(folders[kind]))
@@ -130,23 +122,6 @@ def test_a_sync_brings_the_weights_and_the_policy_scores_what_was_drawn_alike(wo
     assert kind == "real" or len(w.server.salts) == 4
 
 
-@pytest.mark.parametrize("kind", ["ours", "qwen3"])
-def test_completions_stop_at_every_end_of_the_tokenizer_and_at_stop_sequences_alone(world, kind):
-    w = world(kind, max_new_tokens=20, group_size=16, temperature=1.5, stop_sequences=("7",) if kind == "ours" else ())
-    w.sync(0)
-    rollouts, seen = w.sample(), set()
-    ends = {*w.policy.tokenizer.stop_token_ids, *(CAUSAL.encode("7") if kind == "ours" else ())}
-    for ids, mask, truncated in zip(rollouts.target, rollouts.mask > 0, rollouts.truncated.tolist(), strict=True):
-        *before, last = ids[mask].tolist()
-        assert truncated == (len(before) == 19 and last not in ends) and (truncated or last in ends)
-        assert not ends & set(before)
-        seen |= {last} & ends
-    assert seen == ends, "each of them ended a completion"
-    never = w.sampler.never
-    assert (kind == "ours") == (not never) and not set(rollouts.target[rollouts.mask > 0].tolist()) & set(never)
-    assert kind == "qwen3" or not any("7" in text for text in rollouts.texts.completions)
-
-
 def test_completions_depend_on_seed_iteration_and_problem_alone(world):
     w = world()
     w.sync(0)
@@ -158,63 +133,20 @@ def test_completions_depend_on_seed_iteration_and_problem_alone(world):
     assert len(set(map(tuple, ids[:G]))) > 1, "the completions of a group differ"
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-def test_adapters_have_names_of_their_own_and_go_when_they_are_old_or_the_run_ends(world, staleness):
-    w = world("adapter", max_staleness=staleness)
-    for version in range(5):
-        w.sync(version)
-        w.move(seed=version)
-        if version == 2:
-            w.server.adapters.pop(next(iter(w.server.adapters)))  # one that the server has lost ends no run
-    names = [f"{w.sampler.prefix}{version}" for version in range(4 - staleness, 5)]
-    assert sorted(os.listdir(w.sampler.folder)) == names and set(w.server.adapters) <= set(names)
-    assert not os.path.exists(os.path.join(w.sampler.folder, names[0], "model.safetensors")), "the adapter alone"
-    w.sampler.close()
-    assert not w.server.adapters and not os.path.exists(w.sampler.folder)
-
-
-# What goes wrong, and what finds it
-
-
-@pytest.mark.parametrize("kind, fault", [("ours", "started again"), ("ours", "stale weights"),
-                                         ("adapter", "stale adapter"), ("qwen3", "re-encoded")])
+@pytest.mark.parametrize("kind, fault", [
+    ("ours", "stale weights"), ("adapter", "stale adapter"), ("qwen3", "re-encoded")])
 def test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from_the_policy(world, kind, fault):
     w = world(kind, max_new_tokens=12, group_size=4, max_staleness=3)
     w.sync(0)
     assert w.step()["mismatch_kl"] < 1e-8
     w.server.fault = fault
-    for version, size in ((1, 1e-3), (2, 1.0)):
-        w.move(size)
-        w.sync(version)
-        if size == 1.0 or fault == "re-encoded":
-            with pytest.raises(ValueError, match="mismatch_kl"):
-                w.step()
-        else:
-            assert 1e-9 < w.step()["mismatch_kl"] < 0.2, "a small step of training is not told from rounding"
+    w.move(1.0)
+    w.sync(1)
+    with pytest.raises(ValueError, match="mismatch_kl"):
+        w.step()
     w.server.fault = None
-    w.sync(3)
+    w.sync(2)
     assert w.step()["mismatch_kl"] < 1e-8
-
-
-def test_a_server_that_fails_to_take_weights_ends_the_run_and_is_left_as_it_was(world):
-    w = world("ours")
-    w.server.fault = "half dead"
-    with pytest.raises(SamplerError, match="^vllm_url=http://127.0.0.1:[0-9]* .*/collective_rpc .*500"):
-        w.sync(0)
-    w.sampler.close()
-    assert not os.path.exists(w.sampler.folder) and not w.server.paused
-
-
-@pytest.mark.parametrize("spoil", [
-    [{"token_ids": None}] * 2, [{"token_ids": [10**6] * 6}] * 2, [{"token_ids": [CAUSAL.stop_token_id, 5]}] * 2,
-    [{"logprobs": {"token_logprobs": [-math.inf] * 6}}] * 2, []], ids=str)
-def test_an_answer_that_is_not_what_was_asked_for_is_one_line(world, spoil):
-    """The parts that an answer has in place of others; another number of them than group_size is wrong too."""
-    w = world("ours")
-    w.sync(0)
-    w.server.spoil = lambda choices: [choices[0] | more for more in spoil]
-    with pytest.raises(SamplerError, match="^vllm_url=[^\n]*docs/scaling.md[^\n]*$"):
-        w.sample()
 
 
 def test_no_file_holds_the_key_of_a_server(world, monkeypatch):
@@ -228,64 +160,14 @@ def test_no_file_holds_the_key_of_a_server(world, monkeypatch):
     assert files and not any(b"s3cret" in path.read_bytes() for path in files)
 
 
-@pytest.mark.parametrize("tries, named", [
-    ([(400, "no\x1b[31m")], "400.*no"), ([(302, "")], "302"),  # the key would travel to another address too
-    ([(503, "")] * 3, "503"), ([ConnectionResetError()] * 3, "reached"), ([TimeoutError()], "/x"),
-    ([(503, ""), ConnectionResetError(), (200, "yes")], None)])
-def test_a_failed_request_is_one_line_and_what_may_be_chance_is_asked_again(monkeypatch, tries, named):
-    monkeypatch.setattr(vllm, "WAITS", (0.0, 0.0, 0.0))
-    left = list(tries)
-
-    def answer(server, *request):
-        found = left.pop(0)
-        if isinstance(found, tuple):
-            return found
-        raise found
-
-    monkeypatch.setattr(Server, "_try", answer)
-    if named is None:
-        assert Server("http://x").ask("POST", "/x", {}) == "yes"
-    else:
-        with pytest.raises(SamplerError, match=f"^vllm_url=http://x .*{named}") as error:
-            Server("http://x").ask("POST", "/x", {})
-        assert str(error.value).isprintable()
-    assert not left
-
-
-# Whole runs
-
-
-@pytest.fixture
-def settings(folders, prompts, tmp_path):
-    """Settings of a short run on a model of ours; its reward differs within groups, without which nothing moves."""
-    save_model(str(tmp_path / "generator.safetensors"), causal_model(scale=3.0), CAUSAL)
+def test_two_sharded_ranks_train_an_adapter_on_what_the_server_samples_as_one_does(folders, tmp_path):
     (tmp_path / "rewards.py").write_text("def shape(prompts, completions, **columns):\n"
                                          "    return [sum(map(ord, text)) % 7 for text in completions]\n")
-    return {"generator_checkpoint": tmp_path / "generator.safetensors", "dataset": prompts, "task_type": "general",
-            "sampler": "vllm", "max_iters": 3, "batch_size": 2, "group_size": 4, "max_new_tokens": 6, "top_p": 1.0,
-            "learning_rate": 0.01, "min_lr": 0.01, "warmup_iters": 0, "eval_problems": 2, "eval_completions": 2,
-            "device": "cpu", "kl_beta": 0.0, "reward_file": tmp_path / "rewards.py",
-            "reward_functions": "('shape',)", "out_dir": tmp_path / "out", "log_interval": 1}
-
-
-def test_a_run_trains_on_what_the_server_samples_until_it_is_started_again(folders, settings, tmp_path):
-    """It then serves the weights that it was started with, and the run goes on from its last state."""
-    with running(folders["ours"]) as server:
-        settings |= {"vllm_url": server.url, "max_staleness": 1}
-        train_grpo.main([f"--{key}={value}" for key, value in settings.items()])
-        assert server.asked.count("/collective_rpc") == 3
-        server.fault = "started again"
-        settings |= {"resume": True, "max_iters": 60, "max_staleness": 0, "learning_rate": 0.05}
-        done = run_here("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in settings.items()))
-        assert done.returncode == 1 and "mismatch_kl" in done.stderr
-    steps = [record for record in read_records(str(tmp_path / "out" / "metrics.jsonl")) if "loss" in record]
-    assert [step["staleness"] for step in steps[:3]] == [0, 1, 1] and len(steps) < 60
-    assert [step["mismatch_max"] < 1e-4 for step in steps[:3]] == [True, False, False], "older weights differ"
-
-
-def test_two_sharded_ranks_train_an_adapter_on_what_the_server_samples_as_one_does(folders, settings, tmp_path):
-    settings |= {"generator_checkpoint": folders["adapter"], "dataset": folders["sums"], "lora_rank": 4,
-                 "optimizer": "adamw", "parallel": "fsdp", "max_iters": 2}
+    settings = {"generator_checkpoint": folders["adapter"], "dataset": folders["sums"], "lora_rank": 4,
+                "optimizer": "adamw", "parallel": "fsdp", "sampler": "vllm", "max_iters": 2, "group_size": 4,
+                "max_new_tokens": 6, "top_p": 1.0, "learning_rate": 0.01, "min_lr": 0.01, "warmup_iters": 0,
+                "eval_problems": 2, "eval_completions": 2, "device": "cpu", "kl_beta": 0.0,
+                "reward_file": tmp_path / "rewards.py", "reward_functions": "('shape',)"}
     weights = []
     for ranks in (1, 2):
         out = tmp_path / f"out{ranks}"
@@ -294,6 +176,7 @@ def test_two_sharded_ranks_train_an_adapter_on_what_the_server_samples_as_one_do
             done = run_script("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in own.items()), ranks=ranks)
             assert done.returncode == 0, done.stderr
             assert server.asked.count("/v1/load_lora_adapter") == 2, "rank 0 alone brings them"
+            assert not server.adapters and VLLM_WEIGHTS not in os.listdir(out), "they go when the run ends"
         weights.append(torch.load(out / "state.pt", weights_only=True)["model"])
     for name, x in weights[0].items():
         torch.testing.assert_close(weights[1][name], x, rtol=1e-3, atol=1e-4)

@@ -5,7 +5,6 @@ with running(folder) as server: VllmSampler with vllm_url=server.url
 """
 
 import contextlib
-import copy
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,15 +14,13 @@ import torch
 FAULTS = {
     "stale adapter": "says that it loaded an adapter, but computes with the one before",
     "stale weights": "says that it read the weights again, but keeps those it has",
-    "re-encoded": "reports ids of the text instead of those that it drew, as many as it drew",
-    "started again": "is started again before each completion, and holds the weights that it was started with",
-    "half dead": "answers with status 500 to what brings weights"}
+    "re-encoded": "reports ids of the text instead of those that it drew, as many as it drew"}
 
 
 class VllmServer(ThreadingHTTPServer):
     """url: its address; asked: the paths that were asked for, in order; keys: the headers with a key of each
 
-    fault: a key of FAULTS, or None; spoil: a function that changes the choices of a completion
+    fault: a key of FAULTS, or None
     """
 
     daemon_threads, request_queue_size = True, 256
@@ -35,66 +32,52 @@ class VllmServer(ThreadingHTTPServer):
         self.net = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.adapters, self.asked, self.keys = {}, [], []  # {name: folder}
-        self.fault, self.spoil = None, list
-        self.lock, self.paused = threading.Lock(), False
-        self.first_weights = copy.deepcopy(self.net.state_dict())
+        self.fault, self.lock, self.paused = None, threading.Lock(), False
         self.salts = {}  # {salt: the weights that were used with it}
         self.known = {
             "/v1/models": self.models, "/v1/completions": self.complete, "/v1/load_lora_adapter": self.load_adapter,
-            "/v1/unload_lora_adapter": self.unload_adapter, "/pause": lambda body: self.pause(True),
-            "/resume": lambda body: self.pause(False), "/collective_rpc": self.reload}
+            "/v1/unload_lora_adapter": lambda body: self.adapters.pop(body["lora_name"]),
+            "/pause": lambda body: self.pause(True), "/resume": lambda body: self.pause(False),
+            "/collective_rpc": self.reload}
 
-    # What requests ask for: each returns (status, JSON or text)
+    # The answers to requests
 
     def models(self, body):
-        return 200, {"data": [{"id": name, "parent": self.name} for name in self.adapters] +
-                             [{"id": self.name, "parent": None}]}
+        return {"data": [{"id": name, "parent": self.name} for name in self.adapters] +
+                        [{"id": self.name, "parent": None}]}
 
     def load_adapter(self, body):
         import peft
         name, path = body["lora_name"], body["lora_path"]
-        if self.fault == "stale adapter" and self.adapters:
+        if self.fault == "stale adapter":
             path = list(self.adapters.values())[-1]
         if isinstance(self.net, peft.PeftModel):
             self.net.load_adapter(path, name)
         else:
             self.net = peft.PeftModel.from_pretrained(self.net, path, name).eval()
         self.adapters[name] = path
-        return 200, "Success"
-
-    def unload_adapter(self, body):
-        if self.adapters.pop(body["lora_name"], None) is None:
-            return 404, "The lora adapter cannot be found."
-        return 200, "Success"
 
     def pause(self, paused):
         self.paused = paused
-        return 200, "paused"
 
     def reload(self, body):
         import transformers
         assert body["method"] == "reload_weights" and self.paused
-        if self.fault == "half dead":
-            return 500, "no memory"
         if self.fault != "stale weights":
             path = body["kwargs"]["weights_path"]
             self.net.load_state_dict(transformers.AutoModelForCausalLM.from_pretrained(path).state_dict())
-        return 200, "read"
 
     def complete(self, body):
         model, ids = body["model"], body["prompt"]
-        assert not self.paused
-        if model != self.name and model not in self.adapters:
-            return 404, f"The model `{model}` does not exist."
+        assert not self.paused and model in (self.name, *self.adapters)
+        weights = model
         if model in self.adapters:
             self.net.set_adapter(model)
-        if self.fault == "started again":
-            self.net.load_state_dict(self.first_weights)
-            self.salts = {}
-        weights = model if model in self.adapters else sum(float(p.sum()) for p in self.net.parameters())
+        else:
+            weights = sum(float(p.sum()) for p in self.net.parameters())
         assert self.salts.setdefault(body["cache_salt"], weights) == weights, "what other weights read would be used"
         choices = [{"index": i} | self.draw(ids, body, body["seed"] + i) for i in range(body["n"])]
-        return 200, {"choices": self.spoil(choices[1:] + choices[:1])}  # no order is promised
+        return {"choices": choices[1:] + choices[:1]}  # no order is promised
 
     def draw(self, prompt, body, seed):
         """One completion, as vLLM reports it."""
@@ -132,27 +115,21 @@ class Handler(BaseHTTPRequestHandler):
         s, path = self.server, self.path.split("?")[0]
         s.asked.append(self.path)
         s.keys.append(self.headers["Authorization"])
-        status, content = 404, "Not Found"
         with s.lock, torch.no_grad():  # one request at a time, as no real server does
-            if path in s.known:
-                status, content = s.known[path](body)
-        data = (content if isinstance(content, str) else json.dumps(content)).encode()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client did not wait
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            data = json.dumps(s.known[path](body)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
 
 @contextlib.contextmanager
 def running(folder):
     """A VllmServer of the model in a folder, until the end of the block."""
     server = VllmServer(folder)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield server
     finally:
         server.shutdown()
         server.server_close()
-        thread.join()
