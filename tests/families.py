@@ -162,7 +162,8 @@ def publish(path, model_type, model, mask):
     for name in ("rope_parameters", "transformers_version", "dtype", "is_causal"):
         values.pop(name, None)
     if model_type == "llama both ways":
-        values |= {"architectures": ["LlamaForCausalLM"], "is_causal": False, "model_type": "llama", "auto_map": {}}
+        values |= {"architectures": ["LlamaForCausalLM"], "is_causal": False, "model_type": "llama"}
+        del values["auto_map"]
     if model_type == "sdar":
         values |= {"block_size": 4}
     if model_type == "llada":

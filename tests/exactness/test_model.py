@@ -1,15 +1,14 @@
-"""The transformer: what a token reads, the precision of the output layer, a judge's score. That logits are those of
-Qwen3 with the same weights is in tests/rooms/test_export.py."""
+"""The transformer: padding, the precision of the output layer, a judge's score. That logits are those of Qwen3 with the
+same weights is in tests/rooms/test_export.py."""
 
 import pytest
 import torch
 
 from core.judge import CHUNK, calculate_judge_scores, calculate_realness
-from core.model import SquaredReLU, attention_mask
+from core.model import SquaredReLU
 from tests.tiny import CAUSAL, TOKENIZER, causal_model, judge, model
 
 TIED = pytest.mark.parametrize("tied", [True, False])
-PADDING = torch.tensor([0, 2, 5])
 
 
 def test_padding_on_the_left_changes_nothing_whatever_its_tokens():
@@ -18,23 +17,6 @@ def test_padding_on_the_left_changes_nothing_whatever_its_tokens():
         padded = torch.cat((torch.full((2, 4), filler), tokens), 1)
         shown = net(padded, padding=torch.tensor([4, 4]))[:, 4:]
         torch.testing.assert_close(shown, net(tokens), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("before", "T"), [(0, 6), (3, 4), (5, 1)])
-def test_a_token_reads_no_padding_and_in_a_language_model_nothing_behind_it(before, T, causal):
-    mask = attention_mask(before, T, PADDING, "cpu", causal).expand(3, 1, T, before + T)
-    for row, padding in enumerate(PADDING.tolist()):
-        for t in range(T):
-            own = before + t
-            for column in range(before + T):
-                reads = column >= padding and (column <= own or not causal)
-                assert mask[row, 0, t, column] == (reads or (causal and column == own))
-    without = attention_mask(before, T, None, "cpu", causal)
-    needed = causal and before > 0 and T > 1
-    assert (without is not None) == needed
-    if needed:
-        assert torch.equal(without[0, 0], torch.ones(T, before + T).tril(before).bool())
 
 
 def test_the_squared_relu_passes_finite_differences():
