@@ -36,10 +36,7 @@ WARNED = set()     # lines of environments whose errors were printed in this pro
 
 
 def environment(cls):
-    """Registers a class under its name. Raises ValueError if it lacks a method."""
-    for method in ("reset", "step"):
-        if not callable(getattr(cls, method, None)):
-            raise ValueError(f"environment {cls.__name__}: it needs a method {method}")
+    """Registers a class under its name."""
     cls.metrics = tuple(getattr(cls, "metrics", ()))
     ENVIRONMENTS[cls.__name__] = cls
     return cls
@@ -165,20 +162,16 @@ class Episodes:
 
     def ends(self, n, written):
         """Answers completion n, whose tokens so far, a list, end a turn. Returns whether the episode is over."""
-        episode = self.episodes[n]
-        ids = written[episode.turns[-1] :]
-        answer = episode.step(self.stop.text(ids))
+        turns = self.episodes[n].turns
+        ids = written[turns[-1] :]
+        answer = self.episodes[n].step(self.stop.text(ids))
         if answer is None:
             return True
-        episode.turns.append(self.give(n, len(written), self.between(answer, ids[-1])))
+        given = torch.tensor(self.stop.tokenizer.encode(self.between(answer, ids[-1])), dtype=torch.long)
+        room = self.given[n, len(written) :]
+        room[: len(given)] = given[: len(room)]
+        turns.append(len(written) + len(given))
         return False
-
-    def give(self, n, first, text):
-        """Gives completion n a text from column `first` on, as far as there is room. Returns the column behind it."""
-        room = self.given.shape[1] - first
-        ids = self.stop.tokenizer.encode(text)
-        self.given[n, first : first + len(ids)] = torch.tensor(ids[:room], dtype=torch.long)
-        return first + len(ids)
 
     def between(self, answer, last):
         """The text behind a turn whose last token is `last`: the answer, and what the template puts around it."""

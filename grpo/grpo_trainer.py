@@ -86,13 +86,8 @@ class GRPOTrainer:
     def run_evaluation(self):
         """Evaluates on held-out data and writes report.html, on rank 0."""
         with self.dist.gathered():
-            metrics = self.evaluate() if self.dist.is_main else {}
-        if self.dist.is_main:
-            self.write_page()
-        if self.step == 0:
-            self.before = metrics
-        else:
-            self.after = metrics
+            if self.dist.is_main:
+                self.evaluate()
 
     def train_step(self) -> dict:
         """One optimizer step. The first step of an iteration begins with its rollouts."""
@@ -198,8 +193,8 @@ class GRPOTrainer:
         if self.config.kl_target is None:
             self.kl_beta = self.config.kl_beta
 
-    def evaluate(self) -> dict:
-        """Held-out metrics; a few samples every sample_interval."""
+    def evaluate(self):
+        """Logs held-out metrics, and a few samples every sample_interval."""
         self.logger.say("  evaluating ...")
         self.progress.global_step = self.step
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
@@ -211,7 +206,11 @@ class GRPOTrainer:
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.checkpoints.out_dir, self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
-        return metrics
+        if self.step == 0:
+            self.before = metrics
+        else:
+            self.after = metrics
+        self.write_page()
 
     def write_page(self):
         """Writes the page about the run, once there are metrics."""
@@ -229,6 +228,5 @@ class GRPOTrainer:
             if held_out := evaluations(each_record(self.logger.path)):
                 draw_curves([held_out], self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
-            written = "the model, its metrics" if self.step else "the metrics"
-            self.logger.say(f"{written} and {REPORT} are in {self.config.out_dir}")
+            self.logger.say(f"what the run wrote, {REPORT} too, is in {self.config.out_dir}")
         self.dist.barrier()

@@ -77,8 +77,6 @@ def step(reward: Tensor, mask: Tensor, total) -> Tensor:
     count = total(mask.sum())
     mean = total((reward * mask).sum()) / count.clamp(min=1)
     x = (reward - mean) * mask
-    mean = total(x.sum()) / count.clamp(min=1)  # again: the mean of large rewards was rounded
-    x = (x - mean) * mask
     equal = (total((x > 0).sum()) == 0) | (total((x < 0).sum()) == 0)
     x = x.masked_fill(equal & x.isfinite(), 0.0)  # of equal rewards only rounding errors are left
     return over_std(x, total(x.square().sum()), count)

@@ -64,11 +64,8 @@ def group_stds(reward: Tensor) -> Tensor:
     count = (~reward.isnan()).sum(1).clamp(min=1)                                    # (P,)
     mean = reward.nansum(1) / count                                                  # (P,)
     away = reward - mean[:, None]                                                    # (P, G)
-    furthest = away.abs().nan_to_num().amax(1)                                       # (P,)
-    unit = furthest.clamp(min=1.0)                                                   # (P,) large squares overflow
-    squares = (away / unit[:, None]).square().nansum(1)                              # (P,)
-    variance = squares / (count - 1).clamp(min=1)                                    # (P,)
-    return unit * variance.sqrt()
+    variance = away.square().nansum(1) / (count - 1).clamp(min=1)                    # (P,)
+    return variance.sqrt()
 
 
 def rollout_sums(rollouts: Rollouts, scored: Scored, differ: Tensor, discriminative: bool = False) -> dict:
@@ -139,15 +136,17 @@ def end_step(policy, optimizers: list, sums: dict, config, dist) -> dict:
     totals = apply_gradients(policy.parameters(), optimizers, config.grad_clip, totals, "_loss_tokens", DECIDING)
     counts = {name: totals.get(f"count of {name}", 1) for name in sums}
     means = {name: totals[name] / count for name, count in counts.items() if count}
-    metrics = {name: x for name, x in means.items() if not name.startswith(("_", LOGGED))}
-    metrics |= {name: totals[name] for name in ("grad_norm", "skipped_steps", "empty_steps")}
+    metrics = {name: totals[name] for name in ("grad_norm", "skipped_steps", "empty_steps")}
     if tokens := counts["mismatch_kl"]:
         metrics["mismatch_max"] = totals[LARGEST]
         # Kish's effective sample size, as a share of the tokens
         metrics["effective_sample_size"] = totals["_ratio"] ** 2 / (tokens * totals["_ratio_square"])
-    logged = {name.removeprefix(LOGGED): x for name, x in means.items() if name.startswith(LOGGED)}
-    for name in logged.keys() & metrics.keys():
-        raise ValueError(f"log_metric({name!r}, ...): training has a metric of this name; give it another")
+    for name, x in means.items():
+        key = name.removeprefix(LOGGED)
+        if key in metrics:
+            raise ValueError(f"log_metric({key!r}, ...): training has a metric of this name; give it another")
+        if not name.startswith("_"):
+            metrics[key] = x
     check_mismatch(metrics, config)
     bad = not all(math.isfinite(totals[name]) for name in OF_ROLLOUTS)
-    return metrics | logged | {"bad_rollouts": int(bad)}
+    return metrics | {"bad_rollouts": int(bad)}

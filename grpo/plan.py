@@ -1,7 +1,6 @@
 """The plan of a run, in lines for the user: settings, batch, models, data, rewards."""
 
 from core.config import describe
-from core.models import is_huggingface
 from grpo.rewards import REWARDS
 
 
@@ -32,21 +31,11 @@ def describe_models(config, models):
     trained = sum(p.numel() for p in generator.parameters() if p.requires_grad)
     part = "" if trained == generator.num_parameters() else f", {trained / 1e6:.3g} M of them trained"
     yield f"generator  {size_of(generator)}{part}"
-    for name, part in vars(models).items():
-        if part is None or name == "policy":
-            continue
-        taught = name == "reference" and config.teacher_checkpoint is not None
-        title = "teacher" if taught else name.replace("_", " ")
-        if next(part.model.parameters()) is next(generator.parameters()):
-            yield "reference  the generator's weights without the adapter, or with the one that it starts from, frozen"
-        else:
-            yield f"{title:<10} {size_of(part.model)}, frozen"
-    path = config.generator_checkpoint
-    if is_huggingface(path):
-        from core.huggingface.files import is_adapter
-        if is_adapter(path):
-            yield (f"generator_checkpoint={path} is an adapter: it is merged, and all weights are trained; to train "
-                   "the adapter, name its base model and lora_init_from")
+    frozen = {"teacher" if config.teacher_checkpoint else "reference": models.reference, "judge": models.judge,
+              "gold judge": models.gold_judge}
+    for title, policy in frozen.items():
+        if policy is not None:
+            yield f"{title:<10} {size_of(policy.model)}, frozen"
 
 
 def size_of(model):

@@ -19,7 +19,6 @@ from core.data_folder import OF_CONSUMER
 from core.settings.script import run_script
 from grpo.reward_functions.registry import (
     REWARDS,
-    Log,
     arguments,
     check_records,
     import_rewards,
@@ -66,17 +65,17 @@ class Rewards:
         device, G = rollouts.target.device, rollouts.group_size
         if not self.names:  # the teacher alone teaches
             return Scored(torch.zeros(rollouts.problems, G, device=device))
-        values, log = self.score(rollouts.texts, G)
+        values, metrics = self.score(rollouts.texts, G)
         values = {name: x.to(device, non_blocking=True) for name, x in values.items()}  # (N,) each
-        return Scored(self.total(values).view(-1, G), values=values, metrics=log.metrics)
+        return Scored(self.total(values).view(-1, G), values=values, metrics=metrics)
 
-    def score(self, texts: Texts, group_size: int, names=None) -> tuple[dict, Log]:
-        """({name: (N,) float32 on the CPU}, Log). A value is NaN where the function skipped the completion or was late
-        in a worker, and infinity where it returned no finite number.
+    def score(self, texts: Texts, group_size: int, names=None) -> tuple[dict, dict]:
+        """({name: (N,) float32 on the CPU}, {metric: (sum, count)}). A value is NaN where the function skipped the
+        completion or was late in a worker, and infinity where it returned no finite number.
 
         texts: a Texts with consecutive groups; names: the functions to call; None: all of the run
         """
-        values, log = {}, Log()
+        values, metrics = {}, {}
         settings = vars(self.config) | (self.config.reward_settings or {}) | {"trainer_state": self.state}
         known = settings | self.models | {"group_size": group_size, "texts": texts}
         for name in names or self.names:
@@ -84,9 +83,8 @@ class Rewards:
             call = arguments(name, texts, settings if slow else known, self.fields)
             numbers, own = self.workers.call(call) if self.workers and slow else run_reward(call)
             values[name] = torch.tensor(numbers)
-            columns = {f"{name}/{key}" if key in log.columns else key: x for key, x in own.columns.items()}
-            log = Log(join([log.metrics, own.metrics]), log.columns | columns)
-        return values, log
+            metrics = join([metrics, own])
+        return values, metrics
 
     def total(self, values: dict) -> torch.Tensor:
         """(N,) the weighted sum of `values`, as `score` returns them; NaN where every function skipped. A function of

@@ -209,12 +209,8 @@ class DataBuffer:
         assert id == self.stored, id
         self.queue = [(epoch, part, minibatches) for epoch in range(epochs) for part in range(minibatches)]
 
-    def __iter__(self):
-        """Minibatches (rollouts, sums) until the queue is empty; the rollouts are let go with the last one."""
-        while self.queue:
-            yield self.next_minibatch()
-
     def next_minibatch(self) -> tuple:
+        """A minibatch (rollouts, sums) of the queue; the rollouts are let go with the last one."""
         epoch, part, parts = self.queue.pop(0)
         rollouts, sums = self.rollouts, self.sums
         if not self.queue:

@@ -89,31 +89,19 @@ def mask_truncated(rollouts, scored, rewards, config):
 
 
 def zero_std(rollouts, scored, collect, config, dist):
-    """Groups of equal rewards, from which nothing is learned, are dropped, or replaced by other problems. Returns sums
-    for metrics, too."""
-    if config.zero_std == "resample":
-        return resample(rollouts, scored, collect, dist)
-    return *drop(rollouts, scored), {}
-
-
-def drop(rollouts, scored):
-    """Only the groups whose rewards differ."""
-    useful = scored.differ().cpu().nonzero().squeeze(1)                              # (p,)
-    return rollouts.select(useful)[0], scored.select(useful)
-
-
-def resample(rollouts, scored, collect, dist):
-    """Dynamic sampling (arXiv 2503.14476 section 3.2): other problems in place of the groups that were dropped, in at
-    most MOST_RESAMPLES rounds, until no rank misses a group.
+    """Groups of equal rewards, from which nothing is learned, are dropped, or with "resample" replaced by other
+    problems, in at most MOST_RESAMPLES rounds (dynamic sampling, arXiv 2503.14476 section 3.2).
 
     collect: (again, count) -> rollouts and Scored of `count` problems of another round
+    Returns sums for metrics, too
     """
-    wanted = rollouts.problems
-    resampled = 0.0
+    wanted, resampled = rollouts.problems, 0.0
     rollouts, scored = drop(rollouts, scored)
+    if config.zero_std == "drop":
+        return rollouts, scored, {}
     for again in range(1, MOST_RESAMPLES + 1):
         missing = wanted - rollouts.problems
-        if not dist.agree(missing):
+        if not dist.agree(missing):  # no rank misses a group
             break
         if missing:
             resampled += missing
@@ -121,3 +109,9 @@ def resample(rollouts, scored, collect, dist):
             rollouts = join([rollouts, more_rollouts])
             scored = join([scored, more_scored])
     return rollouts, scored, {"resampled": (resampled, float(wanted))}
+
+
+def drop(rollouts, scored):
+    """Only the groups whose rewards differ."""
+    useful = scored.differ().cpu().nonzero().squeeze(1)                              # (p,)
+    return rollouts.select(useful)[0], scored.select(useful)

@@ -6,21 +6,21 @@ python tests/claims.py
 CLAIMS = {
     "exactness": {
         "the first ratio is exactly 1 and the first KL exactly 0":
-            "exactness/test_first_ratio.py::test_in_fill_in_the_first_ratio_is_exactly_one_and_the_kl_exactly_zero",
+            "exactness/test_first_ratio.py::test_the_first_ratio_is_one_and_the_first_kl_exactly_zero",
         "tokens are scored under the distribution that they were drawn from":
-            "exactness/test_first_ratio.py::test_the_trajectory_scores_the_probability_of_what_was_sampled",
+            "exactness/test_first_ratio.py::test_the_first_ratio_is_one_and_the_first_kl_exactly_zero",
+        "the clipped ratio starts from the policy, whoever sampled":
+            "exactness/test_first_ratio.py::test_the_clipped_ratio_starts_from_the_policy_whoever_sampled",
         "a difference between sampler and policy is measured over the whole step":
             "exactness/test_first_ratio.py::test_the_mismatch_is_that_of_the_whole_step",
         "the gradient equals a loop over completions, each read on its own":
             "exactness/test_gradient.py::test_the_gradient_equals_that_of_every_completion_forwarded_on_its_own",
-        "the gradient passes finite differences":
-            "exactness/test_gradient.py::test_the_gradient_passes_finite_differences",
+        "the same for prompts, with rewards or with a teacher":
+            "exactness/test_gradient.py::test_on_prompts_the_gradient_equals_that_of_every_completion_forwarded_on_its_own",
         "no micro-batch, accumulation or token budget changes the gradient":
-            "exactness/test_gradient.py::test_on_prompts_the_gradient_does_not_depend_on_the_cut",
-        "selected and joined rollouts keep their scores":
-            "exactness/test_gradient.py::test_selected_and_joined_rollouts_have_the_scores_that_they_had",
+            "exactness/test_gradient.py::test_the_gradient_does_not_depend_on_the_cut",
         "k2, k3 and exact KL have the KL's gradient, by enumeration":
-            "exactness/test_kl.py::test_the_expected_gradient_with_importance_weights_is_that_of_the_kl",
+            "exactness/test_kl.py::test_in_the_loss_the_expected_gradient_is_that_of_the_kl_of_each_token",
         "another reference gives another gradient, the policy itself none":
             "exactness/test_kl.py::test_another_reference_gives_another_gradient_and_the_policy_itself_none",
         "KL in the reward is that of whole completions, by enumeration":
@@ -75,7 +75,7 @@ CLAIMS = {
             "exactness/test_turns.py::test_what_answers_were_taken_for_has_no_part_in_the_gradient",
         "a group starts in one state":
             "exactness/test_turns.py::test_a_group_starts_in_one_state_and_other_problems_in_others",
-        "loss, gradient and three optimizer steps equal TRL's trainer":
+        "loss and gradient equal those of TRL's trainer":
             "exactness/test_trl_loss.py::test_loss_and_gradient_of_a_hugging_face_model_equal_those_of_trls_trainer",
         "rollouts come from the weights of k iterations before, to the last bit":
             "exactness/test_staleness.py::test_rollouts_are_sampled_by_the_weights_of_k_iterations_before_to_the_last_bit",
@@ -87,11 +87,14 @@ CLAIMS = {
     "objectives": {
         "every objective with every KL equals the paper's sum, token by token":
             "objectives/test_objectives.py::test_loss_and_gradient_equal_the_papers_sum",
-        "on-policy every objective is REINFORCE with its own baseline and weights":
-            "objectives/test_objectives.py::test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probability",
-        "a new objective is a row": "objectives/test_objectives.py::test_a_new_algorithm_is_a_row",
-        "every advantage equals its formula; equal rewards give exactly 0":
+        "the entropy bonus has the entropy's gradient":
+            "objectives/test_objectives.py::test_the_entropy_bonus_is_the_entropys_gradient",
+        "a new objective is a row":
+            "objectives/test_objectives.py::test_a_new_algorithm_is_a_row",
+        "every advantage equals its formula":
             "objectives/test_advantages.py::test_an_advantage_equals_its_formula",
+        "equal rewards give an advantage of exactly 0":
+            "objectives/test_advantages.py::test_equal_rewards_give_exactly_zero",
         "MaxRL's expected gradient is the sum of those of pass@k / k":
             "objectives/test_advantages.py::test_the_expected_gradient_of_max_rl_is_the_sum_of_those_of_pass_at_k_over_k",
         "training for pass@k follows its derivative, by enumeration":
@@ -102,7 +105,8 @@ CLAIMS = {
             "objectives/test_groups.py::test_groups_of_equal_rewards_are_replaced_by_other_problems",
         "a step without a gradient moves nothing, not even by momentum":
             "objectives/test_groups.py::test_a_step_of_equal_rewards_moves_nothing_unless_kl_or_entropy_have_a_gradient",
-        "the logged means of rollouts equal loops": "objectives/test_metrics.py::test_the_sums_of_rollouts_by_hand",
+        "the logged means of rollouts equal loops":
+            "objectives/test_metrics.py::test_the_sums_of_rollouts_by_hand",
         "the test vectors are what loops from the papers make":
             "vectors/test_vectors.py::test_the_files_are_what_the_loops_make",
         "settings of recent papers give the papers' losses":
@@ -115,7 +119,8 @@ CLAIMS = {
             "policies/test_any_order.py::test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding",
         "padding and the other prompts change nothing":
             "policies/test_any_order.py::test_padding_and_the_other_prompts_change_nothing",
-        "the stop token is trained": "policies/test_causal.py::test_the_stop_token_is_trained",
+        "the stop token is trained":
+            "policies/test_causal.py::test_the_stop_token_is_trained",
         "noise belongs to the problem, however many are sampled at once":
             "policies/test_all_kinds.py::test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_once",
         "a policy in thirty lines trains with the whole zoo":
@@ -168,7 +173,8 @@ CLAIMS = {
             "data/test_calculator.py::test_calls_are_answered_with_the_number",
     },
     "runs": {
-        "two ranks equal one with twice the batch or accumulation": "runs/test_ranks.py::test_two_ranks_equal_one",
+        "two ranks equal one with twice the batch or accumulation":
+            "runs/test_ranks.py::test_two_ranks_equal_one",
         "both ranks skip a step that one cannot take":
             "runs/test_ranks.py::test_both_ranks_skip_a_step_that_one_cannot_take",
         "a resumed run has the bits of the uninterrupted one":
@@ -183,10 +189,14 @@ CLAIMS = {
             "runs/test_bad_steps.py::test_a_bad_step_moves_nothing_is_counted_and_named",
         "runs killed at random moments end with the same bits":
             "runs/test_faults.py::test_runs_that_are_killed_at_random_moments_end_with_the_same_bits",
-        "defaults, policies and references are those that a config names":
+        "another number of ranks goes on between two iterations":
+            "runs/test_faults.py::test_another_number_of_ranks_goes_on_between_two_iterations_with_the_same_problems",
+        "policies and references are those that a config names":
             "runs/test_what_a_config_builds.py::test_the_policy_is_of_the_kind_that_checkpoint_and_dataset_say",
         "a dry run prints the plan and writes nothing":
             "runs/test_command.py::test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing",
+        "a teacher stays, and its student comes nearer":
+            "runs/test_command.py::test_the_teacher_stays_and_the_student_comes_nearer",
         "fill-in training needs nothing that Windows lacks":
             "runs/test_other_systems.py::test_fill_in_training_needs_nothing_that_windows_lacks",
         "every kind of training gives its recorded numbers":
@@ -255,14 +265,13 @@ CLAIMS = {
             "rooms/test_reward_sums.py::test_rewards_are_weighted_added_and_may_skip",
         "rewards normalised within their group before they are added":
             "rooms/test_reward_sums.py::test_rewards_may_be_normalised_before_they_are_added",
-        "a late completion is skipped and forgotten": "rooms/test_reward_sums.py::test_a_late_completion_is_skipped",
         "a credit window gives the judge's credit to each token":
             "rooms/test_reward_sums.py::test_the_judge_alone_reads_token_ids_and_with_a_credit_window_gives_credit_to_tokens",
         "functions written for TRL get the same arguments from TRL itself":
             "rooms/test_reward_calls.py::test_a_function_gets_the_same_from_trl_itself",
         "an error in a user's reward is one line naming its file":
             "rooms/test_reward_calls.py::test_whatever_a_reward_does_it_ends_in_one_line_that_names_its_file",
-        "hanging, killed or stopped workers are replaced, their files removed":
+        "late completions are skipped; hanging or killed workers are replaced, their files removed":
             "rooms/test_reward_workers.py::test_a_completion_that_does_not_end_is_late_and_the_processes_and_their_files_are_replaced",
         "workers end with a run that is killed":
             "rooms/test_reward_workers.py::test_a_worker_ends_with_a_run_that_is_killed",

@@ -125,23 +125,11 @@ ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     "--overlong_buffer=200": "overlong_buffer max_new_tokens",
     "--parallel=fsdp --optimizer=muon": "optimizer adamw",
     "--ema_alpha=0.5": "ema_alpha reference_mode=ema",
-    "--kl_beta=0.0 --kl_target=0.1": "kl_target kl_beta",
     "--kl_in_reward=True --kl_estimator=exact": "kl_estimator k3",
-    "--objective=reinforce++ --zero_std=drop": "zero_std step",
-    "--advantage=max_rl --overlong_buffer=10": "overlong_buffer max_rl",
-    f"{SUCCESS} --train_pass_k=9": "train_pass_k group_size",
     f"{SUCCESS} --train_pass_k=2 --advantage=group_std": "train_pass_k leave_one_out",
-    f"{SUCCESS} --train_pass_k=2 --kl_in_reward=True": "kl_in_reward train_pass_k",
-    f"{PASSES} --fill_estimator=guess": "fill_estimator trajectory",
     f"{PASSES} --fill_estimator=one_step": "top_p fill_estimator",
-    f"{PASSES} --unmask_order=confidence --kl_in_reward=True": "kl_in_reward confidence",
-    f"{PASSES} --unmask_order=confidence --ratio_to=sampler": "ratio_to confidence",
-    "--distill_beta=0.5": "distill_beta teacher_checkpoint",
     "--teacher_checkpoint=t": "kl_beta kl_beta=0.0",
-    f"{TAUGHT} --reference_checkpoint=r": "reference_checkpoint teacher",
     f"{TAUGHT} --task_type=math": "task_type reward_functions",
-    f"{TAUGHT} --kl_in_reward=True": "kl_in_reward leave_one_out",
-    f"{TAUGHT} --group_size=1 --reward_functions=judge": "group_size teacher_checkpoint",
     "--teacher_checkpoint=out-grpo/model.safetensors --kl_beta=0.0 --out_dir=out-grpo": "teacher_checkpoint out_dir",
     "--generator_checkpoint=None": "generator_checkpoint config/grpo_example.py",
     "--dataset={text} --generator_checkpoint={judge}": "generator_checkpoint judge.safetensors sequence_scorer",
@@ -151,10 +139,8 @@ ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     f"{SUMS} --reference_checkpoint={{generator}}": "reference_checkpoint masked_fill language_model",
     f"{SUMS} --resume=True": "resume out_dir",
     f"{FILL} --mask_truncated=True": "mask_truncated fill-in",
-    f"{FILL} --block_length=4": "block_length fill-in",
     f"{FILL} --block_size=40": "judge.safetensors block_size lower",
     f"{FILL} --judge_checkpoint={{generator}}": "judge_checkpoint masked_fill sequence_scorer",
-    f"{FILL} --gold_judge_checkpoint={{causal}}": "gold_judge_checkpoint language_model sequence_scorer",
 }.items()]
 
 # Folders in Hugging Face format: {name: (family of tests/families.py, what spoils it, as change_folder takes it)}
@@ -207,14 +193,12 @@ EPISODES = SUMS + " --reward_functions=environment --reward_file={rewards.py} --
 FILES |= {
     "half.jsonl": "".join(json.dumps({"prompt": f"{n}-9:"} | ({"answer": "1"} if n != 2 else {})) + "\n"
                           for n in range(40)),
-    "spoiled.jsonl": "".join(json.dumps({"prompt": f"{n}-9:", "numbers": "12", "target": 3, "pattern": "(a",
-                                         "tests": " "}) + "\n" for n in range(40)),
+    "spoiled.jsonl": "".join(json.dumps({"prompt": f"{n}-9:", "numbers": "12", "target": 3, "tests": " "}) + "\n"
+                             for n in range(40)),
     "broken.py": "import package_that_nobody_has\n",
     "rewards.py": """from grpo.environments import environment
 def one(completions): return [1.0]
-def number(completions): return 5
 def raises(completions): return completions[99]
-async def exits(completions): raise SystemExit
 def length_penalty(completions): return [0.0 for _ in completions]
 class Base:
     def reset(self, record): pass
@@ -232,34 +216,23 @@ class Wordy(Base):
 REWARDS = [
     (TRAIN, f"{SUMS} --reward_functions=exact", 1, "reward_functions 'exact' exact_match reward_file"),
     (TRAIN, f"{SUMS} --reward_functions=contains --reward_weights=(1.0,2.0)", 1, "reward_weights (1.0, contains"),
-    (TRAIN, f"{SUMS} --reward_functions=contains --reward_weights=(1e999,)", 1, "reward_weights finite"),
     (TRAIN, SUMS + " --reward_settings={'least':1}", 1, "reward_settings 'least' length_penalty"),
-    (TRAIN, SUMS + " --reward_settings={'length_min':9,'length_max':9}", 1, "length_min=9 reward_settings"),
-    (TRAIN, f"{SUMS} --success_reward=countdown", 1, "success_reward='countdown' length_penalty"),
-    (TRAIN, f"{SUMS} --train_pass_k=9", 1, "train_pass_k group_size"),
-    (TRAIN, f"{SUMS} --train_pass_k=2 --advantage=leave_one_out --kl_in_reward=True", 1, "kl_in_reward train_pass_k"),
     (TRAIN, f"{SUMS} --reward_functions=judge", 1, "judge_checkpoint reward_functions"),
     (TRAIN, f"{SUMS} --reward_functions=reward_model", 1, "reward_model_checkpoint"),
     (TRAIN, "--dataset={text} --generator_checkpoint={generator} --block_size=32", 1, "judge_checkpoint"),
-    (TRAIN, "--dataset={text} --generator_checkpoint={generator} --block_size=32 --reward_functions=exact_match", 1,
-     "exact_match 'answer'"),
     (TRAIN, "--dataset={text} --generator_checkpoint={generator} --judge_checkpoint={judge} --block_size=32 "
      "--credit_window=2 --reward_functions=('judge','repetition')", 1, "credit_window=2 judge"),
     (TRAIN, RECORDS % ("half", "exact_match"), 1, "half.jsonl 3 exact_match 'answer'"),
     (TRAIN, RECORDS % ("spoiled", "countdown"), 1, "spoiled.jsonl 1 countdown numbers"),
-    (TRAIN, RECORDS % ("spoiled", "regex"), 1, "spoiled.jsonl 1 regex pattern"),
     (TRAIN, RECORDS % ("spoiled", "code_execution"), 1, "spoiled.jsonl 1 code_execution tests"),
     (TRAIN, f"{SUMS} --reward_file=none.py", 1, "none.py"),
     (TRAIN, SUMS + " --reward_file={broken.py}", 1, "broken.py 1 package_that_nobody_has"),
     (TRAIN, f"{MINE} --reward_functions=length_penalty", 1, "length_penalty another name"),
     (TRAIN, f"{MINE} --reward_functions=one", 1, "one rewards.py 2 list"),
-    (TRAIN, f"{MINE} --reward_functions=number", 1, "number rewards.py 3 list"),
-    (TRAIN, f"{MINE} --reward_functions=raises", 1, "raises rewards.py 4 IndexError"),
-    (TRAIN, f"{MINE} --reward_functions=exits", 1, "exits rewards.py 5 SystemExit"),
+    (TRAIN, f"{MINE} --reward_functions=raises", 1, "raises rewards.py 3 IndexError"),
     (TRAIN, f"{SUMS} --max_turns=3", 1, "max_turns environment"),
-    (TRAIN, f"{SUMS} --reward_functions=environment", 1, "environment"),
     (TRAIN, f"{EPISODES}Nobody", 1, "environment='Nobody' rewards.py Gone"),
-    (TRAIN, f"{EPISODES}Gone", 1, "environment='Gone' rewards.py 12 KeyError"),
+    (TRAIN, f"{EPISODES}Gone", 1, "environment='Gone' rewards.py 10 KeyError"),
     (TRAIN, f"{EPISODES}Prompted", 1, "environment='Prompted' reset None"),
     (TRAIN, f"{EPISODES}Wordy --max_iters=1", 1, "environment='Wordy' step number"),
 ]

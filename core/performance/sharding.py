@@ -100,7 +100,7 @@ class Shards:
     def micro_batches(self, parts, policy, rollouts):
         """The micro-batches of an optimizer step, so that every rank reads a sharded model equally often.
 
-        policy: calls(rollouts) is the number of times that the model is called for them; idle_loss(times) calls it
+        policy: calls(rollouts) is the number of times that its model is called for them
         Yields the parts. A rank that calls the model less often than another one for its part adds idle calls, whose
         loss of 0 goes through `backward` with that of the part; they are all that it does when its parts are at an end.
         """
@@ -109,11 +109,17 @@ class Shards:
         own = torch.tensor(own + [0] * (rounds - len(own)), device=self.dist.device, dtype=torch.long)  # (rounds,)
         missing = (self.dist.largest(own) - own).tolist() if rounds else []
         for number, times in enumerate(missing):
-            self.idle = policy.idle_loss(times)
+            self.idle = self.idle_loss(policy.model, times)
             if number < len(parts):
                 yield parts[number]
             else:
                 self.idle.backward()
+
+    def idle_loss(self, model, times):
+        """0, with gradients of 0, of `times` calls: every rank takes part in putting a sharded model together."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.dist.device)
+        with self.dist.autocast():
+            return sum(0 * model.states(token).flatten()[0] for _ in range(times))
 
 
 @torch.no_grad()

@@ -45,6 +45,7 @@ class FillInEvaluation(Evaluation):
         super().__init__(reference, rewards, names, config.for_evaluation(data.seed + NOISE_SEED))
         self.data = data
         self.judges = {name: judge for name, judge in judges.items() if judge is not None}
+        self.credit = None  # (N, M) of each sampled token of the last batch, with a credit_window
         self.batches = []  # (its number, batch)
         for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):
             batch = data.batch("val", step)
@@ -57,7 +58,13 @@ class FillInEvaluation(Evaluation):
 
     def judge(self, texts, values):
         """A judge of the reward orders the samples; without one the weighted sum of the rewards does."""
-        scores = {name: judge.scores(texts) for name, judge in self.judges.items()}
+        scores, window = {}, self.config.credit_window
+        for name, judge in self.judges.items():
+            if name == "judge" and window is not None:
+                scores[name], credit = judge.score_and_credit(texts, window)
+                self.credit = credit.nan_to_num().tolist()
+            else:
+                scores[name] = judge.scores(texts)
         total = scores["judge"] if "judge" in scores else super().judge(texts, values)[0]
         return total, {name: (x.sum(), len(x)) for name, x in scores.items()}
 
@@ -91,6 +98,9 @@ class FillInEvaluation(Evaluation):
         return {"word_validity": (valid, words), "words_recovered": (recovered, words)}
 
     def marks(self, batch, rollouts, n):
-        """[[first, end]] of the characters of each masked token."""
+        """[[first, end]] of the characters of each masked token and, with a credit_window, its reward."""
         masked = batch["mask"][n // rollouts.group_size].tolist()
-        return {"filled": filled(self.data.tokenizer, rollouts.texts.tokens[n].tolist(), masked)}
+        marks = {"filled": filled(self.data.tokenizer, rollouts.texts.tokens[n].tolist(), masked)}
+        if self.credit:
+            marks["credit"] = self.credit[n][: sum(masked)]
+        return marks

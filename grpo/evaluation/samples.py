@@ -9,7 +9,6 @@ from core.files import SAMPLES, writing
 from core.logger import GREEN, PLAIN, WIDTH, format_number, visible
 from grpo.losses import kl_per_token
 from grpo.reference import with_reference
-from grpo.rewards import Log
 from grpo.rollout import join
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
@@ -36,13 +35,13 @@ class Evaluation:
         sums, samples = [], []
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, config)
-            values, log = {}, Log()
+            values, metrics = {}, {}
             if self.names:
-                values, log = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)
+                values, metrics = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)
             total, judged = self.judge(rollouts.texts, values)
-            sums.append(log.metrics | judged | self.sums(policy, step, batch, rollouts, values, config))
+            sums.append(metrics | judged | self.sums(policy, step, batch, rollouts, values, config))
             for i in range(min(rollouts.problems, SHOWN - len(samples))):
-                samples.append(self.sample(batch, rollouts, i, total, values, log))
+                samples.append(self.sample(batch, rollouts, i, total, values))
         return means_of(sums), samples
 
     def judge(self, texts, values):
@@ -63,7 +62,7 @@ class Evaluation:
             parts.append(sums)
         return join(parts)
 
-    def sample(self, batch, rollouts, i, total, values, log):
+    def sample(self, batch, rollouts, i, total, values):
         """Problem i: its texts and, in "group", its completions from the best to the worst by `total` (N,), each with
         its text, its reward and what else is known about it."""
         texts, G = rollouts.texts, rollouts.group_size
@@ -78,8 +77,6 @@ class Evaluation:
             about = {"text": texts.completions[n], "reward": round(float(total[n]), 4)}
             if values and self.rewards.success in values and not (right := self.rewards.right(values)[n]).isnan():
                 about["right"] = bool(right)
-            if log.columns:
-                about["logged"] = {column: x[n] for column, x in log.columns.items()}
             sample["group"].append(about | self.marks(batch, rollouts, n))
         return sample
 

@@ -22,9 +22,9 @@ class Policy:
     weights(): {name: tensor}, sharing memory with the policy; load_weights(weights): takes over what `weights` gave
     frozen(): a policy that stays as this one is now; to(device): moves it
     save(path, **facts): writes a model file or folder; facts: plain values to keep in it
-    Only a policy whose model is sharded needs calls(rollouts) -> number of times that `states` calls the model, and
-    idle_loss(times); its `save` also gets `weights`. Only a run that grpo/build.py puts together also needs `model`,
-    `tokenizer`, compile() and, to evaluate prompts, greedy(problems, config).
+    Only a policy whose model is sharded needs calls(rollouts) -> number of times that `states` calls the model; its
+    `save` also gets `weights`. Only a run that grpo/build.py puts together also needs `model`, `tokenizer`, compile()
+    and, to evaluate prompts, greedy(problems, config).
     """
 
     def sample(self, problems: dict, iteration: int, config) -> Rollouts:
@@ -167,12 +167,6 @@ class ModelPolicy(Policy):
     def calls(self, rollouts: Rollouts) -> int:
         """Number of times that `states` calls the model."""
         return 1
-
-    def idle_loss(self, times: int) -> Tensor:
-        """0, with gradients of 0, of `times` calls: every rank takes part in putting a sharded model together."""
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        with self.autocast():
-            return sum(0 * self.model.states(token).flatten()[0] for _ in range(times))
 
     def identity(self):
         """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""

@@ -1,6 +1,8 @@
 """report.html and curves.png of a run. The page loads nothing and has no script; texts are escaped."""
 
+import math
 import os
+import statistics
 from html import escape
 from pathlib import Path
 
@@ -15,10 +17,19 @@ STEPS = 500     # most steps in a chart, so that the page of a long run stays sm
 SETS = 12       # most evaluations with samples: the first and the latest
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
 PARTS = {"eval": "Held out", "time": "Seconds of a step by phase"}
+HEADLINE = {  # these held-out metrics, and the rewards
+    "greedy_accuracy": "share of prompts whose greedy completion is correct",
+    "sampled_accuracy": "share of correct completions, sampled as in training",
+    "pass_at_k": "share of prompts with a correct one among the sampled completions",
+    "judge": "mean score by the judge of the reward",
+    "gold_judge": "mean score by a judge that no policy was trained against",
+    "word_validity": "share of the words with a masked character that are filled in as a known word",
+    "words_recovered": "share of the words with a masked character that are filled in as the true word",
+    "token_accuracy": "share of masked tokens filled with the true one"}
 
 
 def write_report(folder):
-    """Writes report.html of the run in a folder. Returns its path; raises FileNotFoundError without metrics."""
+    """Writes report.html of the run in a folder. Returns its path; raises FileNotFoundError without a run."""
     records = read_metrics(Path(folder, METRICS))
     config, start = Path(folder, CONFIG), {}
     if config.exists():
@@ -46,7 +57,7 @@ def read_metrics(path):
     """The records of a metrics.jsonl: all evaluations, and every n-th of the others, some STEPS in all."""
     count = sum(1 for _ in each_record(path))
     if not count:
-        raise FileNotFoundError(f"{path} holds no metrics")
+        raise FileNotFoundError(f"{path} holds no metrics; name the out_dir of a run")
     every = 1 + count // STEPS
     return [r for i, r in enumerate(each_record(path), 1) if (count - i) % every == 0 or evaluations([r])]
 
@@ -76,9 +87,13 @@ def before_and_after(records):
     """Metrics of the first and the last evaluation, "" if they are one."""
     if len(records) < 2:
         return ""
-    rows = compared(held_out(records[0]), held_out(records[-1]))
+    rows, boxes = compared(held_out(records[0]), held_out(records[-1])), ""
+    for name, first, last, change in rows:
+        if change and (name in HEADLINE or name.startswith("reward/")):
+            boxes += f'<div title="{HEADLINE.get(name, "")}">{text(name)} <b>{first} → {last}</b></div>'
     head = ("metric", "before", f"step {records[-1]['step']}", "change")
-    return table(head, [map(text, row) for row in rows], "numbers")
+    lines = table(head, [map(text, row) for row in rows], "numbers")
+    return f'<div class="headline">{boxes}</div>\n{lines}'
 
 
 def table(head, rows, kind="texts"):
@@ -119,29 +134,55 @@ def samples(path):
 
 def sample_table(sample):
     """A problem and its completions, from the best to the worst."""
+    group = sample["group"]
     rows = [(key, text(sample[key])) for key in ("problem", "answer") if key in sample]
-    for about in sample["group"]:
-        verdict = {True: "right", False: "wrong"}.get(about.get("right"), "")
+    of_rewards = levels([[about["reward"]] for about in group])
+    of_tokens = levels([about.get("credit", []) for about in group])
+    for about, (level,), marks in zip(group, of_rewards, of_tokens, strict=True):
+        title = f'<span class="{level}">{format_number(about["reward"])}</span>'
+        if "right" in about:
+            title += " right" if about["right"] else " wrong"
         logged = [f" <em>{text(name)}: {text(value)}</em>" for name, value in about.get("logged", {}).items()]
-        rows.append((f"{format_number(about['reward'])} {verdict}", marked(about, verdict) + "".join(logged)))
+        rows.append((title, marked(about, marks) + "".join(logged)))
     return table((), rows, "samples")
 
 
-def marked(about, verdict):
-    """The text of a completion as HTML, with marks on what was filled in."""
-    value, html, start = about["text"], "", 0
-    for first, end in about.get("filled", ()):
-        html += f'{text(value[start:first])}<span class="{verdict or "filled"}">{text(value[first:end])}</span>'
+def levels(rows):
+    """The classes of the colours of numbers, a row of them for each completion of a group: by how many standard
+    deviations they are above the mean of the group in their column."""
+    over = np.array(rows) - np.mean(rows, 0)                                         # (G, K)
+    steps = over / ((over.std() if over.size else 0.0) or 1.0)
+    return [[f"a{level}" for level in row] for row in steps.round().clip(-2, 2).astype(int)]
+
+
+def marked(about, marks):
+    """The text of a completion as HTML, with marks on what was filled in: the classes of its tokens' rewards, if there
+    are any, else whether it is right."""
+    value, kind = about["text"], {True: "right", False: "wrong", None: "filled"}[about.get("right")]
+    html, start, title = "", 0, ""
+    for i, (first, end) in enumerate(about.get("filled", ())):
+        if marks:
+            kind, title = marks[i], f' title="reward {format_number(about["credit"][i])}"'
+        html += f'{text(value[start:first])}<span class="{kind}"{title}>{text(value[first:end])}</span>'
         start = end
     return html + text(value[start:])
 
 
+def smoothed(points):
+    """Running means of the numbers of a curve, [(step, number or None)]."""
+    reach, means = len(points) // 40, []  # points to each side
+    for i, (step, y) in enumerate(points):
+        near = [x for _, x in points[max(0, i - reach) : i + reach + 1] if x is not None]
+        means.append((step, y if y is None else statistics.fmean(near)))
+    return means
+
+
 def chart(metric, last, points):
-    """A metric at the steps 0 to last, as inline SVG.
+    """The running mean of a metric over its faint numbers, at the steps 0 to last, as inline SVG.
 
     points: [(step, number or None)]; None, which was not finite, is a gap
     """
-    last = max(last, 1)
+    layers, last = {"raw": points, "line": smoothed(points)}, max(last, 1)
     numbers = [y for _, y in points if y is not None] or [0.0]
     room = 0.5 if is_flat(numbers) else 0.0
     low, high = min(numbers) - room, max(numbers) + room
@@ -153,19 +194,28 @@ def chart(metric, last, points):
         return f"{BOTTOM - (BOTTOM - TOP) * (y - low) / (high - low):.1f}"
 
     svg = f'<text class="axis" x="{(LEFT + RIGHT) / 2}" y="{BOTTOM + 21}">step</text>'
-    for y in (low, high):
-        svg += f'<text class="y" x="{LEFT - 5}" y="{down(y)}">{y:.4g}</text>'
-    for step in (0, last):
-        svg += f'<text x="{across(step)}" y="{BOTTOM + 9}">{step}</text>'
-    line, before = "", None
-    for step, y in points:
-        if y is not None:
-            line += f"{'M' if before is None else 'L'}{across(step)} {down(y)}h0"  # h0 shows a point alone
-        before = y
-    svg += f'<path class="line" d="{line}"/>'
-    latest = "not finite" if before is None else format_number(before)
+    for y in ticks(low, high):
+        svg += f'<path class="grid" d="M{LEFT} {down(y)}H{RIGHT}"/>'
+        svg += f'<text class="y" x="{LEFT - 5}" y="{down(y)}">{y:.9g}</text>'
+    for step in ticks(0, last):
+        svg += f'<text x="{across(step)}" y="{BOTTOM + 9}">{step:g}</text>'
+    for kind, layer in layers.items():
+        line, before = "", None
+        for step, y in layer:
+            if y is not None:
+                line += f"{'M' if before is None else 'L'}{across(step)} {down(y)}h0"  # h0 shows a point alone
+            before = y
+        svg += f'<path class="{kind}" d="{line}"/>'
+    latest = "not finite" if points[-1][1] is None else format_number(layers["line"][-1][1])
     return (f'<figure><figcaption>{text(metric)} <b>{latest}</b></figcaption>'
             f'<svg viewBox="0 0 320 156" role="img" aria-label="{text(metric)}">{svg}</svg></figure>\n')
+
+
+def ticks(low, high):
+    """Two to five round numbers between low and high."""
+    size = 10 ** math.floor(math.log10((high - low) / 2))
+    size *= max(k for k in (1, 2, 5) if 2 * k * size <= (high - low) * 1.000001)
+    return [i * size for i in range(math.ceil(low / size), math.floor(high / size) + 1)]
 
 
 def draw_curves(runs, path):

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from core.config import run_config_file
@@ -60,22 +60,6 @@ class Call(NamedTuple):
     N: int           # completions
 
 
-@dataclass
-class Log:
-    """Metrics {name: (sum, count)} and extra columns {name: list of N} that rewards log."""
-    metrics: dict = field(default_factory=dict)
-    columns: dict = field(default_factory=dict)
-
-    def log_metric(self, name, value):
-        """Adds a value to the mean of this name, if it is finite."""
-        if math.isfinite(value):
-            self.metrics = join([self.metrics, {one_line(name): (float(value), 1)}])
-
-    def log_extra(self, column, values):
-        """Adds values to a column of the samples, which in the end has one for each completion."""
-        self.columns.setdefault(one_line(column), []).extend(values)
-
-
 REWARDS: dict[str, Reward] = {}
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
 OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
@@ -94,7 +78,8 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
       a field of the records   a list of N values, under any of its names in FIELDS. A parameter without a default needs
                                it in every record, one with a default gets None where a record lacks it
       trainer_state            trainer_state.global_step of trainer_state.max_steps are done
-      log_metric, log_extra    the methods of Log
+      log_metric               log_metric(name, value) adds a value to the mean of this name, if it is finite
+      log_extra                as in TRL, but its columns are not kept
       keyword-only parameters  a setting of the config by its name; group_size; texts, with their token ids;
                                judge_model, reward_scorer; any other is set by reward_settings={"most": 40}
     It returns a list or a 1-D tensor; an `async def` function is awaited. A slow function gets each completion in a
@@ -189,13 +174,20 @@ def arguments(name, texts, known, empty):
 
 def run_reward(call):
     """Calls a reward, here or in a worker process. Returns N floats, NaN for a skipped completion and infinity for what
-    is not finite, and the Log. Raises ValueError if the function fails, or returns or logs other than N values."""
+    is not finite, and {metric: (sum, count)}. Raises ValueError if the function fails, or returns other than N values.
+    """
     name, fields, settings, N = call
     import_rewards([name])  # a worker process does not have it yet
-    fn, log = REWARDS[name].fn, Log()
+    fn, metrics = REWARDS[name].fn, {}
+
+    def log_metric(key, value):
+        if math.isfinite(value):
+            metrics.update(join([metrics, {one_line(key): (float(value), 1)}]))
+
     # Copies, because a value of a record is one object for all completions and steps
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}
-    given |= {key: getattr(log, key) for key in ("log_metric", "log_extra") if REWARDS[name].gets(key)}
+    logs = {"log_metric": log_metric, "log_extra": ignore}
+    given |= {key: log for key, log in logs.items() if REWARDS[name].gets(key)}
     with naming_line_of(fn, f"reward {name}: "):
         returned = fn(**given, **settings)
         if inspect.iscoroutine(returned):
@@ -205,11 +197,13 @@ def run_reward(call):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()
         values = [value_of(x) for x in returned]
-    lengths = {len(values), *map(len, log.columns.values())}
-    if lengths != {N}:
-        raise ValueError(f"reward {name} returned or logged {', '.join(map(str, lengths - {N}))} values for {N} "
-                         f"completions; {remedy}")
-    return values, log
+    if len(values) != N:
+        raise ValueError(f"reward {name} returned {len(values)} values for {N} completions; {remedy}")
+    return values, metrics
+
+
+def ignore(column, values):
+    """Takes a column for TRL's table of samples."""
 
 
 def value_of(x):

@@ -136,9 +136,6 @@ def collect(statements, names, functions, found):
                 for part in modules:
                     name = part.asname or part.name
                     names[name.split(".")[0]] = ast.Name(f"<{part.name}>")
-            case ast.ImportFrom(module=module, names=parts) if parts[0].name != "*":
-                for part in parts:
-                    names[part.asname or part.name] = ast.Attribute(ast.Name(f"<{module}>"), part.name)
             case ast.FunctionDef(name, ast.arguments(args=[ast.arg(parameter)]), body, decorator_list=[]):
                 names[name] = ast.Name("<function>")
                 functions[name] = parameter, body

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
 from core.settings.user_code import guarded
-from grpo.reward_functions.registry import Log, load_reward_file, run_reward
+from grpo.reward_functions.registry import load_reward_file, run_reward
 from grpo.rollout import join
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -28,7 +28,7 @@ class Workers:
         self.pool = self.folder = None
 
     def call(self, call):
-        """(values, Log) of a reward, which gets each completion in a call of its own.
+        """(values, {metric: (sum, count)}) of a reward, which gets each completion in a call of its own.
 
         A completion is late if it is not done after `timeout` seconds, or if a process ends before: its value is NaN,
         and the processes are replaced. Raises ValueError if the reward does, or if the processes cannot start.
@@ -49,11 +49,8 @@ class Workers:
         finally:
             if len(found) < call.N:
                 self.close()
-        late = [math.nan], Log()
-        values, logs = zip(*(found.get(i, late) for i in range(call.N)), strict=True)
-        names = dict.fromkeys(column for log in logs for column in log.columns)
-        columns = {name: [x for log in logs for x in log.columns.get(name, [None])] for name in names}
-        return sum(values, []), Log(join([log.metrics for log in logs]), columns)
+        values, metrics = zip(*(found.get(i, ([math.nan], {})) for i in range(call.N)), strict=True)
+        return sum(values, []), join(metrics)
 
     def start(self):
         """Starts the processes. Raises ValueError if they cannot start."""

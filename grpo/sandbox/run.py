@@ -98,10 +98,8 @@ def run_once(code, test, seconds, megabytes, parts):
 
 def right_answers(output, token, test):
     """True if the child answered every message, the code's first, and the answers to the tests are right."""
-    lines = output.removeprefix(READY).split(b"\n")
+    lines = output.removeprefix(READY).split(b"\n")[:-1]
     answers = [line.removeprefix(token).decode(errors="replace") for line in lines if line.startswith(token)]
-    if len(answers) != len(lines) - 1 or not answers:  # the code wrote there too
-        return False
     return answers[1:] == ["None"] if isinstance(test, str) else test.hold(answers[1:])
 
 

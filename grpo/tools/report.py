@@ -1,5 +1,6 @@
-"""Prints a table of mean and standard deviation over seeds, and draws their curves.
+"""Writes the page of a run, or prints a table of mean and standard deviation over seeds.
 
+python grpo/tools/report.py html out-grpo
 python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
 """
 
@@ -14,7 +15,7 @@ from core.config import UsageError
 from core.files import METRICS, each_record
 from core.settings.script import run_script
 from grpo.evaluation.samples import evaluations, held_out
-from grpo.report.page import draw_curves
+from grpo.report.page import draw_curves, write_report
 
 
 def report_seeds(folders, picture=None):
@@ -45,10 +46,14 @@ def seeds_row(ends):
 
 
 def main(argv):
-    folders = [x for x in argv[1:] if not x.startswith("-")]
-    if argv[:1] != ["seeds"] or not folders:
-        raise UsageError("python grpo/tools/report.py seeds FOLDER... [--picture=FILE]")
-    report_seeds(folders, *(x.partition("=")[2] for x in argv if x.startswith("--picture=")))
+    match argv:
+        case ["html", folder] if not folder.startswith("-"):
+            print(write_report(folder))
+        case ["seeds", _, *_]:
+            pictures = [x.partition("=")[2] for x in argv if x.startswith("--picture=")]
+            report_seeds([x for x in argv[1:] if not x.startswith("-")], *pictures)
+        case _:
+            raise UsageError("python grpo/tools/report.py html FOLDER, or seeds FOLDER... [--picture=FILE]")
 
 
 if __name__ == "__main__":

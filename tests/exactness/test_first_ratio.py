@@ -17,51 +17,27 @@ from tests.tiny import (
     fixed_rewards,
     flat_gradient,
     grpo_step,
-    judge,
     length_reward,
     prompt_config,
     prompt_consumer,
-    rewards,
-    sampled,
     train,
 )
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_in_fill_in_the_first_ratio_is_exactly_one_and_the_kl_exactly_zero(dataset, top_p, accumulate):
-    c = config(top_p=top_p, gradient_accumulation_steps=accumulate, temperature=0.8)
-    policy = fill_policy(dropout=0.5)  # a dropout that was left on would show
-    metrics = grpo_step(policy, policy.frozen(), rewards(c, judge()), consumer(dataset, c), c)
-    assert metrics["ratio_minus_one"] == metrics["mean_kl"] == metrics["clip_fraction"] == 0
-    assert abs(metrics["mean_advantage"]) < 1e-5 and metrics["grad_norm"] > 0
-
-
-@pytest.mark.parametrize("estimator", ["k3", "exact"])
-@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}])
-def test_on_prompts_the_first_ratio_is_one_and_the_kl_exactly_zero(prompts, estimator, truncation):
-    policy, c = causal_policy(dropout=0.5), prompt_config(temperature=0.8, kl_estimator=estimator, **truncation)
-    metrics = grpo_step(policy, policy.frozen(), length_reward, prompt_consumer(prompts, c), c)
-    assert metrics["mean_kl"] == metrics["clip_fraction"] == 0
-    assert metrics["ratio_minus_one"] < 1e-5, "the sampler with its cache and the scorer agree"
-
-
-@pytest.mark.parametrize("S", [1, 3])
-@pytest.mark.parametrize("estimator", ["trajectory", "one_step"])
-def test_in_several_passes_the_first_ratio_is_one(dataset, S, estimator):
-    c, policy = config(unmask_steps=S, fill_estimator=estimator), fill_policy()
-    metrics = grpo_step(policy, policy.frozen(), rewards(c, judge()), consumer(dataset, c), c)
+@pytest.mark.parametrize("kind, settings", [
+    ("fill", {}), ("fill", {"top_p": 0.9, "gradient_accumulation_steps": 3}),
+    ("fill", {"unmask_steps": 3, "top_p": 0.8}), ("fill", {"unmask_steps": 3, "fill_estimator": "one_step"}),
+    ("prompts", {"kl_estimator": "k3", "top_p": 0.9}), ("prompts", {"kl_estimator": "exact"})], ids=str)
+def test_the_first_ratio_is_one_and_the_first_kl_exactly_zero(dataset, prompts, kind, settings):
+    c = prompt_config(temperature=0.8, **settings)
+    policy, data = causal_policy(dropout=0.5), prompt_consumer(prompts, c)  # a dropout that was left on would show
+    if kind == "fill":
+        policy, data = fill_policy(dropout=0.5), consumer(dataset, c)
+    metrics = grpo_step(policy, policy.frozen(), fixed_rewards(torch.rand(12, 4)), data, c)
     assert metrics["clip_fraction"] == metrics["kl_to_old"] == metrics["mean_kl"] == 0 < metrics["grad_norm"]
-    assert (metrics["ratio_minus_one"] < 1e-4) == (estimator == "trajectory" or S == 1)
-
-
-@pytest.mark.parametrize("S", [1, 2, 5])
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_the_trajectory_scores_the_probability_of_what_was_sampled(dataset, S, top_p):
-    c, policy = config(unmask_steps=S, top_p=top_p, temperature=0.7), fill_policy()
-    rollouts = sampled(policy, dataset, c)
-    logp = policy.score(rollouts, c.temperature).logp
-    torch.testing.assert_close(logp * rollouts.mask, rollouts.old_logp * rollouts.mask, rtol=1e-4, atol=1e-4)
+    exact = kind == "fill" and "unmask_steps" not in settings
+    sampler_agrees = metrics["ratio_minus_one"] <= (0 if exact else 1e-4)
+    assert sampler_agrees == ("fill_estimator" not in settings)
 
 
 # A sampler that differs from the policy
@@ -78,16 +54,10 @@ def samples_with_errors(policy, off):
     return policy
 
 
-@pytest.mark.parametrize("kind", ["fill", "prompts"])
-def test_the_clipped_ratio_starts_from_the_policy_whoever_sampled(dataset, prompts, kind):
-    def off(rollouts):
-        return torch.randn_like(rollouts.mask) * 0.3
-
+def test_the_clipped_ratio_starts_from_the_policy_whoever_sampled(prompts):
     c = prompt_config(ppo_epochs=2, kl_beta=0.0)
-    policy, data = samples_with_errors(causal_policy(), off), prompt_consumer(prompts, c)
-    if kind == "fill":
-        policy, data = samples_with_errors(fill_policy(), off), consumer(dataset, c)
-    rollouts, sums = collect(policy, fixed_rewards(torch.rand(4, 4)), data, c)
+    policy = samples_with_errors(causal_policy(), lambda rollouts: torch.randn_like(rollouts.mask) * 0.3)
+    rollouts, sums = collect(policy, fixed_rewards(torch.rand(4, 4)), prompt_consumer(prompts, c), c)
     assert torch.equal(policy.score(rollouts, c.temperature).logp, rollouts.proximal_logp)
     metrics = train(policy, rollouts, sums, c)
     assert metrics["clip_fraction"] == metrics["kl_to_old"] == 0 and metrics["mismatch_kl"] > 0.01
@@ -111,22 +81,19 @@ def test_the_ratio_to_the_sampler_is_clipped_and_no_pass_scores_before_the_step(
     torch.testing.assert_close(catcher.gradient, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("again", [{}, {"minibatches": 2}])
-def test_the_mismatch_is_that_of_the_whole_step(prompts, again):
+def test_the_mismatch_is_that_of_the_whole_step(prompts):
     """One token of one micro-batch is off by more than all others, and one that the loss does not see by still more."""
-    c = prompt_config(kl_beta=0.0, batch_size=2, gradient_accumulation_steps=3, mask_truncated=True, **again)
-    policy, seen = causal_policy(), {}
-    sample = policy.sample
+    c = prompt_config(kl_beta=0.0, batch_size=2, gradient_accumulation_steps=3, mask_truncated=True)
+    seen = {}
 
-    def sampled_with_errors(problems, iteration, config):
-        rollouts = sample(problems, iteration, config)
+    def off_by(rollouts):
         off = torch.linspace(-0.5, 0.1, rollouts.mask.numel()).view_as(rollouts.mask) * rollouts.mask
         off[5, 0], off[9, 0] = 2.0, 9.0
-        truncated = torch.arange(len(off)) == 9
-        seen["off"] = off[(rollouts.mask > 0) & ~truncated[:, None]].double()
-        return dataclasses.replace(rollouts, old_logp=rollouts.old_logp - off, truncated=truncated)
+        rollouts.truncated[:] = torch.arange(len(off)) == 9
+        seen["off"] = off[(rollouts.mask > 0) & ~rollouts.truncated[:, None]].double()
+        return off
 
-    policy.sample = sampled_with_errors
+    policy = samples_with_errors(causal_policy(), off_by)
     rollouts, sums = collect(policy, fixed_rewards(torch.rand(6, 4)), prompt_consumer(prompts, c), c)
     metrics, off = train(policy, rollouts, sums, c), seen["off"]
     assert len(off) == int(rollouts.train_mask.sum())
@@ -137,22 +104,7 @@ def test_the_mismatch_is_that_of_the_whole_step(prompts, again):
         assert metrics[name] == pytest.approx(float(value), rel=1e-3), name
 
 
-@pytest.mark.parametrize("off", [100, -100])
-def test_a_mismatch_is_finite_however_far_apart_sampler_and_policy_are(dataset, off):
-    c, policy = config(kl_beta=0.0), samples_with_errors(fill_policy(), lambda _: off)
-    metrics = grpo_step(policy, None, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c)
-    assert metrics["mismatch_max"] == 20 and metrics["effective_sample_size"] == pytest.approx(1.0)
-    assert math.isfinite(metrics["mismatch_kl"]) and math.isfinite(metrics["ratio_minus_one"])
-
-
-def test_a_sampler_far_from_the_policy_ends_the_run_but_an_estimate_does_not(dataset):
-    """one_step does not give the probability of what was sampled, though sampler and policy are the same."""
-    policy = fill_policy(seed=1, scale=25.0)
-    for estimator in ("trajectory", "one_step"):
-        c = config(sampler="ray", fill_estimator=estimator, unmask_steps=4, kl_beta=0.0)
-        metrics = grpo_step(policy, None, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c)
-        assert (metrics["mismatch_kl"] > 0.2) == (estimator == "one_step")
-    c = config(sampler="ray", kl_beta=0.0)
-    policy = samples_with_errors(fill_policy(), lambda _: 1.0)
+def test_a_sampler_of_other_processes_that_is_far_from_the_policy_ends_the_run(dataset):
+    c, policy = config(sampler="ray", kl_beta=0.0), samples_with_errors(fill_policy(), lambda _: 1.0)
     with pytest.raises(ValueError, match="mismatch_kl"):
         grpo_step(policy, None, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c)

@@ -1,6 +1,5 @@
 """Nothing is read twice or padded in vain, with the numbers of the plain way; logits need bounded memory."""
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +7,7 @@ import torch
 
 from grpo.policies import causal
 from grpo.policies.causal import CausalPolicy
-from grpo.policies.policy import Policy
-from grpo.reference import visiting, with_reference
+from grpo.reference import with_reference
 from grpo.rollout import Rollouts
 from tests.tiny import (
     CAUSAL,
@@ -100,55 +98,3 @@ def test_the_reference_pass_of_the_exact_kl_makes_bounded_logits(dataset, prompt
     parts = torch.cat(with_reference(rollouts, reference, "exact", c).inputs["reference"])
     assert whole.numel() > 3000 and max(sizes) <= 1000 and sum(sizes) == whole.numel(), "nothing is made twice"
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_grad_checkpoint_keeps_the_gradient_and_less_memory(dataset, prompts, causal):
-    build, c = causal_policy if causal else fill_policy, prompt_config()
-    policy = build(n_layer=3, seed=1)
-    rollouts = sampled(policy, prompts if causal else dataset, c)
-    gradients, kept = [], []
-    for policy.model.grad_checkpoint in (False, True):
-        saved = {}
-
-        def pack(x):
-            saved[x.data_ptr()] = x.numel()
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            loss = (policy.score(rollouts, 1.0).logp * rollouts.mask).sum()
-        kept.append(sum(saved.values()))
-        clear_gradient(policy)
-        loss.backward()
-        gradients.append(flat_gradient(policy))
-    torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
-    assert kept[1] < 0.7 * kept[0]
-
-
-class Elsewhere(Policy):
-    """A policy that waits on the device "meta". What happens to its one tensor is recorded."""
-    device = property(lambda self: self.x.data.device)
-
-    def __init__(self, inner):
-        self.calls, self.data = [], SimpleNamespace(device=torch.device("meta"), to=self.move)
-        self.x = SimpleNamespace(data=self.data)
-        self.model = SimpleNamespace(parameters=lambda: [self.x], buffers=list)
-        self.vocabulary, self.project = inner.vocabulary, inner.project
-        self.states = lambda rollouts: self.calls.append(f"read on {self.device}") or inner.states(rollouts)
-
-    def move(self, device, non_blocking):
-        self.calls.append(f"to {device}")
-        return SimpleNamespace(device=device)
-
-
-@pytest.mark.parametrize("estimator", ["exact", "k3"])
-def test_a_reference_that_waits_elsewhere_visits_for_as_long_as_it_is_read(dataset, estimator):
-    c, reference = config(batch_size=2), Elsewhere(fill_policy(seed=2).frozen())
-    rollouts = sampled(fill_policy(), dataset, config())
-    known = with_reference(rollouts, reference, estimator, c)
-    assert reference.calls == ["to cpu", "read on cpu", "read on cpu"]
-    assert reference.x.data is reference.data, "it is as it was, and nothing was copied back"
-    assert ("reference" in known.inputs) == (known.ref_logp is None) == (estimator == "exact")
-    with pytest.raises(KeyError), visiting(reference, torch.device("cpu")):
-        raise KeyError
-    assert reference.x.data is reference.data, "also after an error"

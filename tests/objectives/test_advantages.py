@@ -1,15 +1,13 @@
 """Advantages against loops written from their formulas."""
 
 import math
+import statistics
 from itertools import product
-
-import numpy as np
 
 import pytest
 import torch
 
-from grpo.grpo_config import GRPOConfig
-from grpo.losses import ADVANTAGES, OBJECTIVES, baseline_of, compute_advantages, policy_loss
+from grpo.losses import ADVANTAGES, OBJECTIVES, compute_advantages, policy_loss
 from grpo.shaping import normalised
 from tests.vectors.make import advantage_by_hand
 
@@ -23,16 +21,9 @@ def test_an_advantage_equals_its_formula(name):
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_equal_rewards_give_exactly_zero(name):
-    groups = [[0.1] * 7, [0.1] * 7] if name == "step" else [[0.1] * 7, [0.3] * 7]
-    reward = torch.tensor(groups)[..., None]  # the mean of seven 0.1 is not 0.1 in float32
+    other = 0.1 if name == "step" else 0.3
+    reward = torch.tensor([[0.1] * 7, [other] * 7])[..., None]  # the mean of seven 0.1 is not 0.1 in float32
     assert (compute_advantages(reward, name) == 0).all()
-
-
-def test_a_step_wide_baseline_tells_close_rewards_from_equal_ones():
-    close = torch.tensor([[1000.0, 1000.0005], [1000.0, 1000.0005]])[..., None]
-    assert compute_advantages(close, "step").flatten().sign().tolist() == [-1, 1, -1, 1]
-    for value in (0.1, 1 / 3, 1000.1, -7e8):
-        assert (compute_advantages(torch.full((9, 7, 1), value), "step") == 0).all()
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -64,40 +55,12 @@ def test_the_expected_gradient_of_max_rl_is_the_sum_of_those_of_pass_at_k_over_k
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_max_rl_is_for_rewards_of_success():
-    reward = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])[..., None]
-    assert compute_advantages(reward, "max_rl").flatten().tolist() == [0, 0, 0, 0, 3, -1, -1, -1]
-    with pytest.raises(ValueError, match="max_rl"):
-        compute_advantages(reward - 1, "max_rl")
-
-
-def normalised_by_a_loop(group):
-    """The definition, for one group, without the completions that were skipped."""
-    seen = [x for x in group if not math.isnan(x)]
-    mean = sum(seen) / len(seen) if seen else 0.0
-    std = math.sqrt(sum((x - mean) ** 2 for x in seen) / (len(seen) - 1)) if len(seen) > 1 else 0.0
-    return [(x - mean) / (std + 1e-4) for x in group]
-
-
 def test_each_reward_is_normalised_within_its_group():
-    rng = np.random.default_rng(0)
-    tables = {"small": rng.normal(0, 0.01, (4, 6)), "large": rng.normal(50, 20, (4, 6))}
-    tables["small"][1, 2:] = math.nan
-    tables["large"][1, 4] = tables["small"][2, 1:] = math.nan
-    tables["large"][3] = 7.0
-    found = normalised({name: torch.tensor(table).float().flatten() for name, table in tables.items()}, 6)
-    for name, table in tables.items():
-        expected = [x for group in table.astype(np.float32).tolist() for x in normalised_by_a_loop(group)]
-        assert found[name].tolist() == pytest.approx(expected, abs=2e-5, nan_ok=True)
-
-
-def test_the_sum_of_normalised_rewards_gets_the_advantages_of_gdpo():
-    """Rewards that agree in group A and oppose each other, but for a little, in group B (arXiv 2601.05242, and TRL's
-    normalize_then_sum): each normalised within its group, and their sum over the step."""
-    rewards = [torch.tensor(x) for x in ([[1.0, 1, 0, 0], [1, 1, 0, 0]], [[1.0, 1, 0, 0], [0, 0, 1, 0.98]])]
-    summed = sum((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4) for r in rewards)
-    expected = (summed - summed.mean()) / (summed.std() + 1e-4)
-    ours = sum(normalised({i: r.flatten() for i, r in enumerate(rewards)}, 4).values()).view(2, 4, 1).float()
-    c = GRPOConfig(reward_functions=("judge",), reward_normalisation="group")
-    torch.testing.assert_close(compute_advantages(ours, baseline_of(c))[..., 0], expected, rtol=1e-3, atol=1e-3)
-    assert expected[1].abs().max() < 0.02 and compute_advantages(ours, "group_std")[1].max() > 1
+    value = torch.rand(4, 6)
+    value[1, 2:], value[2, 4], value[3] = math.nan, math.nan, 7.0
+    found = normalised({"mine": value.flatten()}, 6)["mine"].tolist()
+    expected = []
+    for group in value.tolist():
+        seen = [x for x in group if not math.isnan(x)]
+        expected += [(x - statistics.mean(seen)) / (statistics.stdev(seen) + 1e-4) for x in group]
+    assert found == pytest.approx(expected, abs=2e-5, nan_ok=True)

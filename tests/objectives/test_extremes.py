@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.huggingface.model import BANNED
-from grpo.losses import ADVANTAGES, KL_ESTIMATORS, OBJECTIVES, compute_advantages, exact_kl, token_weights
+from grpo.losses import OBJECTIVES, token_weights
 from tests.tiny import loss_of
 from tests.objectives.tables import MAX_TOKENS, G, M, N, P, Table, V, objective_config, table_rollouts, with_advantage
 
@@ -59,37 +59,8 @@ def test_loss_gradient_and_metrics_are_finite(name, estimator):
         weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
         loss, sums = loss_of(policy, rollouts, weight, c)
         loss.backward()
+        assert estimator in ("none", "in reward") or sums["mean_kl"][0] >= -1e-3
         assert torch.isfinite(policy.logits.grad).all()
         assert all(torch.isfinite(torch.as_tensor(x)) for x, _ in sums.values()), sums
 
     finite()
-
-
-@given(LOGITS, LOGITS, TEMPERATURES, st.integers(0, 9))
-@FEW_EXAMPLES
-def kl_is_sound(kind, ref_kind, temperature, seed):
-    policy = logits(kind, seed).requires_grad_()
-    logp = (policy / temperature).log_softmax(-1)                                    # (N, M, V)
-    ref = (logits(ref_kind, seed + 100) / temperature).log_softmax(-1)               # (N, M, V)
-    exact = exact_kl(logp, ref)                                                      # (N, M)
-    sampled = [estimate(logp, ref) for estimate in KL_ESTIMATORS.values()]           # (N, M, V) each
-    assert (exact >= -1e-3).all() and all((x >= 0).all() for x in sampled)
-    (exact.sum() + sum(x.mean() for x in sampled)).backward()
-    assert all(torch.isfinite(x).all() for x in (exact, policy.grad, *sampled))
-
-
-def test_the_kl_of_extreme_distributions_is_finite_and_not_negative():
-    kl_is_sound()
-
-
-@pytest.mark.parametrize("name", ADVANTAGES)
-@pytest.mark.parametrize("kind", ["equal", "far", "tiny", "one", "huge"])
-@pytest.mark.parametrize("counted", ["all", "one", "none"])
-def test_advantages_of_extreme_rewards_are_finite(name, kind, counted):
-    mask = torch.zeros(P, G, 1)
-    mask[0, 0] = counted != "none"
-    values = reward(kind).abs() if name == "max_rl" else reward(kind)
-    found = compute_advantages(values[..., None], name, torch.ones_like(mask) if counted == "all" else mask)
-    assert torch.isfinite(found).all()
-    if kind == "equal" or counted != "all":
-        assert not found.any()

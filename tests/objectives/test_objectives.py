@@ -1,15 +1,14 @@
 """Objectives against loops written from the papers' formulas, in float64."""
 
-import dataclasses
 import itertools
 
 import pytest
 import torch
 
 from grpo import losses
-from grpo.losses import AVERAGES, OBJECTIVES, Objective, policy_loss, token_weights
+from grpo.losses import AVERAGES, OBJECTIVES, Objective, token_weights
 from tests.tiny import config, consumer, fill_policy, grpo_step, judge, loss_of, rewards, same
-from tests.objectives.tables import MAX_TOKENS, G, M, N, P, V, objective_config, table_rollouts, with_advantage
+from tests.objectives.tables import MAX_TOKENS, G, N, P, V, objective_config, table_rollouts, with_advantage
 from tests.vectors.make import PAPERS, advantage_by_hand, kl_by_hand, loss_by_hand
 
 ESTIMATORS = ["none", "exact", "k2", "k3", "in reward"]
@@ -40,7 +39,7 @@ def objective_by_hand(name, logits, rollouts, reference, reward, estimator, kl_b
 @pytest.mark.parametrize("clip", [None, (0.05, 0.15)])
 def test_loss_and_gradient_equal_the_papers_sum(name, estimator, clip):
     policy, rollouts, reference, reward = table_rollouts()
-    c = objective_config(name, estimator, **(dict(zip(("clip_low", "clip_high"), clip)) if clip else {}))
+    c = objective_config(name, estimator, clip_low=clip and clip[0], clip_high=clip and clip[1])
     rollouts = with_advantage(estimator, rollouts, reference, reward, c)
     weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
     loss, metrics = loss_of(policy, rollouts, weight, c)
@@ -52,41 +51,12 @@ def test_loss_and_gradient_equal_the_papers_sum(name, estimator, clip):
     torch.testing.assert_close(loss, by_hand)
     torch.testing.assert_close(policy.logits.grad, twin.grad)
     clipped, tokens = metrics["clip_fraction"]
-    assert tokens == rollouts.mask.sum() and (clipped < tokens or OBJECTIVES[name].ratio == "sequence")
-    assert clipped > 0 or (name in ("cispo", "dppo") and not clip)
+    assert tokens == rollouts.mask.sum() and (clipped > 0 or (name in ("cispo", "dppo") and not clip))
+    if estimator == "none" and name != "cispo":
+        without_gradient = (policy.logits.grad == 0).all(-1) & (rollouts.mask > 0)
+        assert clipped == without_gradient.sum()
     if estimator not in ("none", "in reward"):
         torch.testing.assert_close(metrics["pg_loss"][0] + metrics["kl_penalty"][0], loss.detach())
-
-
-def test_the_expected_gradient_with_the_ratio_to_the_sampler_is_the_policys():
-    """Over all tokens that the sampler can write, each with its probability there: without a bound on the ratio the
-    gradient is that of the expected advantage under the policy."""
-    g = torch.Generator().manual_seed(4)
-    theta, q, A = (torch.randn(7, dtype=torch.float64, generator=g) for _ in range(3))
-    theta.requires_grad_()
-    p, q = theta.log_softmax(0), q.log_softmax(0)
-    unbounded = dataclasses.replace(OBJECTIVES["rloo"], clip_low=1.0, clip_high=1e9)
-    loss, *_ = policy_loss(p[:, None], q[:, None], A[:, None], q.exp()[:, None], unbounded)
-    found, = torch.autograd.grad(-loss, theta)
-    expected, = torch.autograd.grad((theta.softmax(0) * A).sum(), theta)
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("of_tokens", [False, True], ids=["completions", "tokens"])
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probability(name, of_tokens):
-    """At ratio 1 all of them are REINFORCE with their own baseline and weights, also with an advantage per token."""
-    policy, rollouts, reference, reward = table_rollouts()
-    c = objective_config(name, "none")
-    rollouts = with_advantage("none", rollouts, reference, reward, c)
-    if of_tokens:
-        rollouts = dataclasses.replace(rollouts, advantage=torch.randn(N, M, dtype=torch.float64))
-    weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
-    loss_of(policy, rollouts, weight, c, on_policy=True)[0].backward()
-    twin = policy.logits.detach().clone().requires_grad_()
-    logp = twin.log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]
-    (-(logp * rollouts.advantage * weight).sum()).backward()
-    torch.testing.assert_close(policy.logits.grad, twin.grad)
 
 
 def test_the_entropy_bonus_is_the_entropys_gradient():
@@ -102,18 +72,6 @@ def test_the_entropy_bonus_is_the_entropys_gradient():
     (-0.7 * (entropy * weight).sum()).backward()
     torch.testing.assert_close(policy.logits.grad, twin.grad)
     torch.testing.assert_close(metrics["entropy"][0], (entropy * rollouts.mask).sum().detach())
-
-
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "cispo"])
-def test_clipped_tokens_are_those_that_lose_their_gradient(name):
-    g = torch.Generator().manual_seed(0)
-    row, advantage = OBJECTIVES[name], torch.randn(64, 1, generator=g)
-    old = -torch.rand(64, 20, generator=g)
-    apart = (0.02 if row.ratio == "sequence" else 0.5) * torch.randn(64, 20, generator=g)
-    logp = (old + apart).requires_grad_()
-    loss, _, metrics = policy_loss(logp, old, advantage, torch.ones(64, 20), row)
-    loss.backward()
-    assert metrics["clip_fraction"] == (logp.grad == 0).sum() > 0
 
 
 @pytest.mark.parametrize("average", AVERAGES)

@@ -77,20 +77,6 @@ def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(pr
     assert ended_early or c.top_p < 1 or c.block_length is None, "the passes of some completions are saved"
 
 
-@pytest.mark.parametrize("order", ["random", "left_to_right", "confidence"])
-@torch.no_grad()
-def test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for(prompts, order):
-    c = prompt_config(**SETTINGS | {"unmask_order": order, "unmask_steps": 4, "max_new_tokens": 8, "group_size": 16})
-    policy = prompt_fill_policy(2)
-    turns, _, _ = passes_of(policy, prompt_consumer(prompts, c).problems("train", 0), c)
-    turn = turns.flatten(0, 1)                                                       # (N, 8)
-    whole = turn[(turn >= 0).all(1)]
-    assert len(whole) > 10
-    assert (whole[:, :4].sort(1)[0] == torch.arange(4)).all() and (whole[:, 4:].sort(1)[0] == torch.arange(4, 8)).all()
-    in_order = (whole == torch.arange(8)).all(1)
-    assert in_order.all() if order == "left_to_right" else not in_order.all()
-
-
 def test_padding_and_the_other_prompts_change_nothing(prompts):
     c = prompt_config(**SETTINGS)
     policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
@@ -106,10 +92,9 @@ def test_padding_and_the_other_prompts_change_nothing(prompts):
         torch.testing.assert_close(part.old_logp, whole.old_logp[rows], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"unmask_order": "confidence"}], ids=str)
 @torch.no_grad()
-def test_a_stop_sequence_ends_a_completion_with_the_token_that_completes_it(prompts, more):
-    c = prompt_config(**SETTINGS | {"response_prefix": "so "} | more)
+def test_a_stop_sequence_ends_a_completion_with_the_token_that_completes_it(prompts):
+    c = prompt_config(**SETTINGS | {"response_prefix": "so ", "top_p": 0.7})
     policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
     free = policy.sample(problems, 0, c)
@@ -122,7 +107,6 @@ def test_a_stop_sequence_ends_a_completion_with_the_token_that_completes_it(prom
         length = 1 + whole.find(letter) if letter in whole else int(free.mask[n].sum())
         assert cut.mask[n].tolist() == [1.0] * length + [0.0] * (c.max_new_tokens - length)
         assert cut.texts.completions[n] == "so " + whole.split(letter)[0]
-        assert bool(cut.truncated[n]) == (bool(free.truncated[n]) and letter not in whole)
         ended += letter in whole
     assert ended
     torch.testing.assert_close(policy.score(cut, c.temperature).logp, cut.old_logp, rtol=0, atol=1e-5)

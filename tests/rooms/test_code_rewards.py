@@ -1,12 +1,13 @@
 """Every value of the rewards of code; tests that are cut into calls are judged as Python judges them."""
 
+import collections
 import math
 
 import pytest
 
 from grpo.reward_functions import verify_code
-from grpo.reward_functions.registry import REWARDS, Log
-from grpo.reward_functions.verify_code import cut, extract_code
+from grpo.reward_functions.registry import REWARDS
+from grpo.reward_functions.verify_code import cut
 from grpo.sandbox.child import literal
 from grpo.sandbox.run import run_tests
 from tests.tiny import expect_rewards
@@ -20,24 +21,12 @@ def test_code_correctness():
         "```python\n\n```": 0, "Sure!\n```python\nimport os": 1.5, "(" * 100000: 0, "x = 1\n" * 20000: 0})
 
 
-def test_the_last_fenced_block_is_the_code():
-    assert extract_code("a = 1") == "a = 1"
-    assert extract_code("First:\n```python\na = 1\n```\nBetter:\n```\na = 2\n```\nDone.") == "a = 2\n"
-    assert extract_code("Cut off:\n```py\na = 1\nb =") == "a = 1\nb ="
-
-
-def executed(tests, *texts, **settings):
-    """(the values of code_execution for texts that all have these tests, its metrics)"""
-    log = Log()
+def executed(tests, *texts, **columns):
+    """(the values of code_execution for texts that all have these tests, {metric: its values})"""
+    metrics = collections.defaultdict(list)
     values = REWARDS["code_execution"].fn(["?"] * len(texts), list(texts), tests=[tests] * len(texts),
-                                          log_metric=log.log_metric, **settings)
-    return values, log.metrics
-
-
-def test_the_preamble_of_a_record_stands_before_the_code():
-    code = "def f(x):\n    return double(x)"
-    assert executed("assert f(2) == 4", code, "", preamble=["def double(x):\n    return 2 * x"] * 2)[0] == [1, 0]
-    assert executed("assert f(2) == 4", code, code, preamble=["double = int", None])[0] == [0, 0]
+                                          log_metric=lambda name, x: metrics[name].append(x), **columns)
+    return values, metrics
 
 
 GOOD, BAD = "def f(x):\n    return 2 * x", "def f(x):\n    return x"
@@ -45,7 +34,8 @@ GOOD, BAD = "def f(x):\n    return 2 * x", "def f(x):\n    return x"
 
 @pytest.mark.parametrize(("tests", "expected"), [
     (["assert f(2) == 4", "assert f(0) == 0"],
-     {GOOD: 1, f"Here:\n```python\n{GOOD}\n```\nIt doubles.": 1, BAD: 0, "": 0, "```\n```": 0}),
+     {GOOD: 1, f"Here:\n```python\n{GOOD}\n```\nIt doubles.": 1, BAD: 0, "": 0, "```\n```": 0,
+      f"First:\n```python\n{BAD}\n```\nBetter:\n```py\n{GOOD}": 1}),
     ([{"input": "3\n", "output": "6\n"}, {"input": "0\n", "output": "0"}],
      {"```python\nprint(2 * int(input()))\n```": 1, "print(6)": 0, GOOD: 0}),
     ("\ufeffassert f(2) == 4", {GOOD: 1}), (["def g():", "    return f(1)", "assert g() == 2"], {GOOD: 1})])
@@ -54,21 +44,24 @@ def test_code_execution_is_one_only_if_the_tests_pass(tests, expected):
     assert executed(tests, *expected)[0] == list(expected.values())
 
 
+def test_the_preamble_of_a_record_stands_before_the_code():
+    code = "def f(x):\n    return double(x)"
+    preamble = ["def double(x):\n    return 2 * x"] * 2 + [None]
+    assert executed("assert f(2) == 4", code, "", code, preamble=preamble)[0] == [1, 0, 0]
+
+
 def test_verdicts_are_counted_and_a_machine_that_is_full_skips_the_completion(monkeypatch):
-    verdicts = iter(["killed", "passed", "skipped", "killed", "passed", "passed"])
+    verdicts = iter(["killed", "passed", "skipped", "passed", "passed"])
     monkeypatch.setattr(verify_code, "run_tests", lambda *given: next(verdicts))
-    values, metrics = executed("pass", "a", "b", "", "c", "d")
-    assert values == [0.0, 1.0, 0.0, None, 0.0]
-    assert metrics == {"code_killed": (2.0, 5), "code_failed": (1.0, 5), "code_skipped": (1.0, 5),
-                       "unsafe_tests": (5.0, 5)}
+    values, metrics = executed("pass", "a", "b", "", "c")
+    assert values == [0.0, 1.0, 0.0, None]
+    assert metrics == {"code_killed": [1, 0, 0, 0], "code_failed": [0, 0, 1, 0], "code_skipped": [0, 0, 0, 1],
+                       "unsafe_tests": [1] * 4}
     for safe in (["assert f(2) == 4", "assert f(3) == 9"], [{"input": "2", "output": "4"}]):
-        assert executed(safe, "a")[1]["unsafe_tests"] == (0.0, 1)
+        assert executed(safe, "a")[1]["unsafe_tests"] == [0]
 
 
-@pytest.mark.parametrize("tests", [
-    "", [" ", "\n"], [{"input": "1", "output": " "}], 5, [{"input": "1"}],
-    [{"input": "1", "output": "1"}, "pass"], "assert f(2) = 4",
-    ["assert f(2) == 4", "assert ("], "(" * 5000])
+@pytest.mark.parametrize("tests", [[{"input": "1", "output": " "}], 5, "(" * 5000, [{"input": "1"}, "pass"]])
 def test_tests_of_another_form_are_refused(tests):
     with pytest.raises(ValueError, match="code_execution.*tests="):
         REWARDS["code_execution"].check(tests=tests)

@@ -34,16 +34,14 @@ def page_of(tmp_path):
 
 def numbers_of(svg):
     """The points of a curve as [[step, number]], by the labels of its axes."""
-    path = svg.find("path[@class='line']").get("d")
+    path = svg.find("path[@class='raw']").get("d")
     found = [tuple(map(float, pair)) for pair in re.findall(r"[ML]([-\d.]+) ([-\d.]+)", path)]
     labels = {"x": [], "y": []}
     for label in svg.findall("text")[1:]:  # the first names the axis
         side = label.get("class") or "x"
         labels[side].append((float(label.get(side)), float(label.text)))
-    (bottom, low), (top, high) = labels["y"]
-    assert bottom > top and low < high, "up is more"
     axes = []
-    for places, ((a, low), (b, high)) in zip(zip(*found, strict=True), labels.values(), strict=True):
+    for places, ((a, low), *_, (b, high)) in zip(zip(*found, strict=True), labels.values(), strict=True):
         axes.append([low + (place - a) / (b - a) * (high - low) for place in places])
     return [list(point) for point in zip(*axes, strict=True)]
 
@@ -61,6 +59,14 @@ def test_the_numbers_on_a_page_are_those_of_metrics_jsonl(page_of, numbers):
     span = max(numbers) - min(numbers)
     for (step, x), at, number in zip(charts["loss"], steps, numbers, strict=True):
         assert step == pytest.approx(at, abs=1) and x == pytest.approx(number, abs=span / 100)
+
+
+def test_tokens_of_a_group_have_the_colours_of_their_rewards_and_the_headline_has_both_ends(page_of):
+    group = [{"text": "ab", "reward": 7.0, "filled": [[0, 1], [1, 2]], "credit": [x, 1.0]} for x in (3.0, 0.0, -3.0)]
+    ends = [{"step": step, "eval/sampled_accuracy": x} for step, x in ((0, 0.33789), (3, 0.92999))]
+    _, root, _ = page_of(ends, [{"step": 3, "problem": "__", "answer": "ab", "group": group}])
+    assert ["".join(box.itertext()) for box in root.iterfind(".//div/div")] == ["sampled_accuracy 0.3379 → 0.9300"]
+    assert [mark.get("class") for mark in root.iterfind(".//td[2]//span")] == ["a2", "a0", "a0", "a0", "a-2", "a0"]
 
 
 def test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded(page_of):

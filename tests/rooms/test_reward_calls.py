@@ -28,23 +28,16 @@ def texts(prompts=("q", "q"), **columns):
                            completion_ids=[[1, 0], [2]], columns={"prompt": list(prompts)} | columns)
 
 
-def plain(fn):
-    """The name of a function without @reward in the table."""
+def call_of(fn, texts, known=None, empty=()):
+    """The Call of a function without @reward."""
     registry.REWARDS["mine"] = Reward(fn)
-    return "mine"
+    return arguments("mine", texts, {"trainer_state": STATE} | (known or {}), empty)
 
 
-def given(name, texts, empty=(), known=None):
-    call = arguments(name, texts, {"trainer_state": STATE} | (known or {}), empty)
-    return call.fields | call.settings
-
-
-def run(name, N=2, **fields):
-    return run_reward(Call(name, fields, {}, N))[0]
-
-
-def by_name(completions, solution, level=None):
-    return [0.5, None]
+def returned(fn, N=2):
+    """The values of a function without @reward, as they are read."""
+    registry.REWARDS["mine"] = Reward(fn)
+    return run_reward(Call("mine", {"completions": ["a"] * N}, {}, N))[0]
 
 
 def with_settings(completions, *, length_min=3, texts, group_size, **columns):
@@ -53,25 +46,20 @@ def with_settings(completions, *, length_min=3, texts, group_size, **columns):
 
 def test_a_function_gets_what_its_signature_names():
     """A setting wins over a field; a field that these records lack, but others of the data have, is None."""
-    found = given(plain(by_name), texts(answer=[1, "2"]), ["level"])
-    assert found == {"completions": ["a", "b"], "solution": [1, "2"], "level": [None, None]}
+    found = call_of(lambda completions, solution, level=None: [], texts(answer=[1, "2"]), empty=["level"])
+    assert found.fields == {"completions": ["a", "b"], "solution": [1, "2"], "level": [None, None]}
     known = {"texts": "the texts", "judge_model": "a judge", "group_size": 2, "length_min": 7}
-    found = given(plain(with_settings), texts(length_min=[1, 2], answer=[1, "2"]), ["level"], known)
-    assert [found[key] for key in ("texts", "group_size", "length_min")] == ["the texts", 2, 7]
-    assert found["response"] == [1, "2"] and found["question"] == found["prompts"] == ["q", "q"]
-    assert found["completion_ids"] == [[1, 0], [2]] and found["level"] == [None, None]
+    found = call_of(with_settings, texts(length_min=[1, 2], answer=[1, "2"]), known)
+    settings = {"texts": "the texts", "group_size": 2, "length_min": 7, "trainer_state": STATE}
+    assert found.settings == settings and "length_min" not in found.fields
+    assert found.fields["response"] == [1, "2"] and found.fields["question"] == found.fields["prompts"] == ["q", "q"]
 
 
 def test_a_function_may_change_what_it_gets_from_the_records():
     """Each completion has its own copies of the values of a record."""
-    def careless(prompts, completions, numbers):
-        for prompt in prompts:
-            prompt[0]["role"] = "changed"
-        return [own.pop() + len(own) for own in numbers]
-
-    shared, chat = [1, 2], [dict(m) for m in CHAT]
-    assert run(plain(careless), **given("mine", texts([chat, chat], numbers=[shared, shared]))) == [3.0, 3.0]
-    assert chat == CHAT and shared == [1, 2], "the data stay as they are"
+    numbers = [1, 2]
+    call = call_of(lambda numbers: [own.pop() + len(own) for own in numbers], texts(numbers=[numbers, numbers]))
+    assert run_reward(call)[0] == [3.0, 3.0] and numbers == [1, 2], "the data stay as they are"
 
 
 def running_loop():
@@ -92,13 +80,12 @@ def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
     from trl.trainer.grpo_trainer import GRPOTrainer
     seen, prompts = [], [CHAT, CHAT] if chat else ["q", "q"]
 
-    def mine(prompts, completions, completion_ids, answer, **kwargs):
-        seen.append({"prompts": prompts, "completions": completions, "completion_ids": completion_ids, "answer": answer}
-                    | kwargs)
+    def mine(**given):
+        seen.append(given)
         return [1.0, None]
 
-    async def mine_async(prompts, completions, completion_ids, answer, **kwargs):
-        return mine(prompts, completions, completion_ids, answer, **kwargs)
+    async def mine_async(**given):
+        return mine(**given)
 
     answers = [[{"role": "assistant", "content": x}] for x in "ab"] if chat else ["a", "b"]
     records = [{"prompt": prompt, "answer": answer, "level": level}
@@ -111,8 +98,7 @@ def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
     monkeypatch.setattr("trl.trainer.grpo_trainer.gather", lambda x: x)
     monkeypatch.setattr("trl.trainer.grpo_trainer.logger", SimpleNamespace(warning=print))
     theirs = GRPOTrainer._calculate_rewards(trainer, records, prompts, answers, [[1, 0], [2]])
-    given = arguments(plain(fn), texts(prompts, answer=["1", "2"], level=[3, 4]), {"trainer_state": STATE}, ())
-    values, _ = run_reward(given)
+    values, _ = run_reward(call_of(fn, texts(prompts, answer=["1", "2"], level=[3, 4])))
     # Names of the prompt and of the answer that TRL does not know
     left_out = {"prompt", "question", "instruction", "problem", "solution", "response", "output"}
     them, us = ({key: x for key, x in call.items() if key not in left_out and not callable(x)} for call in seen)
@@ -120,26 +106,19 @@ def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
     assert values[0] == theirs[0, 0] == 1 and math.isnan(values[1]) and theirs[1, 0].isnan()
 
 
-def returned(values, N=2):
-    """The values that a reward returns, as they are read."""
-    return run(plain(lambda completions: values), N=N, completions=["a"] * N)
-
-
-@pytest.mark.parametrize("values", [
-    (0.5, 1.0), np.array([0.5, 1.0]), torch.tensor([0.5, 1.0]), [np.float32(0.5), torch.tensor(1.0)], [0.5, True]])
-def test_values_may_be_a_list_or_an_array_of_any_numbers(values):
-    assert returned(values) == [0.5, 1.0] and all(type(x) is float for x in returned(values))
-
-
-def test_none_skips_a_completion_and_what_is_not_finite_is_infinite():
-    skipped, *others = returned([None, math.nan, -math.inf, 1.0], 4)
-    assert math.isnan(skipped) and others == [math.inf, math.inf, 1.0]
+@pytest.mark.parametrize("values, expected", [
+    *((values, [0.5, 1.0]) for values in (
+        (0.5, 1.0), np.array([0.5, 1.0]), torch.tensor([0.5, 1.0]), [np.float32(0.5), torch.tensor(1.0)], [0.5, True])),
+    ([None, 1.0], [-1, 1.0]), ([math.nan, -math.inf], [math.inf] * 2)])
+def test_values_may_be_any_numbers_none_skips_and_what_is_not_finite_is_infinite(values, expected):
+    found = returned(lambda completions: values)
+    assert [-1 if math.isnan(x) else x for x in found] == expected and all(type(x) is float for x in found)
 
 
 @pytest.mark.parametrize("values", [None, 1.0, "ab", [[1.0], 2.0], torch.zeros(2, 1), [0.0, 10**400], [1.0]])
 def test_what_is_no_list_of_a_number_for_each_completion_is_refused(values):
     with pytest.raises(ValueError, match="mine .*test_reward_calls.py, line"):
-        returned(values)
+        returned(lambda completions: values)
 
 
 def test_async_rewards_share_one_event_loop():
@@ -147,35 +126,22 @@ def test_async_rewards_share_one_event_loop():
 
     async def waits(completions):
         loops.append(asyncio.get_running_loop())
-        return [1.0 for _ in completions]
+        return [1.0, 2.0]
 
-    assert run(plain(waits), N=1, completions=["a"]) == run("mine", N=1, completions=["a"]) == [1.0]
+    assert returned(waits) == returned(waits) == [1.0, 2.0]
     assert loops[0] is loops[1], "a connection that belongs to the loop stays open"
 
 
-BODIES = {"exits": "raise SystemExit", "10 MB": "raise ValueError('x' * 10_000_000)", "no list": "return 5",
-          "control characters": "raise ValueError(chr(27) + '[2J' + chr(0) + chr(0x202e) + chr(10))"}
-
-
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("body", ["raise SystemExit", "raise ValueError('x' * 10_000_000)",
+                                  "raise ValueError(chr(27) + '[2J' + chr(0) + chr(0x202e) + chr(10))"])
 @pytest.mark.parametrize("prefix", ["def", "async def"])
-def test_whatever_a_reward_does_it_ends_in_one_line_that_names_its_file(kind, prefix, tmp_path):
+def test_whatever_a_reward_does_it_ends_in_one_line_that_names_its_file(body, prefix, tmp_path):
+    """The file imports a neighbour."""
+    (tmp_path / "neighbour_of_rewards.py").write_text("ONE = 1\n")
     path = tmp_path / "mine.py"
-    path.write_text(f"{prefix} hostile(completions):\n    {BODIES[kind]}\n")
-    registry.register_functions(["hostile"], str(path))
+    path.write_text(f"from neighbour_of_rewards import ONE\n{prefix} hostile(completions):\n    {body}\n")
+    registry.register_functions(["hostile", "not there"], str(path))
     with pytest.raises(ValueError, match="mine.py, line") as found:
-        run("hostile", completions=["a", "b"])
+        run_reward(Call("hostile", {"completions": ["a", "b"]}, {}, 2))
     assert str(found.value).isprintable() and len(str(found.value)) < 2000
-
-
-def test_a_reward_file_imports_its_neighbours_and_its_functions_become_rewards_if_they_are_asked_for(tmp_path):
-    (tmp_path / "neighbour_of_rewards.py").write_text("POINTS = 0.5\n")
-    mine, path = tmp_path / "mine.py", list(sys.path)
-    mine.write_text("from grpo.reward_functions.registry import reward\nfrom neighbour_of_rewards import POINTS\n\n"
-                    "class Kind: pass\n\n@reward(0, 1)\ndef decorated(completions): return []\n\n"
-                    "def half(completions): return [POINTS for _ in completions]\n\ndef other(completions): pass\n")
-    registry.load_reward_file.cache_clear()
-    registry.register_functions(["decorated", "half", "not there"], str(mine))
-    assert set(registry.REWARDS) == {"decorated", "half"} and not registry.REWARDS["decorated"].messages
-    assert run("half", N=1, completions=["a"]) == [0.5]
-    assert sys.path == path
+    assert set(registry.REWARDS) == {"hostile"} and str(tmp_path) not in sys.path

@@ -15,7 +15,7 @@ VALUES = [
     ("length_penalty", {}, {"": -1, "a" * 19: -1, "a" * 20: 0, "a" * 140: 0.5, "a" * 260: 1, "a" * 380: 0.5,
                             "a" * 500: 0, "a" * 501: -1}),
     ("json_valid", {}, {'{"a": [1, 2.5, null, "x"]}': 1, " [] ": 1, "3": 1, '```json\n{"a": 1}\n```': 1,
-                        'Here you are:\n```\n[1]\n```\nBye.': 1, '{"a": 1': 0, "{'a': 1}": 0, "[1,]": 0, "NaN": 0,
+                        '{"a": 1': 0, "{'a': 1}": 0, "[1,]": 0, "NaN": 0,
                         "[Infinity]": 0, "": 0, "yes": 0, "```\n[1]\n```\n```\n[2]\n```": 0, "[" * 200000: 0}),
     ("xml_valid", {}, {"<a/>": 1, '<a b="c">d<e/></a>': 1, '<?xml version="1.0"?>\n<a>&lt;</a>': 1,
                        "```xml\n<a/>\n```": 1, "<a>": 0, "<a></b>": 0, "<a/><b/>": 0, "a": 0, "": 0, "<a b=c/>": 0,
@@ -31,9 +31,8 @@ def test_every_value(name, record, values):
 
 @pytest.mark.parametrize(("size", "texts", "expected"), [
     (2, ["a b c", "a b c", "a b c", "d e f"], [0, 0, 1, 1]),  # groups do not see each other
-    (3, ["a b c", "a b c", "d e f"], [0.5, 0.5, 1]), (2, ["a b c d", "a b c e"], [2 / 3, 2 / 3]),
-    (2, ["abcd", "abce"], [2 / 3, 2 / 3]),                    # short texts are compared by characters
-    (2, ["", ""], [0, 0]), (2, ["a", "b"], [1, 1]), (1, ["a", "a"], [0, 0])])
+    (3, ["a b c", "a b c", "d e f"], [0.5, 0.5, 1]), (2, ["a b c d", "a b c e", "", ""], [2 / 3, 2 / 3, 0, 0]),
+    (2, ["abcd", "abce"], [2 / 3, 2 / 3]), (1, ["a", "a"], [0, 0])])  # short texts are compared by characters
 def test_diversity_is_the_mean_distance_to_the_rest_of_the_group(size, texts, expected):
     assert rewards_of("diversity_bonus", *texts, settings={"group_size": size}) == pytest.approx(expected)
 

@@ -63,29 +63,17 @@ def lines_of_error(text):
     return re.split(r"(?<!I/O )error: ", text)[1:]
 
 
-def expect_end(done, tmp_path, errors=1):
-    """Rank 0 has ended with a line about the other one, nobody with a traceback, and the last state stays."""
+@pytest.mark.parametrize("fault, errors, more", [
+    ("raise ValueError('my reward broke')", 2, {}), ("os.kill(os.getpid(), signal.SIGKILL)", 1, {}),
+    ("from core.performance import sharding; sharding.whole = lambda *x, **y: os.kill(os.getpid(), signal.SIGKILL)", 1,
+     {"parallel": "fsdp", "optimizer": "adamw"})], ids=["fails", "is killed in a step", "is killed in a sharded save"])
+def test_if_a_rank_ends_the_other_ends_with_a_line_and_the_last_state_stays(base, tmp_path, fault, errors, more):
+    done = run_script(TRAIN, *settings_of(base, tmp_path, fault, **more), ranks=2)
     assert done.returncode == 1 and (tmp_path / "done").exists(), done.stderr
     found = lines_of_error(done.stderr)
     assert len(found) == errors and "Traceback" not in done.stderr, done.stderr
-    assert any("rank 0" in line for line in found), done.stderr
+    assert any("rank 0" in line for line in found) and ("my reward broke" in done.stderr) == (errors == 2), done.stderr
     assert state_of(tmp_path / "out")["step"] == 2
-
-
-KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
-
-
-def test_if_a_rank_fails_all_end_with_a_line_each(base, tmp_path):
-    done = run_script(TRAIN, *settings_of(base, tmp_path, "raise ValueError('my reward broke')"), ranks=2)
-    expect_end(done, tmp_path, errors=2)
-    assert any("my reward broke" in line for line in lines_of_error(done.stderr))
-
-
-@pytest.mark.parametrize("fault, more", [
-    (KILLED, {}), (f"from core.performance import sharding; sharding.whole = lambda *x, **y: {KILLED}",
-                   {"parallel": "fsdp", "optimizer": "adamw"})], ids=["in a step", "while a sharded run is saved"])
-def test_if_a_rank_is_killed_the_other_ends_with_a_line(base, tmp_path, fault, more):
-    expect_end(run_script(TRAIN, *settings_of(base, tmp_path, fault, **more), ranks=2), tmp_path)
 
 
 def test_a_full_disk_ends_the_run_in_one_line_with_its_last_state(base, tmp_path):
