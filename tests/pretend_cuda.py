@@ -1,7 +1,6 @@
 """A CPU build of PyTorch that plays a GPU: it raises where CUDA would refuse, and counts where the CPU waits for it.
 
 with PretendCuda() as gpu: ...        # torch.cuda.is_available() is True, x.to("cuda").device is cuda:0
-python tests/pretend_cuda.py FOLDER JOB # a job of tests/runs/test_pretended_gpu.py, on one of several ranks
 
 Every tensor stays one of the CPU. Its storage is marked, so that views, parameters, gradients, saved activations and
 optimizer states are on the GPU with it. A host sync is what torch.cuda.set_sync_debug_mode reports: .item(), .tolist(),
@@ -12,15 +11,10 @@ Not seen: the numbers of CUDA's kernels, its own lists of autocast (the CPU's ho
 import collections
 import contextlib
 import os
-import pathlib
 import sys
 from unittest import mock
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, ROOT)
-
 import torch
-import torch.distributed as dist
 from torch.nn.utils import clip_grad
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
@@ -32,6 +26,7 @@ from core.performance.decode import Decoder
 with contextlib.suppress(ImportError):  # it would look for a library of CUDA where a GPU is played
     import bitsandbytes  # noqa: F401
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 T = torch.Tensor
 DEVICE, IS_CUDA, IS_CPU = T.device.__get__, T.is_cuda.__get__, T.is_cpu.__get__
 MOVES = {"copy_", "_to_copy", "set_"}
@@ -75,7 +70,7 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
 
     def __init__(self):
         TorchDispatchMode.__init__(self)
-        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        self.device = torch.device("cuda", 0)
         self.syncs, self.mixes, self.replays = collections.Counter(), [], 0
         self.inside = None  # whether the call of Python that is under way has a tensor of the GPU; None: no call
         self.must_not_wait = False
@@ -195,11 +190,8 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
         return out
 
     def is_mine(self, device):
-        """Whether a device is the GPU. Raises DeviceMix for another GPU."""
-        device = torch.device(device)
-        if device.type == "cuda" and device.index not in (None, self.device.index):
-            self.refuse(f"{device} is another rank's")
-        return device.type == "cuda"
+        """Whether a device is the GPU."""
+        return torch.device(device).type == "cuda"
 
     def moved(self, x, *args, copy=False, **kwargs):
         """x.to(...)"""
@@ -214,27 +206,6 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
             if out.numel() and not non_blocking:
                 self.waits("to the GPU" if there else "to the CPU")
         return out
-
-    def collectives(self):
-        """gloo plays nccl: a group of nccl refuses tensors of the CPU, and any other group those of the GPU."""
-        real, of_gpus = dist.new_group, []
-
-        def new_group(*args, backend, device_id=None, **settings):
-            group = real(*args, backend="gloo", **settings)
-            if backend == "nccl":
-                assert device_id == self.device, f"{device_id} is not {self.device}"
-                of_gpus.append(group)
-            return group
-
-        def checked(call):
-            def collective(x, *args, **settings):
-                if on_gpu(x) != any(group is y for group in of_gpus for y in (*args, *settings.values())):
-                    self.refuse(f"{call.__name__} in a group of another device")
-                with torch._C.DisableTorchFunction():
-                    return call(x, *args, **settings)
-            return collective
-
-        return {"new_group": new_group, "all_reduce": checked(dist.all_reduce), "broadcast": checked(dist.broadcast)}
 
     def captured(self, decoder, step):
         """What replays a CUDA graph: step, which must not wait."""
@@ -259,14 +230,14 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
             (checkpoint, {"_infer_device_type": lambda *args: "cpu"}),
             (clip_grad, {"_group_tensors_by_device_and_dtype": self.grouped}),
             (torch.cuda, {"is_available": lambda: True, "set_device": lambda device: None,
-                          "device_count": lambda: int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+                          "device_count": lambda: 1,
                           "is_bf16_supported": lambda including_emulation=True: True,
                           "mem_get_info": lambda device=None: (2**34, 2**34),
                           "max_memory_allocated": lambda device=None: 0,
                           "reset_peak_memory_stats": lambda device=None: None, "synchronize": lambda device=None: None,
                           "get_device_capability": lambda device=None: (9, 0),
                           "get_device_name": lambda device=None: "pretended GPU"}),
-            (Decoder, {"captured": lambda *arguments: self.captured(*arguments)}), (dist, self.collectives())]
+            (Decoder, {"captured": lambda *arguments: self.captured(*arguments)})]
         self.stack = contextlib.ExitStack()
         for where, new in changes:
             self.stack.enter_context(mock.patch.multiple(where, **new))
@@ -279,8 +250,3 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
         TorchFunctionMode.__exit__(self, *error)
         TorchDispatchMode.__exit__(self, *error)
         self.stack.close()
-
-
-if __name__ == "__main__":
-    from tests.runs.test_pretended_gpu import check
-    check(sys.argv[2], pathlib.Path(sys.argv[1]))

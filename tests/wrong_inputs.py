@@ -7,8 +7,6 @@ braces stand for files of a test's folder: {text} and {prompts} are prepared dat
 
 import json
 
-from tests import families
-
 TRAIN, PRETRAIN, SAMPLE, EXPORT = "grpo/train_grpo.py", "core/pretrain.py", "core/sample.py", "core/export.py"
 SUMS = "--dataset={prompts} --generator_checkpoint={causal} --task_type=general --max_new_tokens=6"
 FILL = "--dataset={text} --generator_checkpoint={generator} --judge_checkpoint={judge} --block_size=32"
@@ -116,70 +114,49 @@ ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     f"{FILL} --judge_checkpoint={{generator}}": "judge_checkpoint masked_fill sequence_scorer",
 }.items()]
 
-# Folders in Hugging Face format: {name: (family of tests/families.py, what spoils it)}
+# Folders in Hugging Face format: {name: (family of tests/families.py, what spoils it, as change_folder takes it)}
 FOLDERS = {
-    "llama": ("llama", {}),
     "reward": ("bert_reward", {}),
     "deep": ("llama", {"config.json": {"num_hidden_layers": 3}}),
-    "wide": ("llama", {"config.json": {"hidden_size": 64}}),
     "unknown": ("llama", {"config.json": {"model_type": "\x1b[2J\n"}}),
     "coded": ("llama", {"config.json": {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}}),
-    "bin": ("llama", {"config.json": {"transformers_weights": "adapter_model.bin"}}),
     "ends": ("llama", {"config.json": {"eos_token_id": 50256}}),
     "typed": ("llama", {"config.json": {"dtype": "save"}}),
-    "texted": ("llama", {"config.json": {"rms_norm_eps": "x"}}),
     "sequential": ("llada", {"config.json": {"block_type": "sequential"}}),
     "eager": ("sdar", {"config.json": {"attn_implementation": "eager"}}),
     "unmasked": ("a2d-qwen3", {"config.json": {"mask_token_id": None}}),
     "tied": ("qwen3", {}),
-    "cut": ("llama", families.cut_short),
-    "pickle": ("llama", families.pickled),
-    "mute": ("llama", families.without_tokenizer),
-    "narrow": ("llama", families.with_few_rows),
-    "infinite": ("llama", families.with_nan),
-    "outside": ("llama", families.with_index("../outside.safetensors")),
-    "indexed": ("llama", families.with_index("weights.bin")),
-    "adapter": ("llama", families.as_adapter),
-    "orphan": ("llama", families.as_orphan),
+    "cut": ("llama", {"model.safetensors": b"\x10\0\0\0"}),
+    "pickle": ("llama", {"model.safetensors": None, "pytorch_model.bin": b"a"}),
+    "mute": ("llama", {"tokenizer.json": None, "tokenizer_config.json": None}),
+    "indexed": ("llama", {"model.safetensors.index.json": {"weight_map": {"a": "weights.bin"}}}),
+    "adapter": ("llama", {"adapter_config.json": {"base_model_name_or_path": "{folder}/../llama"}}),
+    "orphan": ("llama", {"adapter_config.json": {"base_model_name_or_path": "/gone"}}),
 }
 LORA = f"{SUMS} --generator_checkpoint={{llama}}"
 HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{name}}}", 1, f"checkpoint={{{name}}} {words}") for name, words in {
-    "folder": "config.json model.safetensors",
     "reward": "reward_model_checkpoint",
     "deep": "layers.2 complete",
-    "wide": "shape complete",
     "unknown": "copy",
     "coded": "code",
-    "bin": "adapter_model.bin save_pretrained",
     "ends": "50256 tokenizer",
+    "typed": "copy",
     "sequential": "block_type='sequential'",
     "eager": "attention_block sdpa",
     "unmasked": "mask_token",
-    "typed": "copy",
-    "texted": "rms_norm_eps",
     "cut": "copy",
     "pickle": "safetensors",
     "mute": "tokenizer copy",
-    "narrow": "200 tokenizer",
-    "infinite": "model.norm.weight finite",
-    "outside": "outside.safetensors",
     "indexed": "weights.bin save_pretrained",
     "orphan": "base_model_name_or_path",
 }.items()] + [(TRAIN, arguments, 1, words) for arguments, words in {
     f"{SUMS} --lora_rank=4": "lora_rank Hugging",
     f"{LORA} --lora_rank=4 --lora_targets=q_proj,v_prj": "lora_targets v_prj",
     f"{LORA} --lora_init_from={{folder}}": "lora_init_from adapter_config.json",
-    f"{LORA} --lora_rank=4 --lora_init_from={{adapter}}": "lora_rank lora_init_from",
     f"{LORA} --lora_rank=4 --reference_mode=ema": "reference_mode periodic",
     f"{SUMS} --generator_checkpoint={{adapter}} --lora_rank=4": "generator_checkpoint lora_init_from",
     f"{SUMS} --generator_checkpoint={{tied}} --lora_rank=4 --lora_targets=lm_head": "lora_targets tied",
-    f"{LORA} --judge_checkpoint={{llama}} --reward_functions=judge": "judge_checkpoint sequence_scorer",
-}.items()] + [
-    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={folder}/run --export={adapter}", 1,
-     "export={adapter} adapter_"),
-    (PRETRAIN, "--dataset={prompts} --init_from={llama} --out_dir={folder}/run --lora_rank=2 --export={tied}", 1,
-     "export={tied} model.safetensors"),
-]
+}.items()]
 
 RECORDS = "--dataset={%s.jsonl} --generator_checkpoint={causal} --reward_functions=%s"
 MINE = SUMS + " --reward_file={rewards.py} --max_iters=1"

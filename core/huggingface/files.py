@@ -104,13 +104,9 @@ def read_config(path, key):
             config = transformers.AutoConfig.from_pretrained(local_name(path), trust_remote_code=False)
         else:
             config = as_known(values, published, named)
-    block, shifted = getattr(config, "attention_block", None), getattr(config, "shifted_logits", False)
     takes_masks = getattr(config, "_attn_implementation", None) in (None, "sdpa")
-    is_block = block is None or (type(block) is int and block > 0 and takes_masks)
-    refuse(named,
-           (not is_block, f"has attention_block={block!r} in its config.json; make it a number of tokens, with "
-            "attn_implementation='sdpa' or none"),
-           (type(shifted) is not bool, f"has shifted_logits={shifted!r} in its config.json; make it true or false"))
+    refuse(named, (hasattr(config, "attention_block") and not takes_masks, "has attention_block in its config.json, "
+                   "which needs attn_implementation='sdpa' there, or none"))
     return config
 
 

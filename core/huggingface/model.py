@@ -322,17 +322,10 @@ def content_of(rows):
     """A cache of transformers whose layers write into a core.cache.RowCache."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
     content = DynamicCache()
-    content.layers = [with_methods(LayerOfRows, DynamicLayer()) for _ in rows.layers]
+    content.layers = [DynamicLayer() for _ in rows.layers]
     for i, layer in enumerate(content.layers):
-        layer.add = functools.partial(rows.add, i)
+        layer.update = functools.partial(rows.add, i)
     return content
-
-
-class LayerOfRows:
-    """Methods of a layer of keys and values that are kept elsewhere."""
-
-    def update(self, keys, values, *args, **settings):
-        return self.add(keys, values)
 
 
 class RecurrentLayer:

@@ -24,11 +24,9 @@ from core.prompts import PromptConsumer
 from grpo.build import shard_models
 from grpo.grpo_training_step import grpo_training_step
 from grpo.policies.causal import CausalPolicy
-from grpo.reference import REFERENCES, choose_estimator
-from grpo.reference import with_reference
+from grpo.reference import REFERENCES
 from grpo.reward_functions.judge import Judge
-from grpo.reward_functions.reward_model import load_reward_model
-from grpo.rewards import Rewards, Scored
+from grpo.rewards import Rewards
 from tests.tiny import (
     TOKENIZER,
     causal_policy,
@@ -61,36 +59,30 @@ def causal(c, dist):
 
 
 def huggingface(family):
-    """The same with a transformers model: whole, or with an adapter and a reward model."""
+    """The same with a transformers model: whole, or with an adapter."""
     def make(c, dist):
         path = os.path.join(FOLDER, family)
         model, tokenizer = load_model(path, adapter=c)[0], load_tokenizer(path)
         data = PromptConsumer(os.path.join(FOLDER, "sums.jsonl"), c.batch_size, c.seed, dist.rank, dist.world,
                               tokenizer=tokenizer)
         policy = CausalPolicy(model, tokenizer, dist.dtype, grad_checkpoint=True)
-        if not c.has_adapter:
-            return policy, data, Rewards(c), None
         torch.manual_seed(3)
         with torch.no_grad():  # a new adapter changes nothing, and half of its gradient is 0
-            for p in policy.weights().values():
+            for p in policy.weights().values() if c.has_adapter else ():
                 p.add_(0.1 * torch.randn_like(p))
-        reward_model = load_reward_model(os.path.join(FOLDER, "bert_reward"))
-        return policy, data, Rewards(c, reward_scorer=reward_model), reward_model.model
+        return policy, data, Rewards(c), None
     return make
 
 
 SIZE = {"learning_rate": 1e-3, "min_lr": 1e-3, "parallel": "fsdp", "optimizer": "adamw", "grad_clip": 1.0,
         "kl_beta": 0.1}
 SUMS = prompt_config(**SIZE, reward_settings={"length_min": 1, "length_max": 6})
-LORA = {"lora_rank": 4, "reward_functions": ("reward_model", "length_penalty"), "reference_mode": "periodic",
-        "reference_update_freq": 2}
+LORA = {"lora_rank": 4, "reference_mode": "periodic", "reference_update_freq": 2}
 KINDS = {"fill": (fill, config(**SIZE, reference_mode="ema", ema_alpha=0.5)),
          "causal": (causal, replace(SUMS, micro_batch_tokens=30)),
          "qwen3": (huggingface("qwen3"), SUMS),  # its embeddings are tied
-         "qwen3_5": (huggingface("qwen3_5"), SUMS),
          "lora": (huggingface("llama"), replace(SUMS, **LORA))}
 ON = {1: tuple(KINDS), 2: tuple(KINDS), 4: ("fill",)}  # {ranks: kinds}
-GOES_ON = {(1, "fill"): 2, (1, "lora"): 2, (2, "fill"): 4}  # {(ranks, kind): ranks that go on from its state}
 
 
 def trained(policy):
@@ -152,15 +144,12 @@ class Run:
 
 
 def train(name, dist, found):
-    """Three steps; the last one again by a run that goes on from the state after two, of this or of fewer ranks."""
+    """Three steps; the last one again by a run that goes on from the state after two."""
     make, c = KINDS[name]
     run, folder = Run(make, c, dist), f"{FOLDER}/{dist.world}-{name}"
     policy, start = run.policy, flat(trained(run.policy))
-    metrics = run.steps(0, 1)
+    run.steps(0, 1)
     found[f"{name}/gradient"] = run.keep.gradient
-    found[f"{name}/metrics"] = torch.tensor([metrics[key] for key in (
-        "loss", "mean_kl", "mean_reward", "entropy", "grad_norm")])
-    found[f"{name}/mismatch"] = float(metrics["mismatch_max"])
     found[f"{name}/mean_kl"] = torch.tensor(run.steps(1, 2)["mean_kl"])
     numbers = [*policy.parameters(), *(state["exp_avg"] for state in run.optimizers[0].state.values())]
     found[f"{name}/share/{dist.rank}"] = sum((x.to_local() if is_sharded(x) else x).numel() for x in numbers)
@@ -174,41 +163,10 @@ def train(name, dist, found):
         assert dist.world == 1 or not can_decode(policy.model), "and elsewhere the next time"
         if dist.rank == dist.world - 1:  # one rank reads alone
             rollouts = policy.sample(step_problems(run.data, run.c, 99)(), 99, run.c)
-            rollouts = with_reference(rollouts, run.reference, choose_estimator(c, policy), c)
             found[f"{name}/texts"], found[f"{name}/rewards"] = rollouts.texts.completions, run.rewards(rollouts).reward
     assert all(map(is_sharded, policy.parameters())) == (dist.world > 1)
     again = Run(make, c, dist).resumed(folder)
     assert torch.equal(flat(trained(again.policy)), flat(trained(policy))), "a resumed run is the same run"
-    for (fewer, kind), ranks in GOES_ON.items():
-        if (kind, ranks) == (name, dist.world):
-            other = Run(make, c, dist).resumed(f"{FOLDER}/{fewer}-{name}")
-            found[f"{name}/other"] = flat(trained(other.policy)) - start
-
-
-def train_alone(share, dist, found):
-    """A step in which the groups of rank 1 alone differ: the others have nothing to train on. share: of a rank"""
-    run = Run(causal, replace(SUMS, kl_beta=0.0, zero_std="drop"), dist)
-    first = dist.rank * run.c.batch_size
-
-    def of_rank_1(rollouts):
-        reward = torch.arange(float(rollouts.group_size)).repeat(rollouts.problems, 1)  # (P, G)
-        number = first + torch.arange(len(reward))[:, None]                          # (P, 1)
-        return Scored(reward * ((number >= share) & (number < 2 * share)))
-
-    run.rewards = of_rank_1
-    run.steps(0, 1)
-    found[f"alone/{share}"] = run.keep.gradient
-
-
-def train_in_bfloat16(name, dist, found):
-    """A gradient in bfloat16, in which weights are put together; a rank's parts of them stay float32."""
-    dist.dtype = torch.bfloat16
-    run = Run(*KINDS[name], dist)
-    with run.policy.autocast():
-        logits = run.policy.model.project(run.policy.model.states(torch.arange(10)[None]))   # (1, 10, V)
-    (logits.log_softmax(-1)[..., 5].sum() / dist.world).backward()
-    found[f"bfloat16/{name}"] = flat([p.grad for p in trained(run.policy)])
-    assert all(p.dtype == torch.float32 for p in run.policy.parameters())
 
 
 def on_rank(rank, world, port):
@@ -216,12 +174,8 @@ def on_rank(rank, world, port):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     found = {}
     with Distributed("cpu", "float32") as dist:
-        jobs = [(train, name) for name in ON[world]]
-        jobs += [(train_alone, share) for share in ((4, 2) if world == 1 else (PROBLEMS // world,))]
-        if world < 4:
-            jobs.append((train_in_bfloat16, "fill"))
-        for job, argument in jobs:
-            job(argument, dist, found)
+        for name in ON[world]:
+            train(name, dist, found)
             dist.shards = None
         dist.barrier()
     torch.save(found, f"{FOLDER}/{world}-{rank}.pt")

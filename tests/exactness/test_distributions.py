@@ -11,7 +11,7 @@ from core import distributions
 from core.distributions import (
     draw_uniforms, entropy, in_parts, restrict, sample_from, sample_tokens, sampling_logp, token_logp)
 from core.huggingface.model import BANNED
-from core.truncation import KeptCollector, KeptTokens, kept_tokens, nucleus
+from core.truncation import KeptTokens, kept_tokens, nucleus
 
 JUST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
@@ -56,6 +56,14 @@ def test_kept_tokens_are_the_top_k_then_the_nucleus_then_those_likely_enough():
         assert kept_tokens(logp[None], **truncation)[0].nonzero().flatten().tolist() == kept, truncation
 
 
+def test_group_members_and_problems_have_noise_of_their_own():
+    noise = draw_uniforms(1, 2, [0, 1], (3, 4))
+    assert len(noise.flatten().unique()) == noise.numel()
+    for seed, step in ((1, 3), (2, 2)):
+        assert not torch.equal(noise, draw_uniforms(seed, step, [0, 1], (3, 4)))
+    assert torch.equal(noise[1:], draw_uniforms(1, 2, [1], (3, 4))), "whatever other problems are drawn with it"
+
+
 @pytest.mark.parametrize("top_p", [0.01, 0.5, 0.97])
 def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_loop(top_p, monkeypatch):
     """Rows whose nucleus lies in the top part, reaches beyond it, or ends among tokens that are equally likely inside
@@ -71,30 +79,6 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_loop(top_p, monkeypatch)
             assert kept == nucleus_by_a_loop(row, top_p)
             checked += 1
     assert checked > 100
-
-
-def test_kept_tokens_that_are_selected_and_joined_are_the_rows_of_their_mask():
-    mask = torch.rand(7, 11) < 0.4
-    mask[0], mask[2] = False, True
-    kept, rows = KeptTokens.of(mask), torch.tensor([5, 3, 3, 0])
-    assert torch.equal(KeptTokens.join([kept[rows], kept]).dense(11), torch.cat((mask[rows], mask)))
-    numbers, collector = torch.tensor([40, 3, 17, 99, 0, 5, 21]), KeptCollector()
-    for part in torch.arange(7).split(3):
-        collector.add(numbers[part], kept[part])
-    assert torch.equal(collector.joined().dense(11), mask[numbers.argsort()]), "in the order of their numbers"
-
-
-def test_entropy_against_a_loop():
-    logp = torch.randn(7).double().log_softmax(-1)
-    assert abs(entropy(logp) + sum(float(x.exp() * x) for x in logp)) < 1e-12
-
-
-def test_group_members_and_problems_have_noise_of_their_own():
-    noise = draw_uniforms(1, 2, [0, 1], (3, 4))
-    assert len(noise.flatten().unique()) == noise.numel()
-    for seed, step in ((1, 3), (2, 2)):
-        assert not torch.equal(noise, draw_uniforms(seed, step, [0, 1], (3, 4)))
-    assert torch.equal(noise[1:], draw_uniforms(1, 2, [1], (3, 4))), "whatever other problems are drawn with it"
 
 
 @pytest.mark.parametrize("truncated", [False, True])
@@ -152,17 +136,3 @@ def test_of_extreme_logits_what_is_drawn_is_possible_and_numbers_and_gradients_a
         assert (randomness > -1e-4).all() and (randomness < math.log(V) + 1e-4).all()
         (scored.gather(1, ids).sum() + randomness.sum()).backward()
         assert torch.isfinite(logits.grad).all()
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_logits_that_are_not_finite_raise_nothing_and_give_tokens_of_the_vocabulary(both_ways, bad, everywhere):
-    for truncation in TRUNCATIONS:
-        logits = EXTREMES[torch.randint(7, (50, 6))]
-        logits[:, : 6 if everywhere else 1] = bad
-        ids, logp, kept = sample_tokens(logits, NOISE.expand(50, 5), 1.0, **truncation)
-        assert ids.min() >= 0 and ids.max() < 6
-        if everywhere or bad != -math.inf:
-            assert not torch.isfinite(logp).any(), "a step with such a token is skipped"
-        else:
-            assert torch.isfinite(logp).all() and ids.min() > 0, "minus infinity alone bans a token"

@@ -7,8 +7,8 @@ from torch import nn
 from core.cache import new_cache
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.performance import prepacked as module
-from core.performance.prepacked import has_fast_bfloat16, pack_in_bfloat16, prepacked
-from tests.tiny import causal_model, judge, model
+from core.performance.prepacked import prepacked
+from tests.tiny import causal_model, model
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
@@ -58,12 +58,3 @@ def test_packed_weights_give_the_same_logits_and_leave_the_plain_layers(dtype, m
         assert torch.equal(net(tokens), plain)
     close = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(packed, plain, rtol=close, atol=close)
-
-
-@pytest.mark.skipif(not has_fast_bfloat16(judge()), reason="this CPU has no instructions for bfloat16")
-@torch.no_grad()
-def test_a_judge_packed_in_bfloat16_gives_nearly_the_same_odds():
-    net, text = judge(scale=1.0), torch.randint(0, 96, (8, 32))
-    exact = net(text)
-    pack_in_bfloat16(net)
-    assert 0 < (net(text) - exact).abs().max() < 0.02

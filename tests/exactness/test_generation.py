@@ -110,25 +110,3 @@ def test_stop_sequences_end_a_completion_where_its_text_first_contains_one(seque
                 or any(s in CAUSAL.decode(row[: t + 1]) for s in sequences)]
         assert ends == [len(row) - 1] or (not ends and len(row) == 20)
     assert len(set(map(len, rows))) > 3
-
-
-class Bytes:
-    """A token is a byte: it may hold a part of a character, and has no text of its own."""
-    stop_token_ids = ()
-    encode = staticmethod(lambda text: list(text.encode()))
-    decode = staticmethod(lambda ids: bytes(ids).decode(errors="replace"))
-
-
-@pytest.mark.parametrize(("sequence", "text"), [("→", "aé→"), ("é→", "aé→"), ("b→", "aé→b→")])
-def test_a_sequence_is_found_where_its_last_character_is_written_in_parts(sequence, text):
-    ends = Stop(Bytes, [sequence])(torch.tensor([Bytes.encode("aé→b→")]), 0)[0].tolist()
-    assert ends.index(True) == len(text.encode()) - 1, "what is marked after the first end means nothing"
-
-
-def test_a_stop_sequence_ends_only_the_turn_that_holds_all_of_it():
-    for sequence, text in (("\n", "12\n+34\n-5\n"), ("aa", "xaaaaaaa"), ("ab", "ab+xab"), ("\n\n", "\n\n\n\nx\n\n")):
-        ends = Stop(CAUSAL, (sequence,))(torch.tensor([CAUSAL.encode(text)]), 0)[0].tolist()
-        assert ends == [text[: i + 1].endswith(sequence) for i in range(len(text))], text
-    rows = torch.tensor([CAUSAL.encode("abEN" + "Dx")] * 2)
-    found = Stop(CAUSAL, ["END"])(rows, 4, [4, 0])
-    assert found.tolist() == [[False, False], [True, False]], "the first row's turn begins after EN"

@@ -52,13 +52,6 @@ def framed(model, tokens):
     return torch.cat((start, tokens, end), 1).long()
 
 
-def tensors_of(past):
-    """All keys, values and states of a cache, copied."""
-    values = [x for layer in past.content.layers for x in vars(layer).values()]
-    values += [state for x in values if isinstance(x, dict) for state in x.values()]
-    return [x.clone() for x in values if torch.is_tensor(x)]
-
-
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES + FILL_FAMILIES)
 def test_logits_equal_those_of_transformers_and_special_tokens_are_never_filled_in(family, both):
     """Every layer counts: the weights are random."""
@@ -81,41 +74,6 @@ def test_logits_equal_those_of_transformers_and_special_tokens_are_never_filled_
     expect_close(at, ours.gather(1, columns[..., None].expand(-1, -1, ours.shape[-1])))
     kinds = model.parameters_by_kind().values()
     assert sorted(id(p) for kind in kinds for p in kind) == sorted(map(id, model.parameters())), "each is trained once"
-
-
-@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
-def test_token_by_token_through_the_cache_and_behind_padding_equals_transformers_on_each_whole_text(family, both):
-    """Rows leave in between, and others take their places."""
-    model, tokenizer, theirs = both(family, precise(family))
-    prompt, rest, padding = random_ids(tokenizer, 2, 9), random_ids(tokenizer, 6, 12, seed=1), torch.tensor([0, 5])
-    group = torch.tensor([0, 0, 0, 1, 1, 1])
-
-    @torch.no_grad()
-    def ours(filler):
-        first, rows = model.new_cache(), torch.arange(6)
-        wide = torch.where(torch.arange(9) < padding[:, None], filler, prompt)
-        parts = [model(wide, torch.tensor([[8], [8]]), first, padding)[group]]
-        before = tensors_of(first)
-        past = first.expand(group, room=12)
-        for t in range(12):
-            if t in (3, 7):
-                keep = torch.tensor([0, 4, 2, 5] if t == 3 else [2, 1])
-                rows = rows[keep]
-                past.keep(keep)
-            out = torch.full((6, 1, model.vocabulary), torch.nan, dtype=precise(family))
-            out[rows] = model(rest[rows, t : t + 1], None, past, padding[group[rows]]).to(out.dtype)
-            parts.append(out)
-        assert rows.tolist() == [2, 4] and past.length == 21
-        assert before and all(map(torch.equal, before, tensors_of(first))), "the prompts' cache has changed"
-        return torch.cat(parts, 1)                                                   # (6, 13, V)
-
-    found = ours(tokenizer.pad_token_id)
-    for n, logits in enumerate(found):
-        read = 13 if n in (2, 4) else 4  # at least: others have left
-        text = torch.cat((prompt[group[n], padding[group[n]] :], rest[n]))[None]
-        expected = theirs(text).logits[0, -13:, : model.vocabulary].detach()
-        expect_close(logits[:read], expected[:read].to(logits))  # Mamba-2 computes in float32
-    expect_close(ours(77), found)  # attention reads no padded column
 
 
 WITH_GRADIENT = [(family, 7) for family in CAUSAL_FAMILIES] + [(family, 1) for family in RECURRENT_FAMILIES]
@@ -155,11 +113,10 @@ def test_a_prompt_read_once_has_the_gradient_of_transformers_that_reads_it_with_
     expect_equal_gradients(model.net, theirs, SCAN if family in DELTA_FAMILIES else 1e-5)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["stored", "recomputed"])
 @pytest.mark.parametrize("family", FILL_FAMILIES)
-def test_the_gradient_of_a_fill_equals_that_of_transformers(family, checkpointed, both):
+def test_the_gradient_of_a_fill_equals_that_of_transformers_also_with_activations_computed_again(family, both):
     model, tokenizer, theirs = both(family, torch.float64)
-    model.grad_checkpoint = checkpointed
+    model.grad_checkpoint = True
     tokens, target = random_ids(tokenizer, 3, 14), random_ids(tokenizer, 3, 14, seed=1)
     tokens[:, ::3] = tokenizer.mask_token_id
     banned = torch.zeros(model.vocabulary, dtype=torch.bool)
@@ -183,5 +140,4 @@ def test_electra_is_a_judge_of_each_token(folder):
     with torch.no_grad():
         replaced = theirs(framed(model, tokens)).logits[:, 1:-1].sigmoid()           # (3, 14) their probability
         expect_close(model(tokens).sigmoid(), 1 - replaced)
-        expect_close(model(tokens), torch.cat([model(row[None]) for row in tokens]))
-    assert model.mode == SEQUENCE_SCORER and model.judge_head == "realness" and replaced.std() > 0.05
+    assert model.judge_head == "realness" and replaced.std() > 0.05

@@ -5,42 +5,13 @@ import pytest
 import torch
 
 from core.distributions import draw_uniforms, restrict, sampling_logp
-from core.fill_in import predict_and_sample_tokens
-from core.fill_in_passes import draw_passes, fill_in_passes
+from core.fill_in_passes import fill_in_passes
 from core.supervised.judge_training import fill_once
 from core.tokenizer import CharTokenizer
 from core.truncation import kept_tokens
 from tests.tiny import TOKENIZER, config, consumer, expect_frequencies, masked_problems, model
 
 MASK = TOKENIZER.mask_token_id
-
-
-class TinyVocabulary(torch.nn.Module):
-    """A 'model' of 6 tokens whose logits depend on the position alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.vocabulary, self.logits = 6, 2 * torch.randn(5, 6)
-
-    def states(self, input, position, padding=None):
-        return position[..., None]
-
-    def project(self, states):
-        return self.logits[states[:, 0]]
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
-@pytest.mark.parametrize("top_p", [0.5, 0.95, 1.0])
-def test_frequencies_match_the_reported_log_probabilities(temperature, top_p):
-    draws, net = 20_000, TinyVocabulary()
-    position = torch.tensor([[0, 2, 4]])
-    noise = draw_uniforms(1, 0, [0], (draws, 5))
-    target, logp, allowed = predict_and_sample_tokens(net, torch.zeros(1, 5).long(), position, noise,
-                                                      temperature=temperature, top_p=top_p)
-    for m, column in enumerate(position[0].tolist()):
-        kept = expect_frequencies(target[0, :, m], logp[0, :, m], net.logits[column], temperature, top_p)
-        assert top_p == 1.0 or allowed.dense(6)[m].tolist() == kept.tolist()
-    assert (allowed is None) == (top_p == 1.0)
 
 
 def test_a_row_is_filled_in_the_same_in_any_batch():
@@ -61,17 +32,6 @@ def problems(dataset):
     """The texts, the hidden positions and the noise of a batch: 3 problems of 4 completions."""
     batch, input, position, hidden = masked_problems(consumer(dataset, config(batch_size=3)))
     return input, position, hidden, *draw_uniforms(1, 0, batch["number"], (2, 4, 32)).unbind(1)
-
-
-@pytest.mark.parametrize("S", [2, 3, 40])
-def test_every_hidden_token_has_its_pass_in_random_order(S):
-    turn = draw_passes(torch.rand(500, 12), torch.arange(12).expand(500, 12) < 10, S)
-    assert (turn[:, 10:] == -1).all() and turn[:, :10].min() == 0 and turn.max() < S
-    for row in turn[:5, :10]:
-        counts = row.bincount(minlength=S)
-        assert counts.max() - counts.min() <= 1
-    share = (turn[:, :10] == 0).float().mean(0)
-    assert (share - share.mean()).abs().max() < 0.1, "each one comes first equally often"
 
 
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 5}])

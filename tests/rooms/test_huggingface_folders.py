@@ -103,12 +103,3 @@ def test_weights_change_last_so_that_an_interrupted_change_leaves_the_old_ones_w
             assert contents(tmp_path / "old")["model.safetensors"] == "1" and count < 6
         monkeypatch.undo()
     assert contents(tmp_path / "old") == dict.fromkeys(names, "2") | {"notes.txt": "1"}
-
-
-def test_a_new_folder_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    cut_after(monkeypatch, 0)
-    with pytest.raises(Cut):
-        with writing_folder(str(tmp_path / "a" / "b")):
-            (tmp_path / "a" / "b.tmp" / "a.json").write_text("")
-    monkeypatch.undo()
-    assert not os.listdir(tmp_path / "a")

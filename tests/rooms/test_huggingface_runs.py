@@ -118,16 +118,6 @@ def test_at_step_0_the_policy_is_its_reference_and_the_sampler_agrees_with_the_s
     assert metrics["grad_norm"] > 1e-3
 
 
-@pytest.mark.parametrize("family", ("llama", "qwen3", "gemma3", "qwen3_5", "gpt2", "modernbert"))
-def test_at_step_0_a_reference_whose_matrices_are_in_bfloat16_is_the_policy(family, world):
-    c, dist = GRPOConfig(**settings_of(world, family, kl_beta=0.1)), one_process("bfloat16")
-    data = build_data(c, dist)
-    models = build_models(c, data, dist)
-    held = {p.dtype for p in models.reference.parameters()}
-    assert held == ({torch.float32} if family == "gpt2" else {torch.float32, torch.bfloat16}), "it has no linear layers"
-    assert grpo_step(models.policy, models.reference, random_rewards, data, c)["mean_kl"] == 0.0, "to the last bit"
-
-
 @pytest.mark.parametrize("rank, start", [(0, run_script), (8, run_here)], ids=["full", "lora"])
 def test_a_run_from_nothing_but_a_folder_and_a_file_learns_and_saves_what_transformers_or_peft_opens(
         rank, start, world, tmp_path):
@@ -146,8 +136,7 @@ def test_a_run_from_nothing_but_a_folder_and_a_file_learns_and_saves_what_transf
 
 
 @pytest.mark.parametrize("family, more", [
-    ("llama", {"lora_init_from": "llama adapter"}), ("Dream", {}), ("bert", {}), ("qwen3_5", {}),
-    ("mamba2", {"lora_rank": 4}),
+    ("llama", {"lora_init_from": "llama adapter"}), ("Dream", {}), ("bert", {}), ("mamba2", {}),
     ("wide llama", {"lora_rank": 4, "load_in_4bit": True, "dtype": "bfloat16", "grad_checkpoint": True}),
     ("llama", {"lora_rank": 4, "reference_mode": "periodic", "reference_update_freq": 1})], ids=str)
 def test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit(family, more, world, tmp_path):
@@ -167,8 +156,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit(famil
     assert all(("lora_" in name) == bool(more) for name in states[0])
 
 
-@pytest.mark.parametrize("family, rank", [
-    ("llama", 4), ("qwen3_5", 0), ("mamba2", 4), ("llada", 0), ("Dream", 4)])
+@pytest.mark.parametrize("family, rank", [("llama", 4), ("qwen3_5", 0), ("llada", 0)])
 def test_two_ranks_equal_one(family, rank, world, tmp_path):
     settings = settings_of(world, family, lora_rank=rank, kl_beta=0.05, eval_interval=100, grad_clip=1.0)
     launch(settings | {"max_iters": 1, "out_dir": tmp_path / "first"})

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 
 import pytest
 import torch
@@ -11,13 +10,9 @@ transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("p
 
 from core.huggingface.settings import LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.logger import Logger
 from core.models import load_model, save_model
 from core.settings.setting import setting
-from core.supervised.config import PretrainConfig
-from core.trainer import Trainer
 from tests.families import adapter_folder, base_model, expect_close, expect_equal_gradients, model_folder
-from tests.tiny import one_process
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 
@@ -92,25 +87,6 @@ def test_the_adapter_alone_is_trained_and_the_reference_stays_the_base_model_to_
     assert {p.data_ptr() for p in model.parameters()} == {p.data_ptr() for p in reference.parameters()}, "no copy"
 
 
-@pytest.mark.parametrize("settings, scale", [({"lora_alpha": 12.0}, 12 / 3), ({}, 2.0)])
-def test_rank_and_alpha_are_those_of_the_paper_in_every_linear_layer_but_the_output_layer(settings, scale, folders):
-    """W x + alpha / rank * B A x, computed here by hand for every layer (arXiv 2106.09685)."""
-    path, _ = folders("llama")
-    model, by_hand = trained(load(path, lora_rank=3, **settings)), base_model(path)
-    layers, adapter = dict(by_hand.named_modules()), dict(model.net.named_parameters())
-    linear = {name for name, part in layers.items() if isinstance(part, torch.nn.Linear)} - {"lm_head"}
-    with torch.no_grad():
-        for name, a in adapter.items():
-            if "lora_A" in name:
-                layer = name.split(".lora_A")[0].removeprefix("base_model.model.")
-                layers[layer].weight += scale * adapter[name.replace("lora_A", "lora_B")] @ a
-                assert a.shape[0] == 3
-                linear.remove(layer)
-        expected = by_hand(TOKENS).logits[..., : model.vocabulary]
-    assert not linear
-    expect_close(logits(model), expected)
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_gradient_of_an_adapter_is_that_of_peft_also_with_a_shared_prompt_and_activations_computed_again(
         family, folders):
@@ -169,48 +145,3 @@ def test_a_saved_adapter_opens_with_peft_is_a_model_by_itself_and_a_start_whose_
         assert torch.equal(logits(more), logits(model)) and torch.equal(logits(reference), logits(model))
         trained(more)
         assert torch.equal(logits(reference), logits(model)) and (logits(more) - logits(model)).abs().max() > 0.01
-
-
-@pytest.mark.parametrize("targets, count", [("all-linear", 28), ("lm_head,embed_tokens", 4)])
-def test_weights_are_those_of_the_trained_adapter_and_a_reference_that_moves_has_its_own(
-        targets, count, folders, tmp_path):
-    path, _ = folders("llama")
-    model = load(path, kind=Near, lora_rank=4, lora_targets=targets, reference_mode="periodic")
-    weights, reference = model.weights(), model.frozen()
-    trainable = {name.replace(".default", ""): p for name, p in model.net.named_parameters() if p.requires_grad}
-    assert weights.keys() == trainable.keys() == reference.weights().keys() and len(weights) == count
-    assert all(weights[name] is p for name, p in trainable.items())
-    now = logits(trained(model))
-    again = load(path, lora_rank=4, lora_targets=targets)
-    again.load_weights(weights)
-    assert torch.equal(logits(again), now) and not torch.equal(logits(reference), now)
-    save_model(str(tmp_path / "adapter"), model, load_huggingface_tokenizer(path))
-    expect_those_of_peft(model, path, tmp_path / "adapter")
-    reference.load_weights(weights)
-    trained(model)
-    assert torch.equal(logits(reference), now) and not torch.equal(logits(model), now)
-
-
-def test_a_run_resumes_from_a_state_of_its_adapter_alone_and_of_no_other(folders, tmp_path):
-    """The state holds no weights of the base model, which may be a copy, or in bfloat16, but not another one."""
-    path, _ = folders("llama")
-    moved, out = shutil.copytree(path, tmp_path / "moved"), tmp_path / "out"
-    other = model_folder(tmp_path / "other", "llama", seed=9)
-
-    def loop(base=path, dtype=torch.float32, **settings):
-        config = PretrainConfig(init_from=str(base), out_dir=str(out), optimizer="adamw", lora_targets="q_proj",
-                                **{"lora_rank": 4} | settings)
-        model, _ = load_model(str(base), adapter=config, dtype=dtype)
-        return Trainer(model, config, None, None, load_huggingface_tokenizer(path),
-                       Logger(str(out), 1, (), silent=True), one_process())
-
-    first = loop()
-    first.save()
-    saved = torch.load(out / "state.pt", weights_only=True)["model"]
-    assert saved.keys() == first.model.weights().keys() and all("lora_" in name for name in saved)
-    for changes in ({}, {"dtype": torch.bfloat16}, {"base": moved}):
-        loop(**changes).resume()
-    for changes, words in (({"lora_alpha": 128.0}, "lora_alpha"), ({"lora_rank": 8, "lora_alpha": 8.0}, "weights"),
-                           ({"base": other}, "base model")):
-        with pytest.raises(ValueError, match=f"state.pt .*{words}"):
-            loop(**changes).resume()
