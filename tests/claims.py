@@ -83,6 +83,28 @@ CLAIMS = {
             "exactness/test_staleness.py::test_a_resumed_run_samples_again_what_was_in_flight_with_the_weights_it_has",
         "iterations ahead start before training, and none beyond the last":
             "exactness/test_staleness.py::test_later_iterations_start_before_this_one_is_trained_and_none_beyond_the_last",
+        "the gradient passes finite differences, with exact KL and with k3":
+            "exactness/test_gradient.py::test_the_gradient_passes_finite_differences",
+        "token by token through the cache, 11 families have the logits of transformers":
+            "exactness/test_huggingface_models.py::test_token_by_token_through_the_cache_and_behind_padding_equals_transformers_on_each_whole_text",
+        "logits that are not finite give tokens of the vocabulary and a skipped step":
+            "exactness/test_distributions.py::test_logits_that_are_not_finite_raise_nothing_and_give_tokens_of_the_vocabulary",
+        "the unbounded ratio to the sampler is unbiased, by enumeration":
+            "exactness/test_first_ratio.py::test_the_expected_gradient_with_the_ratio_to_the_sampler_is_the_policys",
+        "k3 keeps its precision where the policies are close":
+            "exactness/test_kl.py::test_k3_is_exact_where_the_policies_are_close",
+        "a moving reference follows tied matrices once":
+            "exactness/test_kl.py::test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix",
+        "three optimizer steps move the weights as TRL's do":
+            "exactness/test_trl_loss.py::test_three_optimizer_steps_on_given_rollouts_move_the_weights_as_trls_do",
+        "a stop sequence is found in tokens that are parts of characters":
+            "exactness/test_generation.py::test_a_sequence_is_found_where_its_last_character_is_written_in_parts",
+        "a stop sequence does not reach back behind its turn":
+            "exactness/test_generation.py::test_a_stop_sequence_does_not_begin_before_its_turn",
+        "padding and the other prompts change nothing in turns":
+            "exactness/test_turns.py::test_padding_and_the_other_prompts_change_nothing",
+        "a resumed run with an environment has the bits of the uninterrupted one":
+            "exactness/test_turns.py::test_a_resumed_run_goes_on_bit_for_bit_with_environments",
     },
     "objectives": {
         "every objective with every KL equals the paper's sum, token by token":
@@ -111,6 +133,10 @@ CLAIMS = {
             "vectors/test_vectors.py::test_the_files_are_what_the_loops_make",
         "settings of recent papers give the papers' losses":
             "objectives/test_recipes_of_papers.py::test_a_recipe_gives_the_gradient_of_the_papers_formula",
+        "a baseline of the step tells close rewards from equal ones":
+            "objectives/test_advantages.py::test_a_step_wide_baseline_tells_close_rewards_from_equal_ones",
+        "normalised rewards have the advantages of GDPO":
+            "objectives/test_advantages.py::test_the_sum_of_normalised_rewards_gets_the_advantages_of_gdpo",
     },
     "policies": {
         "fill-in scores equal reading each text on its own":
@@ -129,6 +155,10 @@ CLAIMS = {
             "policies/test_fill_in.py::test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes",
         "Filling by confidence draws what LLaDA's sampler draws":
             "policies/test_fill_in.py::test_by_confidence_texts_are_as_frequent_as_in_a_loop_of_llada_s_sampler",
+        "filled-in tokens of one pass are as frequent as reported":
+            "policies/test_fill_in.py::test_tokens_of_one_pass_are_as_frequent_as_reported",
+        "every hidden token has its pass, each equally often the first":
+            "policies/test_fill_in.py::test_every_hidden_token_has_its_pass_and_each_is_first_equally_often",
     },
     "data": {
         "every token id, 16 or 32 bits, is read as it was written":
@@ -171,6 +201,8 @@ CLAIMS = {
             "data/test_gym.py::test_the_code_of_an_answer_is_never_run",
         "the calculator answers calls with the number":
             "data/test_calculator.py::test_calls_are_answered_with_the_number",
+        "the report of a judge that knows the true texts is perfect":
+            "data/test_judge_training.py::test_the_report_of_a_judge_that_knows_the_true_texts",
     },
     "runs": {
         "two ranks equal one with twice the batch or accumulation":
@@ -237,6 +269,16 @@ CLAIMS = {
             "runs/test_model_files.py::test_a_model_file_is_all_that_is_needed_to_use_the_model",
         "A run keeps every tensor on one device and waits once a step":
             "runs/test_pretended_gpu.py::test_a_run_is_on_one_device_and_rarely_waits",
+        "minibatches divide the problems and leave groups whole":
+            "runs/test_iterations.py::test_minibatches_divide_the_problems_and_leave_groups_whole",
+        "ranks must resume from the same step": "runs/test_resume.py::test_ranks_must_resume_from_the_same_step",
+        "a model with numbers that are not finite is refused":
+            "runs/test_model_files.py::test_a_model_with_numbers_that_are_not_finite_is_refused",
+        "a config may add an objective of its own":
+            "runs/test_what_a_config_builds.py::test_a_config_may_add_an_objective_of_its_own",
+        "a file of the user's may add a mask": "runs/test_what_a_config_builds.py::test_a_users_file_adds_a_mask",
+        "a rank killed in a sharded step ends the others with a line each":
+            "runs/test_faults.py::test_if_a_rank_is_killed_in_a_sharded_step_the_others_end_with_a_line_each",
     },
     "rooms": {
         "a tracker shows what was logged, sends no text, cannot stop a run":
@@ -365,6 +407,8 @@ CLAIMS = {
         "the checker names right losses of every objective": "rooms/test_check_loss.py::test_a_right_loss_is_named",
         "the checker names every planted fault of a loss": "rooms/test_check_loss.py::test_a_planted_fault_is_named",
         "the checker finds the faults of published formulas": "rooms/test_check_loss.py::test_published_formulas",
+        "an adapter resumes with its base model and alpha, and no other":
+            "rooms/test_lora.py::test_a_run_resumes_from_the_state_of_its_adapter_alone_and_of_no_other",
     },
     "docs": {
         "the file that teaches has the project's loss and gradient, and learns":

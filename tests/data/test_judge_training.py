@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from core.data import unpack_batch
 from core.model import SEQUENCE_SCORER
 from core.supervised.config import PretrainConfig
-from core.supervised.judge_training import auc, average_ranks, filled_batch
+from core.supervised.judge_training import auc, average_ranks, filled_batch, judge_report
 from tests.tiny import TOKENIZER, config, consumer, model
 
 
@@ -34,3 +35,18 @@ def test_a_judge_learns_from_fills_of_every_generator_and_from_clean_text(datase
     assert 0.1 < (filled == target).all(1).float().mean() < 0.5
     assert torch.equal(batch(fillers)[0][:, -32:], filled), "pure in (seed, rank, step)"
     assert not torch.equal(batch(fillers[::-1])[0][:, -32:], filled)
+
+
+def test_the_report_of_a_judge_that_knows_the_true_texts(dataset):
+    data = consumer(dataset, config(batch_size=16, mask_low=0.05, mask_high=0.6))
+    truths = torch.cat([unpack_batch(data.batch("val", s), "cpu")[1] for s in range(2)])
+
+    class Knowing:
+        judge_head = "realness"
+
+        def __call__(self, text):
+            known = (text[:, None] == truths).float()                                # against the nearest true text
+            return 20 * known[torch.arange(len(text)), known.mean(2).argmax(1)] - 10
+
+    report = judge_report(Knowing(), data, model(scale=1.0), "cpu", batches=2)
+    assert report["auc"] == report["token_auc"] == 1 and report["pearson"] > 0.99 and report["spearman"] > 0.99

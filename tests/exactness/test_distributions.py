@@ -136,3 +136,15 @@ def test_of_extreme_logits_what_is_drawn_is_possible_and_numbers_and_gradients_a
         assert (randomness > -1e-4).all() and (randomness < math.log(V) + 1e-4).all()
         (scored.gather(1, ids).sum() + randomness.sum()).backward()
         assert torch.isfinite(logits.grad).all()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_logits_that_are_not_finite_raise_nothing_and_give_tokens_of_the_vocabulary(both_ways, bad, everywhere):
+    for truncation in TRUNCATIONS:
+        logits = EXTREMES[torch.randint(7, (50, 6))]
+        logits[:, : 6 if everywhere else 1] = bad
+        ids, logp, _ = sample_tokens(logits, NOISE.expand(50, 5), 1.0, **truncation)
+        banned = bad == -math.inf and not everywhere
+        assert ids.min() >= banned and ids.max() < 6, "minus infinity alone bans a token"
+        assert (torch.isfinite(logp) == banned).all(), "a step with such a token is skipped"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.losses import token_weights
+from grpo.losses import OBJECTIVES, policy_loss, token_weights
 from tests.tiny import (
     Catcher,
     causal_policy,
@@ -65,6 +65,18 @@ def test_the_clipped_ratio_starts_from_the_policy_whoever_sampled(prompts):
     assert torch.equal(policy.score(rollouts, c.temperature).logp, rollouts.proximal_logp)
     metrics = train(policy, rollouts, sums, c)
     assert metrics["clip_fraction"] == metrics["kl_to_old"] == 0 and metrics["mismatch_kl"] > 0.01
+
+
+def test_the_expected_gradient_with_the_ratio_to_the_sampler_is_the_policys():
+    """Over all tokens that the sampler can write: without a bound on the ratio it is unbiased."""
+    theta, q, advantage = torch.randn(3, 7, dtype=torch.float64)
+    theta.requires_grad_()
+    p, q = theta.log_softmax(0), q.log_softmax(0)
+    unbounded = dataclasses.replace(OBJECTIVES["rloo"], clip_low=1.0, clip_high=1e9)
+    loss, *_ = policy_loss(p[:, None], q[:, None], advantage[:, None], q.exp()[:, None], unbounded)
+    found, = torch.autograd.grad(-loss, theta)
+    expected, = torch.autograd.grad((theta.softmax(0) * advantage).sum(), theta)
+    torch.testing.assert_close(found, expected)
 
 
 def test_the_ratio_to_the_sampler_is_clipped_and_no_pass_scores_before_the_step(prompts):

@@ -110,3 +110,24 @@ def test_stop_sequences_end_a_completion_where_its_text_first_contains_one(seque
                 or any(s in CAUSAL.decode(row[: t + 1]) for s in sequences)]
         assert ends == [len(row) - 1] or (not ends and len(row) == 20)
     assert len(set(map(len, rows))) > 3
+
+
+class Bytes:
+    """A token is a byte: it may hold a part of a character, and has no text of its own."""
+    stop_token_ids = ()
+    encode = staticmethod(lambda text: list(text.encode()))
+    decode = staticmethod(lambda ids: bytes(ids).decode(errors="replace"))
+
+
+@pytest.mark.parametrize(("sequence", "text"), [("→", "aé→"), ("é→", "aé→"), ("b→", "aé→b→")])
+def test_a_sequence_is_found_where_its_last_character_is_written_in_parts(sequence, text):
+    ends = Stop(Bytes, [sequence])(torch.tensor([Bytes.encode("aé→b→")]), 0)[0].tolist()
+    assert ends.index(True) == len(text.encode()) - 1, "what is marked after the first end means nothing"
+
+
+def test_a_stop_sequence_does_not_begin_before_its_turn():
+    for sequence, text in (("\n", "12\n+34\n-5\n"), ("aa", "xaaaaaaa"), ("ab", "ab+xab"), ("\n\n", "\n\n\n\nx\n\n")):
+        ends = Stop(CAUSAL, (sequence,))(torch.tensor([CAUSAL.encode(text)]), 0)[0].tolist()
+        assert ends == [text[: i + 1].endswith(sequence) for i in range(len(text))], text
+    rows = torch.tensor([CAUSAL.encode("abENDx")] * 2)
+    assert Stop(CAUSAL, ["END"])(rows, 4, [4, 0]).tolist() == [[False, False], [True, False]]

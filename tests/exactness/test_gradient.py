@@ -6,7 +6,8 @@ import torch
 
 from core.distributions import restrict, sampling_logp
 from core.truncation import kept_tokens
-from grpo.losses import ADVANTAGES, OBJECTIVES, compute_advantages
+from grpo.losses import ADVANTAGES, OBJECTIVES, compute_advantages, token_weights
+from grpo.reference import with_reference
 from grpo.rewards import Rewards
 from tests.tiny import (
     causal_policy,
@@ -17,6 +18,7 @@ from tests.tiny import (
     flat_gradient,
     judge,
     length_reward,
+    loss_of,
     prompt_config,
     prompt_consumer,
     rewards,
@@ -107,3 +109,28 @@ def test_the_gradient_does_not_depend_on_the_cut(dataset, prompts, kind, setting
             scorer, data = rewards(c, judge()), consumer(dataset, c)
         found.append(step_gradient(build(seed=1), build(seed=2).frozen(), scorer, data, c))
     assert all(apart(other, found[0]) < 2e-5 for other in found[1:])
+
+
+@pytest.mark.parametrize("kind, estimator", [("fill", "exact"), ("prompts", "k3")])
+def test_the_gradient_passes_finite_differences(dataset, prompts, kind, estimator):
+    build, folder = (fill_policy, dataset) if kind == "fill" else (causal_policy, prompts)
+    c, reference = config(kl_beta=0.2, objective="plain", max_new_tokens=6), build(seed=2).frozen()
+    policy = build(seed=1, scale=4.0)
+    rollouts = sampled(policy, folder, c)
+    policy.model.double(), reference.model.double()
+    rollouts = with_reference(rollouts, reference, estimator, c)
+    rollouts.train_mask, rollouts.advantage = rollouts.mask.double(), torch.randn(len(rollouts.target), 1).double()
+    weight = token_weights(rollouts.train_mask, "sum", 1)
+
+    def value():
+        return loss_of(policy, rollouts, weight, c)[0]
+
+    value().backward()
+    for name, p in policy.model.named_parameters():
+        direction, h, values = torch.randn_like(p), 1e-6, []
+        for way in (h, -2 * h, h):
+            values.append(value().detach())
+            with torch.no_grad():
+                p.add_(way * direction)
+        slope, claimed = (values[1] - values[2]) / (2 * h), (p.grad * direction).sum()
+        assert abs(claimed) > 1e-6 and abs(slope - claimed) < 1e-4 * abs(claimed) + 1e-7, name

@@ -76,6 +76,47 @@ def test_logits_equal_those_of_transformers_and_special_tokens_are_never_filled_
     assert sorted(id(p) for kind in kinds for p in kind) == sorted(map(id, model.parameters())), "each is trained once"
 
 
+def tensors_of(past):
+    """All keys, values and states of a cache, copied."""
+    values = [x for layer in past.content.layers for x in vars(layer).values()]
+    values += [state for x in values if isinstance(x, dict) for state in x.values()]
+    return [x.clone() for x in values if torch.is_tensor(x)]
+
+
+@pytest.mark.parametrize("family", CAUSAL_FAMILIES)
+@torch.no_grad()
+def test_token_by_token_through_the_cache_and_behind_padding_equals_transformers_on_each_whole_text(family, both):
+    """Rows leave in between, and others take their places. NaN stands where they have left."""
+    model, tokenizer, theirs = both(family, precise(family))
+    prompt, rest, padding = random_ids(tokenizer, 2, 9), random_ids(tokenizer, 6, 12, seed=1), torch.tensor([0, 5])
+    group = torch.tensor([0, 0, 0, 1, 1, 1])
+
+    def ours(filler):
+        first, rows = model.new_cache(), torch.arange(6)
+        wide = torch.where(torch.arange(9) < padding[:, None], filler, prompt)
+        parts = [model(wide, torch.tensor([[8], [8]]), first, padding)[group]]
+        before, past = tensors_of(first), first.expand(group, room=12)
+        for t in range(12):
+            if t in (3, 7):
+                keep = torch.tensor([0, 4, 2, 5] if t == 3 else [2, 1])
+                rows = rows[keep]
+                past.keep(keep)
+            out = torch.full((6, 1, model.vocabulary), torch.nan, dtype=precise(family))
+            out[rows] = model(rest[rows, t : t + 1], None, past, padding[group[rows]]).to(out.dtype)
+            parts.append(out)
+        assert rows.tolist() == [2, 4] and past.length == 21
+        assert before and all(map(torch.equal, before, tensors_of(first))), "the prompts' cache has changed"
+        return torch.cat(parts, 1)                                                   # (6, 13, V)
+
+    found = ours(tokenizer.pad_token_id)
+    for n, logits in enumerate(found):
+        read = 13 if n in (2, 4) else 4  # at least
+        text = torch.cat((prompt[group[n], padding[group[n]] :], rest[n]))[None]
+        expected = theirs(text).logits[0, -13:, : model.vocabulary]
+        expect_close(logits[:read], expected[:read].to(logits))  # Mamba-2 computes in float32
+    expect_close(ours(77), found)  # whatever the padding is
+
+
 WITH_GRADIENT = [(family, 7) for family in CAUSAL_FAMILIES] + [(family, 1) for family in RECURRENT_FAMILIES]
 
 

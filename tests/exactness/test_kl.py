@@ -7,12 +7,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from core.models import load_model
 from grpo.losses import (
-    KL_ESTIMATORS, OBJECTIVES, compute_advantages, kl_as_reward, kl_penalty, kl_per_token,
+    KL_ESTIMATORS, OBJECTIVES, compute_advantages, k3, kl_as_reward, kl_penalty, kl_per_token,
     policy_loss)
+from grpo.policies.causal import CausalPolicy
+from grpo.reference import ema
 from grpo.rewards import Rewards
 from grpo.rollout import Scores
+from tests.families import model_folder
 from tests.tiny import (
+    CAUSAL,
     causal_policy,
     config,
     fixed_rewards,
@@ -32,6 +37,26 @@ def test_another_reference_gives_another_gradient_and_the_policy_itself_none(pro
 
     one, other = gradient(causal_policy(seed=2)), gradient(causal_policy(seed=3))
     assert (one - other).norm() > 0.1 * one.norm() > 0 and gradient(policy).norm() < 1e-6 * one.norm()
+
+
+@pytest.mark.parametrize("away", [1e-6, 1e-3, 1.0])
+def test_k3_is_exact_where_the_policies_are_close(away):
+    x = away * torch.randn(10_000)
+    value, exact = k3(torch.zeros_like(x), x), x.double().expm1() - x.double()
+    assert (value >= 0).all()
+    torch.testing.assert_close(value.double().mean(), exact.mean(), rtol=1e-4 / min(away, 1), atol=0)
+
+
+@torch.no_grad()
+def test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix(tmp_path):
+    pytest.importorskip("transformers")
+    policy = CausalPolicy(load_model(model_folder(tmp_path / "gpt2", "gpt2"))[0], CAUSAL)
+    reference, before = policy.frozen(), policy.frozen().weights()
+    for p in policy.parameters():
+        p.add_(1.0)
+    ema(reference, policy, 1, config(reference_mode="ema", ema_alpha=0.9))
+    for name, x in reference.weights().items():
+        torch.testing.assert_close(x, before[name] + 0.1, rtol=1e-4, atol=1e-5)
 
 
 # Of whole completions, by enumeration

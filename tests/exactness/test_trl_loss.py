@@ -8,11 +8,13 @@ import torch
 from core.huggingface.settings import FULL, LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import load_model
+from core.optim import build_optimizers
 from core.prompts import PromptConsumer
 from grpo.losses import OBJECTIVES, token_weights
+from grpo.metrics import DECIDING
 from grpo.policies.causal import CausalPolicy
 from tests.families import adapter_folder, model_folder, write_sums
-from tests.tiny import loss_of, prompt_config
+from tests.tiny import loss_of, prompt_config, train
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 
@@ -105,3 +107,25 @@ def test_trl_multiplies_the_sequence_ratio_into_the_kl(name, llama, tmp_path):
     (_, our), (_, their) = losses_and_gradients(llama, tmp_path, name, "sequence")
     key = "lm_head.weight"
     assert (their[key] - our[key]).norm() > 0.01 * our[key].norm()
+
+
+def test_three_optimizer_steps_on_given_rollouts_move_the_weights_as_trls_do(llama, tmp_path):
+    c, policy, trainer, rollouts, inputs = made(llama, None, tmp_path, learning_rate=3e-4, min_lr=3e-5, grad_clip=1.0,
+                                                **NO_KL)
+    before = {key: p.detach().clone() for key, p in policy.model.net.named_parameters()}
+    for key, value in {"learning_rate": c.learning_rate, "adam_beta1": c.beta1, "adam_beta2": c.beta2,
+                       "weight_decay": c.weight_decay}.items():
+        setattr(trainer.args, key, value)
+    trainer.create_optimizer()
+    inputs |= {"ref_per_token_logps": None, "old_per_token_logps": None}  # each step is one of ratio 1
+    optimizers, sums = build_optimizers(policy, c), dict.fromkeys(DECIDING, (0.0, None)) | {"text_tokens": (1.0, None)}
+    for _ in range(3):
+        train(policy, rollouts, sums, c, optimizers)
+        trainer._compute_loss(trainer.model, inputs).backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), c.grad_clip)
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+    theirs = dict(trainer.model.named_parameters())
+    moved, apart = (sum(float((p - other[key]).detach().square().sum()) for key, p in
+                        policy.model.net.named_parameters()) ** 0.5 for other in (before, theirs))
+    assert moved > 0 and apart < 1e-3 * moved

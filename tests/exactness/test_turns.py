@@ -14,7 +14,8 @@ from grpo.environments import Episodes, environment
 from grpo.rewards import Rewards
 from tests.families import model_folder
 from tests.tiny import (
-    CAUSAL, causal_policy, clear_gradient, flat_gradient, prompt_config, prompt_consumer, step_gradient)
+    CAUSAL, causal_policy, clear_gradient, flat_gradient, prompt_config, prompt_consumer, same, step_gradient)
+from tests.trainers import prompt_trainer, run, training_records
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SETTINGS = {"environment": "Echo", "max_turns": 4, "max_new_tokens": 24, "group_size": 4, "batch_size": 4, "top_p": 1.0,
@@ -188,3 +189,24 @@ def test_what_answers_were_taken_for_has_no_part_in_the_gradient(prompts, settin
     policy.sample = sample_and_spoil
     assert torch.equal(step_gradient(policy, reference, Rewards(c), data, c), expected)
     assert expected.norm() > 0 and min(spoiled) > 0 and (len(spoiled) > 1) == (c.zero_std == "resample")
+
+
+def test_padding_and_the_other_prompts_change_nothing(prompts):
+    c, policy, problems, whole = episodes(prompts)
+    for p in range(len(problems["number"])):
+        part = policy.sample({key: x[p : p + 1] for key, x in problems.items()}, 0, c)
+        rows = slice(p * c.group_size, (p + 1) * c.group_size)
+        assert part.texts.completion_ids == whole.texts.completion_ids[rows]
+        expected = whole.old_logp[rows, : part.old_logp.shape[1]]
+        torch.testing.assert_close(part.old_logp, expected, rtol=0, atol=1e-4)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit_with_environments(prompts, tmp_path):
+    settings = SETTINGS | {"max_new_tokens": 12, "learning_rate": 1e-3, "lr_decay_iters": 4}
+
+    def ran(name, steps, **more):
+        return run(prompt_trainer(prompts, tmp_path / name, **settings | {"max_iters": steps}), **more)
+
+    whole, _ = ran("whole", 4), ran("cut", 2)
+    assert same(whole.policy, ran("cut", 4, resume=True).policy)
+    assert any("environment/turns" in record for record in training_records(tmp_path / "whole"))

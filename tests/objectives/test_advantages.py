@@ -7,8 +7,9 @@ from itertools import product
 import pytest
 import torch
 
-from grpo.losses import ADVANTAGES, OBJECTIVES, compute_advantages, policy_loss
+from grpo.losses import ADVANTAGES, OBJECTIVES, baseline_of, compute_advantages, policy_loss
 from grpo.shaping import normalised
+from tests.tiny import config
 from tests.vectors.make import advantage_by_hand
 
 
@@ -24,6 +25,13 @@ def test_equal_rewards_give_exactly_zero(name):
     other = 0.1 if name == "step" else 0.3
     reward = torch.tensor([[0.1] * 7, [other] * 7])[..., None]  # the mean of seven 0.1 is not 0.1 in float32
     assert (compute_advantages(reward, name) == 0).all()
+
+
+def test_a_step_wide_baseline_tells_close_rewards_from_equal_ones():
+    close = torch.tensor([[1000.0, 1000.0005], [1000.0, 1000.0005]])[..., None]
+    assert compute_advantages(close, "step").flatten().sign().tolist() == [-1, 1, -1, 1]
+    for value in (0.1, 1 / 3, 1000.1, -7e8):
+        assert (compute_advantages(torch.full((9, 7, 1), value), "step") == 0).all()
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -64,3 +72,15 @@ def test_each_reward_is_normalised_within_its_group():
         seen = [x for x in group if not math.isnan(x)]
         expected += [(x - statistics.mean(seen)) / (statistics.stdev(seen) + 1e-4) for x in group]
     assert found == pytest.approx(expected, abs=2e-5, nan_ok=True)
+
+
+def test_the_sum_of_normalised_rewards_gets_the_advantages_of_gdpo():
+    """Rewards that oppose each other, but for a little, in group B (arXiv 2601.05242, TRL's normalize_then_sum): each
+    normalised within its group, and their sum over the step."""
+    rewards = torch.tensor([[[1.0, 1, 0, 0], [1, 1, 0, 0]], [[1.0, 1, 0, 0], [0, 0, 1, 0.98]]])  # (2, P, G)
+    summed = sum((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4) for r in rewards)
+    expected = (summed - summed.mean()) / (summed.std() + 1e-4)
+    ours = sum(normalised({i: r.flatten() for i, r in enumerate(rewards)}, 4).values()).view(2, 4, 1).float()
+    name = baseline_of(config(task_type="general", reward_normalisation="group"))
+    torch.testing.assert_close(compute_advantages(ours, name)[..., 0], expected, rtol=1e-3, atol=1e-3)
+    assert expected[1].abs().max() < 0.02 and compute_advantages(ours, "group_std")[1].max() > 1

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from core.distributions import draw_uniforms, restrict, sampling_logp
-from core.fill_in_passes import fill_in_passes
+from core.fill_in import predict_and_sample_tokens
+from core.fill_in_passes import draw_passes, fill_in_passes
 from core.supervised.judge_training import fill_once
 from core.tokenizer import CharTokenizer
 from core.truncation import kept_tokens
@@ -56,6 +57,30 @@ def test_a_pass_reads_the_tokens_of_the_passes_before_it_and_reports_its_own_dis
                 assert torch.equal(allowed, kept_tokens(q, top_k=5)) and allowed[target[n, m]]
                 q = restrict(q, allowed)
             assert abs(float(q[target[n, m]] - logp[n, m])) < 1e-4
+
+
+@pytest.mark.parametrize("S", [2, 3, 40])
+def test_every_hidden_token_has_its_pass_and_each_is_first_equally_often(S):
+    turn = draw_passes(torch.rand(500, 12), torch.arange(12).expand(500, 12) < 10, S)
+    assert (turn[:, 10:] == -1).all() and turn[:, :10].min() == 0 and turn.max() < S
+    counts = [row.bincount(minlength=S) for row in turn[:, :10]]
+    assert all(count.max() - count.min() <= 1 for count in counts)
+    share = (turn[:, :10] == 0).float().mean(0)
+    assert (share - share.mean()).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.5])
+@pytest.mark.parametrize("top_p", [0.5, 0.95, 1.0])
+@torch.no_grad()
+def test_tokens_of_one_pass_are_as_frequent_as_reported(temperature, top_p):
+    tokenizer = CharTokenizer("abc")
+    net, input = model(scale=4.0, tokenizer=tokenizer), torch.full((1, 4), tokenizer.mask_token_id)
+    noise, position = draw_uniforms(1, 0, [0], (20_000, 4)), torch.tensor([[0, 3]])
+    input[0, 1] = 1
+    target, logp, allowed = predict_and_sample_tokens(net, input, position, noise, temperature=temperature, top_p=top_p)
+    for m, logits in enumerate(net(input)[0, position[0]]):
+        kept = expect_frequencies(target[0, :, m], logp[0, :, m], logits, temperature, top_p)
+        assert allowed is None if top_p == 1.0 else allowed.dense(len(logits))[m].tolist() == kept.tolist()
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.5, 1.0), (1.5, 0.5)])

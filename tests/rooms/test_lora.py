@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -10,9 +11,13 @@ transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("p
 
 from core.huggingface.settings import LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
+from core.logger import Logger
 from core.models import load_model, save_model
 from core.settings.setting import setting
+from core.supervised.config import PretrainConfig
+from core.trainer import Trainer
 from tests.families import adapter_folder, base_model, expect_close, expect_equal_gradients, model_folder
+from tests.tiny import one_process
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
 
@@ -145,3 +150,25 @@ def test_a_saved_adapter_opens_with_peft_is_a_model_by_itself_and_a_start_whose_
         assert torch.equal(logits(more), logits(model)) and torch.equal(logits(reference), logits(model))
         trained(more)
         assert torch.equal(logits(reference), logits(model)) and (logits(more) - logits(model)).abs().max() > 0.01
+
+
+def test_a_run_resumes_from_the_state_of_its_adapter_alone_and_of_no_other(folders, tmp_path):
+    """The state holds no weights of the base model, which may be a copy, or in bfloat16, but not another one."""
+    path, _ = folders("llama")
+    moved, other = shutil.copytree(path, tmp_path / "moved"), model_folder(tmp_path / "other", "llama", seed=9)
+
+    def loop(base=path, dtype=torch.float32, **settings):
+        c = PretrainConfig(init_from=str(base), out_dir=str(tmp_path / "out"), optimizer="adamw", lora_targets="q_proj",
+                           **{"lora_rank": 4} | settings)
+        model, _ = load_model(str(base), adapter=c, dtype=dtype)
+        logger = Logger(c.out_dir, 1, (), silent=True)
+        return Trainer(model, c, None, None, load_huggingface_tokenizer(path), logger, one_process())
+
+    loop().save()
+    saved = torch.load(tmp_path / "out" / "state.pt", weights_only=True)["model"]
+    assert saved and all("lora_" in name for name in saved)
+    for changes in ({}, {"dtype": torch.bfloat16}, {"base": moved}):
+        loop(**changes).resume()
+    for changes in ({"lora_alpha": 128.0}, {"lora_rank": 8, "lora_alpha": 8.0}, {"base": other}):
+        with pytest.raises(ValueError, match="state.pt .*config.json"):
+            loop(**changes).resume()

@@ -118,3 +118,24 @@ def test_another_number_of_ranks_goes_on_between_two_iterations_with_the_same_pr
 def test_runs_that_are_killed_at_random_moments_end_with_the_same_bits(name, kind):
     done = run_script("tests/kill.py", "--kills=1", f"--signal={name}", f"--kinds={kind}")
     assert done.returncode == 0 and "0 did not" in done.stdout, done.stdout + done.stderr
+
+
+KILLED = """
+import os, signal, torch
+from grpo.rewards import reward
+
+@reward(0, 1)
+def mine(completions, **columns):
+    if os.environ.get("RANK") == "2":
+        torch.Tensor.backward = lambda *arguments, **settings: os.kill(os.getpid(), signal.SIGKILL)
+    return [min(1.0, len(text) / 8) for text in completions]
+"""
+
+
+def test_if_a_rank_is_killed_in_a_sharded_step_the_others_end_with_a_line_each(base, tmp_path):
+    arguments = settings_of(base, tmp_path, parallel="fsdp", optimizer="adamw", batch_size=1)
+    (tmp_path / "reward.py").write_text(KILLED)
+    done = run_script(TRAIN, *arguments, ranks=3)
+    found = lines_of_error(done.stderr)
+    assert done.returncode and "Traceback" not in done.stderr and len(found) == 2, done.stderr
+    assert all(any(f"rank {rank}" in line for line in found) for rank in (0, 1)), found

@@ -7,12 +7,29 @@ import torch
 
 from core.optim import build_optimizers
 from grpo.reference import periodic
+from grpo.rollout import DataBuffer
 from tests.tiny import (
-    collect, config, consumer, count_rows, fill_policy, judge, rewards, same, train, without_clock)
+    collect, config, consumer, count_rows, fill_policy, judge, rewards, same, sampled, train, without_clock)
 from tests.trainers import run, trainer, training_records
 
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
+
+
+def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
+    rollouts, buffer = sampled(fill_policy(), dataset, config(batch_size=5)), DataBuffer()
+    rollouts.advantage = torch.arange(20.0)[:, None]
+    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), 2, 3)
+    seen = [buffer.next_minibatch()[0] for _ in range(6)]
+    order = [part.advantage.view(-1, 4)[:, 0].div(4).long() for part in seen]  # the problems of each
+    for part, problems in zip(seen, order, strict=True):
+        rows = (4 * problems[:, None] + torch.arange(4)).flatten()
+        assert torch.equal(part.advantage, rollouts.advantage[rows]) and torch.equal(part.target, rollouts.target[rows])
+        assert torch.equal(part.inputs["texts"], rollouts.inputs["texts"][problems])
+    for epoch in (order[:3], order[3:]):
+        assert sorted(map(len, epoch)) == [1, 2, 2] and torch.cat(epoch).sort()[0].tolist() == [0, 1, 2, 3, 4]
+    assert list(map(str, order[:3])) != list(map(str, order[3:])), "shuffled anew"
+    assert buffer.rollouts is None and not buffer.queue
 
 
 @pytest.mark.parametrize("ratio_to", ["policy", "sampler"])

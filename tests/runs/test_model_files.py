@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 
 from core.model import MASKED_FILL
@@ -17,3 +18,13 @@ def test_a_model_file_is_all_that_is_needed_to_use_the_model(tmp_path):
     assert torch.equal(net(tokens), loaded(tokens)) and facts == {"step": 7} and not loaded.training
     assert load_tokenizer(path).description() == TOKENIZER.description()
     assert os.listdir(tmp_path / "deep") == ["m.safetensors"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_model_with_numbers_that_are_not_finite_is_refused(tmp_path, bad):
+    net = model()
+    list(net.parameters())[-1].view(-1)[2] = bad
+    save_model(str(tmp_path / "m"), net, TOKENIZER)
+    with pytest.raises(ValueError, match="judge_checkpoint=.*/m"):
+        read_model_file(str(tmp_path / "m"), key="judge_checkpoint")

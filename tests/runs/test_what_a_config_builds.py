@@ -36,6 +36,24 @@ def test_a_wrong_word_in_the_row_of_an_objective_is_refused(monkeypatch):
         load("--objective=mine")
 
 
+def test_a_config_may_add_an_objective_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.delitem(OBJECTIVES, "mine", raising=False)  # and so once more at the end
+    path = tmp_path / "c.py"
+    path.write_text("from grpo import losses\n\nlosses.OBJECTIVES['mine'] = losses.OBJECTIVES['dapo']\n"
+                    "objective = 'mine'\n")
+    assert load(str(path)).objective == "mine" and OBJECTIVES["mine"] is OBJECTIVES["dapo"]
+
+
+def test_a_users_file_adds_a_mask(dataset, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import numpy\nfrom core.data import mask\n\n\n@mask\ndef first(rng, tokens, count, newline):\n"
+                    "    return numpy.arange(len(tokens)) < count\n")
+    c = config(dataset=dataset, generator_checkpoint="x.safetensors", reward_file=str(path), masks={"first": 1.0},
+               mask_low=0.25, mask_high=0.25)
+    mask = build_data(c, one_process()).batch("train", 0)["mask"]
+    assert (mask.sum(1) == 8).all() and mask[:, :8].all()
+
+
 # Models
 
 def built(c):
