@@ -105,6 +105,8 @@ CLAIMS = {
             "exactness/test_turns.py::test_padding_and_the_other_prompts_change_nothing",
         "a resumed run with an environment has the bits of the uninterrupted one":
             "exactness/test_turns.py::test_a_resumed_run_goes_on_bit_for_bit_with_environments",
+        "a language model does not see the future, a fill-in model does":
+            "exactness/test_model.py::test_a_language_model_does_not_see_the_future_and_a_fill_model_does",
     },
     "objectives": {
         "every objective with every KL equals the paper's sum, token by token":
@@ -137,6 +139,10 @@ CLAIMS = {
             "objectives/test_advantages.py::test_a_step_wide_baseline_tells_close_rewards_from_equal_ones",
         "normalised rewards have the advantages of GDPO":
             "objectives/test_advantages.py::test_the_sum_of_normalised_rewards_gets_the_advantages_of_gdpo",
+        "at ratio 1 every objective is REINFORCE with its baseline and weights":
+            "objectives/test_objectives.py::test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probability",
+        "a weight for pass@k is k times the share of sets that are all wrong":
+            "objectives/test_pass_at_k.py::test_a_weight_is_k_times_the_share_of_sets_of_others_that_are_all_wrong",
     },
     "policies": {
         "fill-in scores equal reading each text on its own":
@@ -159,6 +165,12 @@ CLAIMS = {
             "policies/test_fill_in.py::test_tokens_of_one_pass_are_as_frequent_as_reported",
         "every hidden token has its pass, each equally often the first":
             "policies/test_fill_in.py::test_every_hidden_token_has_its_pass_and_each_is_first_equally_often",
+        "blocks follow each other, in the order asked for":
+            "policies/test_any_order.py::test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for",
+        "completions in any order, read alone, have the gradient of all":
+            "policies/test_any_order.py::test_completions_read_alone_have_the_gradient_of_all",
+        "greedy completions are the likeliest tokens one by one":
+            "policies/test_causal.py::test_greedy_completions_are_the_likeliest_tokens_one_by_one",
     },
     "data": {
         "every token id, 16 or 32 bits, is read as it was written":

@@ -116,9 +116,8 @@ def test_the_gradient_passes_finite_differences(dataset, prompts, kind, estimato
     build, folder = (fill_policy, dataset) if kind == "fill" else (causal_policy, prompts)
     c, reference = config(kl_beta=0.2, objective="plain", max_new_tokens=6), build(seed=2).frozen()
     policy = build(seed=1, scale=4.0)
-    rollouts = sampled(policy, folder, c)
-    policy.model.double(), reference.model.double()
-    rollouts = with_reference(rollouts, reference, estimator, c)
+    rollouts = with_reference(sampled(policy, folder, c), reference, estimator, c)
+    policy.model.double()
     rollouts.train_mask, rollouts.advantage = rollouts.mask.double(), torch.randn(len(rollouts.target), 1).double()
     weight = token_weights(rollouts.train_mask, "sum", 1)
 

@@ -19,6 +19,14 @@ def test_padding_on_the_left_changes_nothing_whatever_its_tokens():
         torch.testing.assert_close(shown, net(tokens), rtol=1e-4, atol=1e-4)
 
 
+def test_a_language_model_does_not_see_the_future_and_a_fill_model_does():
+    tokens = torch.randint(0, 96, (2, 20))
+    other = tokens.clone()
+    other[:, 12] = (other[:, 12] + 1) % 96
+    causal, fill = (abs(net(tokens) - net(other)).amax((0, 2)) for net in (causal_model(), model()))
+    assert (causal[:12] == 0).all() and causal[12:].min() > 1e-3 and fill.min() > 1e-3
+
+
 def test_the_squared_relu_passes_finite_differences():
     x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     assert torch.equal(SquaredReLU.apply(x), x.clamp(min=0) ** 2)

@@ -59,6 +59,23 @@ def test_loss_and_gradient_equal_the_papers_sum(name, estimator, clip):
         torch.testing.assert_close(metrics["pg_loss"][0] + metrics["kl_penalty"][0], loss.detach())
 
 
+@pytest.mark.parametrize("of_tokens", [False, True], ids=["completions", "tokens"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probability(name, of_tokens):
+    """At ratio 1 all are REINFORCE with their own baseline and weights, also with an advantage per token."""
+    policy, rollouts, reference, reward = table_rollouts()
+    c = objective_config(name, "none")
+    rollouts = with_advantage("none", rollouts, reference, reward, c)
+    if of_tokens:
+        rollouts.advantage = torch.randn(rollouts.mask.shape, dtype=torch.float64)
+    weight = token_weights(rollouts.train_mask, OBJECTIVES[name].average, MAX_TOKENS)
+    loss_of(policy, rollouts, weight, c, on_policy=True)[0].backward()
+    twin = policy.logits.detach().clone().requires_grad_()
+    logp = twin.log_softmax(-1).gather(-1, rollouts.target[..., None])[..., 0]
+    (-(logp * rollouts.advantage * weight).sum()).backward()
+    torch.testing.assert_close(policy.logits.grad, twin.grad)
+
+
 def test_the_entropy_bonus_is_the_entropys_gradient():
     policy, rollouts, reference, reward = table_rollouts()
     c = objective_config("grpo", "none", entropy_bonus=0.7)

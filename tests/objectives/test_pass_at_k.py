@@ -1,7 +1,7 @@
 """Training for pass@k: weights and gradients against enumeration."""
 
 import math
-from itertools import product
+from itertools import combinations, product
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from grpo.grpo_training_step import grpo_training_step
 from grpo.policies.policy import Policy
 from grpo.rewards import Rewards
 from grpo.rollout import Rollouts, Texts
+from grpo.shaping import pass_k_weight
 from tests.tiny import Catcher, config, one_process
 
 
@@ -51,3 +52,15 @@ def test_training_for_pass_at_k_follows_its_derivative(logit, k):
         if catcher.gradient is not None:  # the optimizer is not called where all advantages are 0
             expected += p**right * (1 - p) ** (4 - right) * -float(catcher.gradient)
     assert expected == pytest.approx(k * (1 - p) ** (k - 1) * p * (1 - p), rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 5])
+def test_a_weight_is_k_times_the_share_of_sets_of_others_that_are_all_wrong(k):
+    groups = torch.tensor([[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0], [1] * 6, [0] * 6,
+                           [1, math.nan, 0, 0, 0, 0], [math.nan, 0, 0, math.nan, 0, 0]])
+    for group, weights in zip(groups.tolist(), pass_k_weight(groups, k).tolist(), strict=True):
+        for j, weight in enumerate(weights):
+            others = [x for x in (*group[:j], *group[j + 1 :]) if not math.isnan(x)]
+            sets = [not any(chosen) for chosen in combinations(others, k - 1)]
+            expected = k * sum(sets) / len(sets) if sets else 1.0  # too few others to tell
+            assert weight == pytest.approx(expected, abs=1e-6), (group, j)

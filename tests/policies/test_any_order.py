@@ -9,7 +9,8 @@ import torch
 from core.distributions import restrict, sampling_logp
 from core.truncation import kept_tokens
 from grpo.policies import prompt_fill
-from tests.tiny import CAUSAL, prompt_config, prompt_consumer, prompt_fill_policy
+from tests.tiny import (
+    CAUSAL, clear_gradient, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled)
 
 SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
 MASK, END = CAUSAL.mask_token_id, CAUSAL.stop_token_id
@@ -90,6 +91,34 @@ def test_padding_and_the_other_prompts_change_nothing(prompts):
         rows = slice(p * c.group_size, (p + 1) * c.group_size)
         assert part.texts.completions == whole.texts.completions[rows]
         torch.testing.assert_close(part.old_logp, whole.old_logp[rows], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["random", "left_to_right", "confidence"])
+@torch.no_grad()
+def test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for(prompts, order):
+    c = prompt_config(**SETTINGS | {"unmask_order": order, "unmask_steps": 4, "max_new_tokens": 8, "group_size": 16})
+    turn, *_ = passes_of(prompt_fill_policy(2), prompt_consumer(prompts, c).problems("train", 0), c)
+    whole = turn.flatten(0, 1)[(turn.flatten(0, 1) >= 0).all(1)]                     # (n, 8)
+    assert len(whole) > 10
+    for block in (0, 1):
+        assert (whole[:, 4 * block : 4 * block + 4].sort(1)[0] == torch.arange(4) + 4 * block).all()
+    in_order = (whole == torch.arange(8)).all(1)
+    assert in_order.all() if order == "left_to_right" else not in_order.all()
+
+
+@pytest.mark.parametrize("estimator", ["trajectory", "one_step"])
+def test_completions_read_alone_have_the_gradient_of_all(prompts, estimator):
+    c = prompt_config(**SETTINGS | {"fill_estimator": estimator})
+    policy = more_ends(prompt_fill_policy(1))
+    rollouts, found = sampled(policy, prompts, c), []
+    weight = torch.rand(rollouts.target.shape) * rollouts.mask
+    for parts in ([torch.arange(rollouts.problems)], torch.arange(rollouts.problems).split(1)):
+        clear_gradient(policy)
+        for part in parts:
+            some, rows = rollouts.select(part)
+            (policy.score(some, c.temperature).logp * weight[rows]).sum().backward()
+        found.append(flat_gradient(policy))
+    assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm() > 0
 
 
 @torch.no_grad()

@@ -52,3 +52,14 @@ def test_the_stop_token_is_trained(prompts):
     for number in range(60):
         lengths.append(grpo_step(policy, None, brief, data, c, number, optimizers)["completion_length"])
     assert lengths[0] > 5 and np.mean(lengths[-5:]) < 2
+
+
+@torch.no_grad()
+def test_greedy_completions_are_the_likeliest_tokens_one_by_one(prompts):
+    c, policy = prompt_config(batch_size=8, max_new_tokens=9), causal_policy(scale=4.0)
+    batch = prompt_consumer(prompts, c).problems("train", 0)
+    for record, text in zip(batch["record"], policy.greedy(batch, c).completions, strict=True):
+        ids = list(record["tokens"])
+        while len(ids) < len(record["tokens"]) + 9 and ids[-1] != CAUSAL.stop_token_id:
+            ids.append(int(policy.model(torch.tensor([ids]))[0, -1].argmax()))
+        assert text == CAUSAL.decode(ids[len(record["tokens"]) :])
