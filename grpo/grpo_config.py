@@ -28,58 +28,58 @@ class GRPOConfig(MaskConfig, RunConfig):
          "advantage='max_rl' divides by the share of a group's completions that are right"))
 
     response_prefix: str = setting("", "the text that every answer begins with")
-    max_new_tokens: int = setting(128, "tokens of a completion, at most", "[1, 1e6]")
+    max_new_tokens: int = setting(128, "the most tokens of a completion", "[1, 1e6]")
     stop_sequences: tuple[str, ...] = setting((), "texts that end a completion, besides the end tokens")
     generator_checkpoint: str | None = setting(
         None, "the model that is trained: a file of this project, a folder in Hugging Face format, or hf:owner/name")
-    judge_checkpoint: str | None = setting(None, "the model that gives the reward judge")
+    judge_checkpoint: str | None = setting(None, "the model behind the reward `judge`")
     task_type: str = setting(
         "fill_in", "a preset of rewards: fill_in (the judge), math, code, general, reasoning", PRESETS)
-    reward_functions: tuple[str, ...] = setting((), "names of rewards; (): the preset's")
+    reward_functions: tuple[str, ...] = setting((), "names of rewards; (): those of task_type")
     reward_file: str | None = setting(
-        None, "a Python file of yours with more: rewards as TRL calls them, @environment classes, @mask functions")
-    batch_size: int = setting(16, "distinct problems per micro-batch and rank", "[1, 1e6]")
+        None, "your Python file of reward functions (as in TRL), @environment classes, @mask functions")
+    batch_size: int = setting(16, "problems per micro-batch on each rank", "[1, 1e6]")
     group_size: int = setting(8, "completions per problem; 1 is allowed only for pure distillation", "[1, 1e5]")
-    temperature: float = setting(0.8, "of sampling and of scoring", "[1e-6, 1e3]")
+    temperature: float = setting(0.8, "sampling temperature; scoring uses the same", "[1e-6, 1e3]")
     top_p: float = setting(0.95, "nucleus sampling; 1.0 turns it off", "(0, 1]")
-    top_k: int = setting(0, "sample from the top_k likeliest tokens; 0: all", "[0, 1e9]")
+    top_k: int = setting(0, "sample from the k likeliest tokens; 0 turns it off", "[0, 1e9]")
     min_p: float = setting(0.0, "min-p: drop tokens below min_p times the top probability", "[0, 1)")
     sample_rows: int | None = setting(
-        None, "completions sampled at a time; None: of a batch_size on a CPU, all of an iteration on a GPU", "[1, 1e9]")
+        None, "completions sampled in parallel; None: one batch on a CPU, all of an iteration on a GPU", "[1, 1e9]")
     unmask_steps: int = setting(
         1, "masked-fill models: number of denoising passes (per block, for prompts)", "[1, 1e6]")
     sampler: str = setting(
-        "local", "who samples: local: this process; ray: Ray's workers, here or in a cluster; vllm: a vLLM server",
+        "local", "who samples: local (this process), ray (worker processes), vllm (a server)",
         ("local", "ray", "vllm"))
     max_staleness: int = setting(
-        0, "iterations sampled ahead while the policy is trained: how much older completions may be", "[0, 100]")
-    objective: str = setting("grpo", "a row of OBJECTIVES (grpo/losses.py)", OBJECTIVES)
+        0, "iterations that sampling may run ahead of training", "[0, 100]")
+    objective: str = setting("grpo", "the loss, such as grpo, dr_grpo, dapo (docs/algorithm.md)", OBJECTIVES)
     advantage: str | None = setting(
-        None, "a name in ADVANTAGES (grpo/losses.py); None: what the objective, train_pass_k or "
-        "reward_normalisation need", ADVANTAGES)
+        None, "how rewards are compared, such as group_std or leave_one_out; None: the objective's own", ADVANTAGES)
     kl_beta: float = setting(0.1, "weight of the KL penalty to the reference", "[0, 1e6]")
-    reference_mode: str = setting("static", "none, static, ema, periodic", REFERENCES)
-    ppo_epochs: int = setting(1, "passes over each iteration's rollouts", "[1, 1e6]")
-    minibatches: int = setting(1, "optimizer steps in each of these passes", "[1, 1e6]")
+    reference_mode: str = setting(
+        "static", "static: the initial model; ema: a moving average; periodic: a copy now and then; none", REFERENCES)
+    ppo_epochs: int = setting(1, "passes over each iteration's completions", "[1, 1e6]")
+    minibatches: int = setting(1, "optimizer steps per pass", "[1, 1e6]")
     micro_batch_tokens: int | None = setting(
-        None, "tokens read at a time, of at least one problem with its group; None: batch_size problems", "[1, 1e12]")
+        None, "tokens per forward pass; None: those of batch_size problems", "[1, 1e12]")
     grad_checkpoint: bool = setting(
-        False, "activations are computed again in the backward pass: less memory, slower")
+        False, "recompute activations in the backward pass: less memory, slower")
     max_iters: int = setting(200, "optimizer steps of the run; 0: it evaluates and ends", "[0, 1e12]")
     optimizer: str = setting(
-        "adamw", "adamw; muon: Muon for the matrices of the blocks, AdamW for the rest", ("adamw", "muon"))
-    learning_rate: float = setting(1e-5, "the highest, reached after warmup_iters", "(0, 1e3]")
-    warmup_iters: int = setting(10, "steps in which the learning rate rises linearly", "[0, 1e12]")
-    eval_problems: int = setting(128, "fixed validation texts or prompts", "[1, 1e6]")
-    eval_completions: int = setting(4, "completions of each, and of prompts the k of pass@k", "[2, 1e5]")
+        "adamw", "adamw, or muon (Muon for weight matrices, AdamW for the rest)", ("adamw", "muon"))
+    learning_rate: float = setting(1e-5, "the peak learning rate", "(0, 1e3]")
+    warmup_iters: int = setting(10, "steps of linear warmup", "[0, 1e12]")
+    eval_problems: int = setting(128, "number of validation problems", "[1, 1e6]")
+    eval_completions: int = setting(4, "completions per validation problem; also the k of pass@k", "[2, 1e5]")
     eval_interval: int = setting(50, "steps between two evaluations", "[1, 1e12]")
     sample_interval: int | None = setting(
         None, "steps between two sets of samples for people to read; None: eval_interval", "[1, 1e12]")
     out_dir: str = setting("out-grpo", "the folder of everything that the run writes")
-    dry_run: bool = setting(False, "print the plan, or what a run would build first; train nothing")
-    doctor: bool = setting(False, "take one step, say what is wrong and what to change; write no out_dir")
+    dry_run: bool = setting(False, "check everything and print the plan; train nothing")
+    doctor: bool = setting(False, "take one step, report problems and their remedies; write no out_dir")
     parallel: str = setting(
-        "ddp", "several processes: ddp, each has the whole models; fsdp, each a part of their weights",
+        "ddp", "several processes: ddp (each holds whole models) or fsdp (each holds a shard)",
         ("ddp", "fsdp"))
 
     def __post_init__(self):

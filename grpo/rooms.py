@@ -102,7 +102,7 @@ class RatioConfig(Settings):
     clip_high: float | None = setting(
         None, "the ratio is at most 1 + clip_high; None: the objective's own", "[0, 1e9]")
     ratio_to: str = setting(
-        "policy", "the ratio is to the policy before its first step on the rollouts, or to the sampler that wrote them",
+        "policy", "the denominator of the ratio: the policy at the start of the iteration, or the sampler",
         ("policy", "sampler"))
 
 
@@ -115,11 +115,11 @@ class ShapingConfig(Settings):
          "with advantage='step', kl_in_reward or a teacher alone, groups of equal rewards teach too"),)
 
     overlong_buffer: int = setting(
-        0, "tokens before max_new_tokens in which length costs up to 1 of the reward; 0: none", "[0, 1e6]")
+        0, "over the last N tokens before max_new_tokens the reward falls by up to 1; 0: off", "[0, 1e6]")
     mask_truncated: bool = setting(False, "leave completions that hit max_new_tokens out of the loss")
     zero_std: str = setting(
-        "keep", "groups of equal rewards: keep, drop, or resample other problems", ("keep", "drop", "resample"))
-    entropy_bonus: float = setting(0.0, "weight of the entropy, which the loss then raises", "[0, 1e6]")
+        "keep", "groups with equal rewards: keep, drop, or resample (other problems)", ("keep", "drop", "resample"))
+    entropy_bonus: float = setting(0.0, "weight of the entropy bonus", "[0, 1e6]")
 
 
 class EnvironmentConfig(Settings):
@@ -132,4 +132,4 @@ class EnvironmentConfig(Settings):
          "an episode has answers of an environment and several of the policy"),)
 
     environment: str | None = setting(None, "the class of reward_file that answers each turn of a completion")
-    max_turns: int = setting(8, "turns of an episode, at most", "[1, 1e6]")
+    max_turns: int = setting(8, "the most turns of an episode", "[1, 1e6]")

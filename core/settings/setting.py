@@ -12,6 +12,7 @@ import math
 import operator
 import os
 import re
+import sys
 import types
 import typing
 from dataclasses import dataclass, field, fields
@@ -147,8 +148,12 @@ class Settings(metaclass=WithRooms):
 
 @functools.cache
 def with_rooms(cls, *rooms):
-    """The class of settings with those of the open rooms."""
-    names = {"_core": cls, "__module__": cls.__module__}
+    """The class of settings with those of the open rooms. Closed rooms whose file is loaded lend it their defaults."""
+    names = {}
+    for name in cls.rooms:
+        if name.partition(":")[0] in sys.modules and load_class(name) not in rooms:
+            names |= defaults(load_class(name))
+    names |= {"_core": cls, "__module__": cls.__module__}
     return WithRooms(cls.__name__, (*rooms, cls), names) if cls.rooms else cls
 
 

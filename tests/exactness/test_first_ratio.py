@@ -130,9 +130,9 @@ def test_a_step_leaves_the_global_random_states_alone(dataset, prompts):
     def states():
         return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
 
-    fill, causal = fill_policy(dropout=0.5), causal_policy(dropout=0.5)
+    fill, causal, scorer = fill_policy(dropout=0.5), causal_policy(dropout=0.5), judge()
     passes, completes = config(unmask_steps=3), prompt_config(ppo_epochs=2)
     before = states()
-    grpo_step(fill, fill.frozen(), rewards(passes, judge()), consumer(dataset, passes), passes)
+    grpo_step(fill, fill.frozen(), rewards(passes, scorer), consumer(dataset, passes), passes)
     grpo_step(causal, causal.frozen(), length_reward, prompt_consumer(prompts, completes), completes)
     assert states() == before
