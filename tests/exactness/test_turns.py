@@ -202,7 +202,7 @@ def test_padding_and_the_other_prompts_change_nothing(prompts):
 
 
 def test_a_resumed_run_goes_on_bit_for_bit_with_environments(prompts, tmp_path):
-    settings = SETTINGS | {"max_new_tokens": 12, "learning_rate": 1e-3, "lr_decay_iters": 4}
+    settings = SETTINGS | {"max_new_tokens": 12, "lr_decay_iters": 4}
 
     def ran(name, steps, **more):
         return run(prompt_trainer(prompts, tmp_path / name, evaluates=False, **settings | {"max_iters": steps}), **more)
