@@ -58,8 +58,7 @@ class RunConfig(Settings):
     batch_size: int = setting(64, "problems per micro-batch on each rank", "[1, 1e6]")
     gradient_accumulation_steps: int = setting(1, "micro-batches per optimizer step", "[1, 1e6]")
     max_iters: int = setting(2000, "optimizer steps of the run", "[0, 1e12]")
-    optimizer: str = setting(
-        "muon", "adamw, or muon (Muon for weight matrices, AdamW for the rest)", ("adamw", "muon"))
+    optimizer: str = setting("muon", "adamw, or muon (Muon for weight matrices, AdamW for the rest)", ("adamw", "muon"))
     learning_rate: float = setting(3e-3, "the peak learning rate", "(0, 1e3]")
     min_lr: float | None = setting(
         None, "the learning rate from lr_decay_iters on; None: a tenth of learning_rate", "[0, 1e3]")
@@ -81,11 +80,8 @@ class RunConfig(Settings):
         (True, False, "auto"))
     seed: int = setting(1337, "of data order, sampling and new weights", "[0, 1e18]")
     device: str = setting("auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps")
-    dtype: str = setting(
-        "auto", "float32 or bfloat16; auto: bfloat16 on CUDA",
-        ("auto", "float32", "bfloat16"))
-    compile: bool = setting(
-        False, "torch.compile: half a minute at the start, then faster; for long runs")
+    dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on CUDA", ("auto", "float32", "bfloat16"))
+    compile: bool = setting(False, "torch.compile: half a minute at the start, then faster; for long runs")
     report_to: tuple[str, ...] = setting((), "trackers: wandb, tensorboard, trackio")
     wandb_log: bool = setting(False, "the same as wandb in report_to")
 

@@ -43,9 +43,7 @@ def dtype_of_ids(tokenizer):
 
 def write_dataset(folder, tokens, tokenizer, **facts):
     """Writes train.bin, val.bin and meta.json.
-
-    tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json
-    """
+    tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json"""
     files = {}
     for split in SPLITS:
         facts[f"{split}_tokens"] = len(tokens[split])
@@ -96,9 +94,7 @@ def open_tokens(folder, split, tokenizer, block_size):
 
 def check_meta(folder, meta, tokenizer, masks):
     """Raises ValueError unless windows of the dataset can be cut and masked with this tokenizer.
-
-    masks: {key of MASKS: weight}, or None where nothing is masked
-    """
+    masks: {key of MASKS: weight}, or None where nothing is masked"""
     if not same_vocabulary(meta["tokenizer"], tokenizer):
         raise ValueError(f"dataset={folder} was prepared with another vocabulary "
                          f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "

@@ -129,9 +129,7 @@ def side(prompt):
 
 def write_prompts(folder, records, tokenizer, **facts):
     """Writes prompts.jsonl and meta.json. Identical prompts are kept once.
-
-    A record without a "split" gets the one that a hash of its prompt chooses.
-    """
+    A record without a "split" gets the one that a hash of its prompt chooses."""
     unique = unique_prompts({**record, "split": record.get("split") or side(record["prompt"])} for record in records)
     facts["records"] = len(unique)
     for split in SPLITS:

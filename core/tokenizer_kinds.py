@@ -12,9 +12,7 @@ AGAIN = "prepare it again with its prepare.py"
 
 class BPETokenizer(OwnTokenizer):
     """tiktoken's byte pairs: 'gpt2' or 'cl100k_base', downloaded once and kept by tiktoken (TIKTOKEN_CACHE_DIR).
-
-    The base vocabulary ends with the special tokens, of which <|endoftext|> is the stop token.
-    """
+    The base vocabulary ends with the special tokens, of which <|endoftext|> is the stop token."""
 
     def __init__(self, encoding):
         import tiktoken

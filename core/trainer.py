@@ -63,9 +63,7 @@ def realness_sums(model, input: Tensor, target: Tensor) -> dict:
 
 def replaced_share_sums(model, input: Tensor, target: Tensor) -> dict:
     """Squared error of a cls judge's estimate, whose target is y = x^4 - 2x^3 + 2x of the replaced share x of a text.
-
-    input: (B, 1 + T), CLS and the filled text
-    """
+    input: (B, 1 + T), CLS and the filled text"""
     x = (input[:, 1:] != target).float().mean(1)                                     # (B,)
     y = x**4 - 2 * x**3 + 2 * x                                                      # (B,)
     error = model(input).sigmoid() - y                                               # (B,)
@@ -97,9 +95,7 @@ def training_step(model, batches: list, optimizers: list, grad_clip: float, dist
 
 class Trainer:
     """Trains any model on batches(split, step, micro) -> (input, target, mask).
-
-    evaluate: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0
-    """
+    evaluate: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0"""
 
     def __init__(self, model, config, batches, evaluate, tokenizer, logger, dist):
         self.model, self.config, self.tokenizer = model, config, tokenizer

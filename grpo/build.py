@@ -125,9 +125,7 @@ def make_policy(model, tokenizer, config, dist):
 
 def load_policy(key, config, tokenizer, dist, mode=None, adapter=None):
     """The policy of the checkpoint that the setting `key` names.
-
-    mode: the one that it must have; adapter: a LoraConfig, which says whether an adapter of it is trained
-    """
+    mode: the one that it must have; adapter: a LoraConfig, which says whether an adapter of it is trained"""
     path = getattr(config, key)
     model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
     if model.mode == SEQUENCE_SCORER:

@@ -269,9 +269,7 @@ def first_position(net):
 
 class HuggingFaceCache:
     """transformers' keys, values and recurrent states with the methods of core.cache.Cache.
-
-    content: a cache of transformers; length: the tokens that it has read
-    """
+    content: a cache of transformers; length: the tokens that it has read"""
 
     def __init__(self, content, length=0):
         self.content, self.length = content, length

@@ -15,9 +15,7 @@ sys.modules.setdefault("kernels", None)
 
 def require(name, why, install="-r requirements-hf.txt"):
     """The package of that name. Raises ValueError with the pip command if it is not installed.
-
-    why: the setting that asks for it, with its value; install: what pip is to install
-    """
+    why: the setting that asks for it, with its value; install: what pip is to install"""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -102,9 +102,7 @@ def means_of(sums):
 
 def format_samples(records, color, completions):
     """The lines of samples for the console.
-
-    color: whether sampled characters are coloured; completions: of each problem
-    """
+    color: whether sampled characters are coloured; completions: of each problem"""
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
         best, worst = record["group"][0], record["group"][-1]

@@ -179,9 +179,7 @@ def smoothed(points):
 
 def chart(metric, last, points):
     """The running mean of a metric over its faint numbers, at the steps 0 to last, as inline SVG.
-
-    points: [(step, number or None)]; None, which was not finite, is a gap
-    """
+    points: [(step, number or None)]; None, which was not finite, is a gap"""
     layers, last = {"raw": points, "line": smoothed(points)}, max(last, 1)
     numbers = [y for _, y in points if y is not None] or [0.0]
     room = 0.5 if is_flat(numbers) else 0.0

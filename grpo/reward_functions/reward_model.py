@@ -41,9 +41,7 @@ class RewardModel:
     @torch.no_grad()
     def scores(self, texts):
         """Score of each text, (N,) float32 on the model's device. Raises ValueError if one is longer than it can read.
-
-        texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the records' prompts
-        """
+        texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the records' prompts"""
         ids, same = distinct(map(tuple, self.token_ids(texts)))  # equal texts get scores that are exactly equal
         room, longest = min(most_tokens(self.model), self.tokenizer.model_max_length), max(map(len, ids))
         refuse(KEY, (longest > room, f"reads {room} tokens, but a prompt with its completion has {longest}: lower "

@@ -117,9 +117,7 @@ def cut(tests):
 
 def collect(statements, names, functions, found):
     """Appends a (question, claim) for each assert. Raises one of ERRORS for a statement of another form.
-
-    names: {name: its node}, for an import a name in <>; functions: {name: (its parameter, its body)}
-    """
+    names: {name: its node}, for an import a name in <>; functions: {name: (its parameter, its body)}"""
     for statement in statements:
         match statement:
             case ast.Assert(test=ast.Constant(value=True)) | ast.Expr(value=ast.Constant()) | ast.Pass():

@@ -46,9 +46,7 @@ def build(policy, config, dist):
 
 class VllmSampler:
     """Completions by a vLLM server. A sync brings a new adapter, or all weights.
-
-    policy: the trainer's, causal. Rank 0 brings the weights, each rank asks for its own share of the completions
-    """
+    policy: the trainer's, causal. Rank 0 brings the weights, each rank asks for its own share of the completions"""
 
     def __init__(self, policy, config, dist):
         self.never = never_sampled(policy)

@@ -58,9 +58,7 @@ AF_UNIX = 1
 
 def protect(parts, parent):
     """Applies what every Linux has, and the parts of PARTS that are named. Raises OSError if the kernel refuses one.
-
-    parent: id of the process with which this one ends
-    """
+    parent: id of the process with which this one ends"""
     if "namespaces" in parts:
         enter_namespaces()
     drop_privileges()
@@ -103,9 +101,7 @@ def drop_privileges():
 
 def restrict_files(writable):
     """Landlock: outside the working folder only files of the standard library can be opened, for reading.
-
-    writable: the folder is in memory, and files may be written there
-    """
+    writable: the folder is in memory, and files may be written there"""
     version = call("syscall", CREATE_RULESET, None, 0, 1)
     files = (1 << RIGHTS[min(version, len(RIGHTS)) - 1]) - 1
     rules = struct.pack("=Q", files)

@@ -60,9 +60,7 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
 
 def run_once(code, test, seconds, megabytes, parts):
     """The verdict for Claims, for tests as a text, or for one {"input": text, "output": text}.
-
-    Raises OSError if there is no room for the child, or the kernel refuses one of the parts.
-    """
+    Raises OSError if there is no room for the child, or the kernel refuses one of the parts."""
     token, kind = secrets.token_hex(16).encode(), "questions"
     messages = [message(token, "exec", code)]
     if isinstance(test, dict):
