@@ -76,8 +76,7 @@ class RunConfig(Settings):
     out_dir: str = setting("out", "the folder of everything that the run writes")
     resume: bool | str = setting(
         False, "True: continue from out_dir/state.pt, without a config file with its saved settings; "
-        "auto: only if there is one",
-        (True, False, "auto"))
+        "auto: only if there is one", (True, False, "auto"))
     seed: int = setting(1337, "of data order, sampling and new weights", "[0, 1e18]")
     device: str = setting("auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps")
     dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on CUDA", ("auto", "float32", "bfloat16"))
@@ -100,8 +99,7 @@ class RunConfig(Settings):
 OTHER_NAMES = {  # {a name in TRL, verl or nanoGPT: the settings here}; docs/coming_from.md says what differs
     "model_path": "generator_checkpoint init_from", "model_name_or_path": "generator_checkpoint init_from",
     "dataset_name": "dataset", "train_files": "dataset", "reward_funcs": "reward_functions",
-    "num_generations": "group_size",
-    "max_completion_length": "max_new_tokens", "max_response_length": "max_new_tokens",
+    "num_generations": "group_size", "max_completion_length": "max_new_tokens", "max_response_length": "max_new_tokens",
     "beta": "kl_beta", "kl_coef": "kl_beta", "kl_loss_coef": "kl_beta",
     "loss_type": "objective", "scale_rewards": "advantage", "adv_estimator": "advantage",
     "epsilon": "clip_low clip_high", "epsilon_high": "clip_high", "entropy_coeff": "entropy_bonus",
@@ -154,8 +152,7 @@ def hints_of(cls, keys):
 
 
 def settings_in(argument, known):
-    """The settings of an argument and the place that errors name: (place, {key: value, of the command line a text}).
-    Raises UsageError."""
+    """(place that errors name, {key: value, of the command line a text}) of an argument. Raises UsageError."""
     if argument.startswith("--"):
         key, equals, text = argument[2:].partition("=")
         return COMMAND, {key: text if equals else None}

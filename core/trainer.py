@@ -51,8 +51,7 @@ def token_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> dict:
 
 
 def realness_sums(model, input: Tensor, target: Tensor) -> dict:
-    """Binary cross-entropy of 'this token is the true one' at every position (replaced-token detection,
-    arXiv 2003.10555)."""
+    """Binary cross-entropy of 'this token is the true one' at every position (ELECTRA, arXiv 2003.10555)."""
     real = input == target                                                           # (B, T)
     logits = model(input)                                                            # (B, T)
     loss = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="sum")
@@ -74,9 +73,7 @@ def replaced_share_sums(model, input: Tensor, target: Tensor) -> dict:
 
 def training_step(model, batches: list, optimizers: list, grad_clip: float, dist) -> dict:
     """One optimizer step on micro-batches [(input, target, mask)]: the mean loss over all of them on all ranks.
-
-    Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}
-    """
+    Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}"""
     sums = {"loss": 0.0, "correct": 0.0, "count": 0.0}
     for input, target, mask in batches:
         with dist.autocast():

@@ -37,8 +37,7 @@ class Models:
 
 
 def build_what_is_missing(config, dist):
-    """Runs the prepare.py of a dataset or model that is missing; a dry run only says so. Returns whether something is
-    still missing."""
+    """Runs the prepare.py of what is missing; a dry run only says so. Returns whether something still is."""
     if config.generator_checkpoint is None:
         raise ValueError("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
                          "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")

@@ -52,8 +52,7 @@ def find_environment(name, path):
 
 
 def check_begins(config, data):
-    """Raises ValueError if an environment cannot begin with the first record of `data`, a PromptConsumer: the run
-    would learn nothing."""
+    """Raises ValueError if an environment cannot begin with the first record of `data`, a PromptConsumer."""
     episode, record = Episode(config), data.records["train"][0]
     episode.begin(0, record)
     if episode.error is not None:

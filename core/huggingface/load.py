@@ -5,15 +5,7 @@ import copy
 import torch
 
 from core.huggingface.files import (
-    base_of,
-    check_weights,
-    is_adapter,
-    published_as,
-    read_config,
-    reads_both_ways,
-    refuse,
-    writing_folder,
-)
+    base_of, check_weights, is_adapter, published_as, read_config, reads_both_ways, refuse, writing_folder)
 from core.huggingface.lora import add_adapter, open_adapter, save_adapter
 from core.huggingface.model import HuggingFaceModel
 from core.huggingface.settings import FULL
@@ -136,8 +128,7 @@ def check_vocabulary(net, tokenizer, named):
 
 @torch.no_grad()
 def check_outputs(model, named):
-    """Raises ValueError if the model, whose output layers are computed apart from the others, gives other logits than
-    transformers."""
+    """Raises ValueError if the output layers alone give other logits than the whole model of transformers."""
     inputs = model.inputs(torch.arange(6, device=next(model.parameters()).device)[None])
     expected = model.net(**inputs).logits.float()                                    # (1, T, V), of a judge (1, T)
     found = model.head_logits(model.body(**inputs).last_hidden_state).view_as(expected)

@@ -92,8 +92,7 @@ def ids_around(backend):
 
 
 def load_huggingface_tokenizer(path, key="checkpoint"):
-    """The tokenizer of a folder or of hf:owner/name; of an adapter without one, that of its base model. Its own code is
-    never run."""
+    """The tokenizer of a folder or hf:owner/name, else of an adapter's base model. Its own code is never run."""
     transformers, named = quiet_transformers(path, key), f"{key}={path}"
     model = base_of(path, key)  # whose files declare the end tokens
     if not on_hub(path) and not any(os.path.isfile(os.path.join(path, file)) for file in FILES):

@@ -49,8 +49,7 @@ def guarded(what, remedy):
 @contextmanager
 def naming_line_of(function, what=""):
     """An exception that a function raises within becomes a UserCodeError with the user's line, unless the function is
-    this project's and no line of the user's has a part in it. what: begins its text, as in "reward NAME: "
-    """
+    this project's and no line of the user's has a part in it. what: the beginning of its text"""
     try:
         yield
     except KeyboardInterrupt:

@@ -42,7 +42,7 @@ class Evaluation:
             sums.append(metrics | judged | self.sums(policy, step, batch, rollouts, values, config))
             for i in range(min(rollouts.problems, SHOWN - len(samples))):
                 samples.append(self.sample(batch, rollouts, i, total, values))
-        return means_of(sums), samples
+        return {name: float(total / count) for name, (total, count) in join(sums).items() if count}, samples
 
     def judge(self, texts, values):
         """(the reward (N,) that orders the samples, {metric: (sum, count)} of judges)"""
@@ -93,11 +93,6 @@ def sum_and_count(x):
 def reward_sums(values):
     """{metric: (sum, count)} of rewards {name: (N,)}, which are NaN where they skipped a completion."""
     return {f"reward/{name}": sum_and_count(x) for name, x in values.items()}
-
-
-def means_of(sums):
-    """{metric: mean} of what was counted in each batch, {metric: (sum, count)}; without what was never counted."""
-    return {name: float(total / count) for name, (total, count) in join(sums).items() if count}
 
 
 def format_samples(records, color, completions):

@@ -147,8 +147,7 @@ def filter_program():
 
 
 def allowed_if(argument, values):
-    """Instructions that allow a call if the lower 32 bits of an argument, all that the kernel reads of it, have one of
-    these values."""
+    """Instructions that allow a call for these values of an argument, of which the kernel reads the lower 32 bits."""
     lines = [(LOAD, 0, 0, ARGUMENTS + 8 * argument)]
     for value in values:
         lines += [(EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW)]
