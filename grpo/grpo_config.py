@@ -57,7 +57,7 @@ class GRPOConfig(MaskConfig, RunConfig):
         None, "how rewards are compared, such as group_std or leave_one_out; None: the objective's own", ADVANTAGES)
     kl_beta: float = setting(0.1, "weight of the KL penalty to the reference", "[0, 1e6]")
     reference_mode: str = setting(
-        "static", "static: the initial model; ema: a moving average of the policy; periodic: its copy; none", REFERENCES)
+        "static", "static: the initial model; ema: a moving average; periodic: a copy now and then; none", REFERENCES)
     ppo_epochs: int = setting(1, "passes over each iteration's completions", "[1, 1e6]")
     minibatches: int = setting(1, "optimizer steps per pass", "[1, 1e6]")
     micro_batch_tokens: int | None = setting(

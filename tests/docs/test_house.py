@@ -13,6 +13,7 @@ import tokenize
 
 import pytest
 
+from tests.claims import CLAIMS
 from tests.tiny import ROOT
 
 LAYERS = ("core", "grpo", "bench")  # a file imports those of its own layer and of the ones before it
@@ -176,3 +177,13 @@ def test_docstrings_say_what_is_meant():
             if public and not ast.get_docstring(node) and node.end_lineno - node.lineno > 12:
                 wrong.append(f"{path}: {node.name} has no docstring")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_claim_names_its_test_and_every_file_of_tests_has_a_claim():
+    named = {test for claims in CLAIMS.values() for test in claims.values()}
+    for test in named:
+        path, _, name = test.partition("::")
+        functions = {node.name for node in nodes_of(f"tests/{path}") if isinstance(node, ast.FunctionDef)}
+        assert name in functions, test
+    found = {str(p.relative_to(pathlib.Path(ROOT, "tests"))) for p in pathlib.Path(ROOT, "tests").rglob("test_*.py")}
+    assert found == {test.partition("::")[0] for test in named}
