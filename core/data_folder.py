@@ -52,8 +52,7 @@ def write_dataset(folder, tokens, tokenizer, **facts):
 
 
 def write_folder(folder, files, tokenizer, facts):
-    """Writes the files {name: bytes} of a dataset and, last, meta.json with its tokenizer and facts, which are printed.
-    Each file appears whole or not at all."""
+    """Writes the files {name: bytes} of a dataset and, last, meta.json; each whole or not at all. Prints the facts."""
     if not folder:
         raise ValueError("out is empty; name a folder with --out=FOLDER")
     meta = json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1).encode()

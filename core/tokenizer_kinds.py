@@ -36,8 +36,7 @@ class BPETokenizer(OwnTokenizer):
 
 
 def named_tokenizer(name, tags=(), key="tokenizer"):
-    """The tokenizer of a causal model by its name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', or a
-    folder or hf:owner/name in Hugging Face format."""
+    """The tokenizer of a name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', folder or hf:owner/name."""
     if name == "char":
         return CharTokenizer(tags=tags, stop=True)
     if name in BPE_ENCODINGS:

@@ -21,8 +21,7 @@ CLASSES = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMas
 FAMILIES = "use a model of a family that docs/huggingface.md names"
 
 
-def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=FULL,
-                     dtype=torch.float32):
+def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
     """The model of core.models.load_model: in float32, or with an adapter on weights in `dtype`."""
     named, own = f"{key}={path}", load_huggingface_tokenizer(path, key)
     has_other = tokenizer is not None and not same_vocabulary(own.description(), tokenizer)
@@ -82,8 +81,7 @@ def model_mode(path, key):
 
 
 def mode_of(config, path, key):
-    """The mode of a model with this config: by the class that saved it, or else by its family. Raises ValueError for a
-    model that is for something else."""
+    """The mode of a model with this config, by the class that saved it or its family. Raises ValueError for others."""
     from transformers.models.auto import modeling_auto as known
     fills, writes = known.MODEL_FOR_MASKED_LM_MAPPING_NAMES, known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     name = (config.architectures or [""])[0]  # of the class
@@ -138,9 +136,8 @@ def check_outputs(model, named):
                    f"apart; {FAMILIES}"))
 
 
-def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None):
-    """Writes a folder that from_pretrained or, with an adapter, peft opens: core.models.save_model. dtype: of the
-    weights, but not of an adapter's"""
+def save_huggingface(path, model, tokenizer, dtype, weights):
+    """core.models.save_model, as a folder for from_pretrained or peft. dtype: of weights that are no adapter's"""
     with writing_folder(path) as folder:
         if model.has_adapter:
             save_adapter(model.net, weights or model.weights(), folder)

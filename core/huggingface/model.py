@@ -219,8 +219,7 @@ class Output(tuple):
 
 
 def computed_again(forward, cached, i):
-    """The forward of layer i that keeps only its inputs. It adds to cached[i], the layers of the cache, if there is
-    one, so each time it begins with what was there first."""
+    """The forward of layer i that keeps only its inputs. Each time it begins with what cached[i] held at first."""
     def run(*args, **settings):
         before = cached and copy.copy(cached[i])
 
@@ -264,8 +263,7 @@ def first_position(net):
 
 
 class HuggingFaceCache:
-    """transformers' keys, values and recurrent states with the methods of core.cache.Cache.
-    content: a cache of transformers; length: the tokens that it has read"""
+    """A cache of transformers, `content`, with the methods of core.cache.Cache."""
 
     def __init__(self, content, length=0):
         self.content, self.length = content, length

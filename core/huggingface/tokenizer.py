@@ -22,7 +22,7 @@ class HuggingFaceTokenizer:
     start_ids, end_ids: what the tokenizer puts before and after one text (BERT: [CLS] and [SEP]; Llama: BOS, nothing)
     """
 
-    def __init__(self, backend, path, end_ids_of_model=(), fills=False):
+    def __init__(self, backend, path, end_ids_of_model, fills):
         self.backend, self.path = backend, path
         vocabulary = backend.get_vocab()
         self.base_vocab_size = self.vocab_size = 1 + max(vocabulary.values())

@@ -41,10 +41,7 @@ def quiet_transformers(path, key):
 
 
 def opening(path, key, what=""):
-    """The context in which a library opens a folder or hub name that the setting `key` names: its errors are one line.
-
-    what: it opens of the model, as in ": its tokenizer"
-    """
+    """The context in which a library opens what the setting `key` names: an error is one line. what: a part of it"""
     remedy = "copy its files again, as save_pretrained wrote them"
     if on_hub(path):
         remedy = "check the name and the network, or download it elsewhere (hf download) and name its folder"

@@ -95,8 +95,7 @@ def definition(function):
 
 
 def one_line(value, most=MOST, write=str):
-    """str(value), or what `write` makes of it, in one printable line of at most `most` characters; the type's name
-    of an exception without a text."""
+    """str(value), or what `write` makes of it, in one printable line; of an exception without a text its type."""
     text = write(value)
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
     if not line and isinstance(value, BaseException):

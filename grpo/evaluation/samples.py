@@ -96,8 +96,7 @@ def reward_sums(values):
 
 
 def format_samples(records, color, completions):
-    """The lines of samples for the console.
-    color: whether sampled characters are coloured; completions: of each problem"""
+    """The lines of samples for the console. color: colours what was sampled; completions: of each problem"""
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
         best, worst = record["group"][0], record["group"][-1]

@@ -79,8 +79,7 @@ class Judge:
         return scores, credit
 
     def batches(self, texts):
-        """Yields tensors for the texts of each length: their indices, the n that differ (n, T), and which of these each
-        is. Raises ValueError if a text is longer than the judge can read."""
+        """Yields for the texts of each length: their indices, the n that differ (n, T), and which of these each is."""
         room = self.model.longest_input - (self.model.judge_head == "cls")
         longest = max(map(len, texts))
         if longest > room:

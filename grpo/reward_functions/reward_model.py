@@ -34,7 +34,7 @@ class RewardModel:
     A model whose config has no pad token takes its score from the last token, so it reads each text alone.
     """
 
-    def __init__(self, model, tokenizer, dtype=torch.float32):
+    def __init__(self, model, tokenizer, dtype):
         self.model, self.tokenizer, self.dtype = model, tokenizer, dtype
         self.pad = model.config.get_text_config().pad_token_id
 

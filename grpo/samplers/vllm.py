@@ -184,8 +184,8 @@ class Server:
     A request is sent again if its connection breaks or the server fails (status 5xx).
     """
 
-    def __init__(self, url, timeout=LONGEST_CALL):
-        self.named, self.timeout = f"vllm_url={url}", timeout
+    def __init__(self, url):
+        self.named, self.timeout = f"vllm_url={url}", LONGEST_CALL
         self.url = urlsplit(url.rstrip("/"))
         self.headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY, "").strip():
