@@ -9,6 +9,7 @@ from core.huggingface.load import check_vocabulary, read_weights
 from core.huggingface.model import most_tokens
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import freeze_in, is_huggingface
+from core.prompts import as_messages
 from core.settings.optional import quiet_transformers
 from core.settings.user_code import guarded
 from grpo.reward_functions.judge import distinct
@@ -70,7 +71,7 @@ class RewardModel:
 
     def chat_ids(self, prompt, completion):
         """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages = as_messages(prompt)
         with guarded(f"the chat template of {KEY} refuses a prompt", "change the prompt, or take a reward model whose "
                      "template accepts it"):
             chat = self.tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": completion}],
