@@ -80,9 +80,7 @@ class Cache:
 
 class RowCache:
     """A Cache in buffers that stay where they are, of rows that have come to different columns. Each reads one token.
-
-    layers: [(keys, values)] of each layer, (n, H, L, D); column: (n, 1) where each row's token is
-    """
+    layers: [(keys, values)] of each layer, (n, H, L, D); column: (n, 1) where each row's token is"""
 
     length = 0  # of no use: each row has its own
 

@@ -104,9 +104,7 @@ class CheckpointManager:
 
 def read_state(path, mapped=False):
     """The content of a state. Raises FileNotFoundError, or ValueError if it is damaged.
-
-    mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory
-    """
+    mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory"""
     if not os.path.exists(path):
         raise FileNotFoundError(f"resume=True, but {path} does not exist; start without resume or correct out_dir")
     with guarded(f"{path} is damaged or cut short", "start without resume"):

@@ -58,8 +58,7 @@ class RunConfig(Settings):
     batch_size: int = setting(64, "problems per micro-batch on each rank", "[1, 1e6]")
     gradient_accumulation_steps: int = setting(1, "micro-batches per optimizer step", "[1, 1e6]")
     max_iters: int = setting(2000, "optimizer steps of the run", "[0, 1e12]")
-    optimizer: str = setting(
-        "muon", "adamw, or muon (Muon for weight matrices, AdamW for the rest)", ("adamw", "muon"))
+    optimizer: str = setting("muon", "adamw, or muon (Muon for weight matrices, AdamW for the rest)", ("adamw", "muon"))
     learning_rate: float = setting(3e-3, "the peak learning rate", "(0, 1e3]")
     min_lr: float | None = setting(
         None, "the learning rate from lr_decay_iters on; None: a tenth of learning_rate", "[0, 1e3]")
@@ -77,15 +76,11 @@ class RunConfig(Settings):
     out_dir: str = setting("out", "the folder of everything that the run writes")
     resume: bool | str = setting(
         False, "True: continue from out_dir/state.pt, without a config file with its saved settings; "
-        "auto: only if there is one",
-        (True, False, "auto"))
+        "auto: only if there is one", (True, False, "auto"))
     seed: int = setting(1337, "of data order, sampling and new weights", "[0, 1e18]")
     device: str = setting("auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps")
-    dtype: str = setting(
-        "auto", "float32 or bfloat16; auto: bfloat16 on CUDA",
-        ("auto", "float32", "bfloat16"))
-    compile: bool = setting(
-        False, "torch.compile: half a minute at the start, then faster; for long runs")
+    dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on CUDA", ("auto", "float32", "bfloat16"))
+    compile: bool = setting(False, "torch.compile: half a minute at the start, then faster; for long runs")
     report_to: tuple[str, ...] = setting((), "trackers: wandb, tensorboard, trackio")
     wandb_log: bool = setting(False, "the same as wandb in report_to")
 
@@ -104,8 +99,7 @@ class RunConfig(Settings):
 OTHER_NAMES = {  # {a name in TRL, verl or nanoGPT: the settings here}; docs/coming_from.md says what differs
     "model_path": "generator_checkpoint init_from", "model_name_or_path": "generator_checkpoint init_from",
     "dataset_name": "dataset", "train_files": "dataset", "reward_funcs": "reward_functions",
-    "num_generations": "group_size",
-    "max_completion_length": "max_new_tokens", "max_response_length": "max_new_tokens",
+    "num_generations": "group_size", "max_completion_length": "max_new_tokens", "max_response_length": "max_new_tokens",
     "beta": "kl_beta", "kl_coef": "kl_beta", "kl_loss_coef": "kl_beta",
     "loss_type": "objective", "scale_rewards": "advantage", "adv_estimator": "advantage",
     "epsilon": "clip_low clip_high", "epsilon_high": "clip_high", "entropy_coeff": "entropy_bonus",
@@ -158,8 +152,7 @@ def hints_of(cls, keys):
 
 
 def settings_in(argument, known):
-    """The settings of an argument and the place that errors name: (place, {key: value, of the command line a text}).
-    Raises UsageError."""
+    """(place that errors name, {key: value, of the command line a text}) of an argument. Raises UsageError."""
     if argument.startswith("--"):
         key, equals, text = argument[2:].partition("=")
         return COMMAND, {key: text if equals else None}

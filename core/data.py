@@ -48,8 +48,7 @@ def span(rng, tokens, count, newline, mean_span=5):
 
 @mask
 def line(rng, tokens, count, newline):
-    """Masks whole lines in random order until `count` positions are masked; of the last line only as much as needed.
-    Newlines are not masked."""
+    """Masks whole lines but not their newlines, in random order, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     ends = tokens == newline                                                         # (T,)
     line = ends.cumsum() - ends                                                      # (T,) number of each token's line

@@ -43,9 +43,7 @@ def dtype_of_ids(tokenizer):
 
 def write_dataset(folder, tokens, tokenizer, **facts):
     """Writes train.bin, val.bin and meta.json.
-
-    tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json
-    """
+    tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json"""
     files = {}
     for split in SPLITS:
         facts[f"{split}_tokens"] = len(tokens[split])
@@ -54,8 +52,7 @@ def write_dataset(folder, tokens, tokenizer, **facts):
 
 
 def write_folder(folder, files, tokenizer, facts):
-    """Writes the files {name: bytes} of a dataset and, last, meta.json with its tokenizer and facts, which are printed.
-    Each file appears whole or not at all."""
+    """Writes the files {name: bytes} of a dataset and, last, meta.json; each whole or not at all. Prints the facts."""
     if not folder:
         raise ValueError("out is empty; name a folder with --out=FOLDER")
     meta = json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1).encode()
@@ -96,9 +93,7 @@ def open_tokens(folder, split, tokenizer, block_size):
 
 def check_meta(folder, meta, tokenizer, masks):
     """Raises ValueError unless windows of the dataset can be cut and masked with this tokenizer.
-
-    masks: {key of MASKS: weight}, or None where nothing is masked
-    """
+    masks: {key of MASKS: weight}, or None where nothing is masked"""
     if not same_vocabulary(meta["tokenizer"], tokenizer):
         raise ValueError(f"dataset={folder} was prepared with another vocabulary "
                          f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "

@@ -76,9 +76,7 @@ def write_json(path, value):
 
 def object_from_json(text, where, remedy):
     """The object {...} of a JSON text. Raises ValueError for another text.
-
-    where: names the text; remedy: what to do, the end of the error
-    """
+    where: names the text; remedy: what to do, the end of the error"""
     with guarded(f"{where} is not JSON", remedy):
         value = json.loads(text)
     if not isinstance(value, dict):

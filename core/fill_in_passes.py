@@ -11,7 +11,7 @@ from core.fill_in import draw_hidden, fill_in
 from core.truncation import KeptCollector
 
 
-def draw_passes(order, hidden, passes, block_length=None):
+def draw_passes(order, hidden, passes, block_length):
     """The pass that draws each hidden token: block after block and, within a block, by rising `order`, about as many in
     each of its passes.
 

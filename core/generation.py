@@ -115,9 +115,7 @@ class Rows:
 
 class Stop:
     """Ends a row at a stop token, or where its text has just come to contain one of the stop sequences.
-
-    prefix: the beginning of every answer (response_prefix), which is part of the completion's text
-    """
+    prefix: the beginning of every answer (response_prefix), which is part of the completion's text"""
 
     def __init__(self, tokenizer, sequences=(), prefix=""):
         self.tokenizer = tokenizer

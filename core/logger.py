@@ -18,9 +18,7 @@ GREEN, PLAIN = "\033[1;32m", "\033[0m"
 
 def create_logger(config, dist, total_steps, columns):
     """A Logger for rank 0; the other ranks get one that writes nothing.
-
-    config: a RunConfig; columns: metrics of the console line, in order
-    """
+    config: a RunConfig; columns: metrics of the console line, in order"""
     logger = Logger(config.absolute_out_dir, total_steps, columns, silent=not dist.is_main)
     if dist.is_main and (config.wandb_log or config.report_to):
         from core.trackers import Trackers

@@ -89,7 +89,7 @@ def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **fact
         save_file(weights, new, metadata={"nano_grpo": json.dumps(header)})
 
 
-def read_header(path, key="checkpoint"):
+def read_header(path, key):
     """The header of a model file. `key` is the setting that named it, for the error."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{key}={path} does not exist; correct the path, train it (config/pretrain_*.py, "

@@ -71,8 +71,7 @@ class PromptFormat:
         return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
 
     def behind(self, messages, tokenizer):
-        """The text of messages that follow a turn of the model, from the end of that turn, with its end token if the
-        template has one, to the beginning of the next."""
+        """The text of messages that follow a turn of the model: from the end of it to the beginning of the next."""
         turn = "what the model wrote"
         before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": turn}]
         _, found, text = self.render([*before, *messages], tokenizer).partition(turn)
@@ -207,7 +206,7 @@ class PromptConsumer:
         completion = self.tokenizer.encode(str(record.get("completion", "")))
         return [*record["tokens"], *completion, self.tokenizer.stop_token_id]
 
-    def masked_batch(self, split, step, micro=0):
+    def masked_batch(self, split, step, micro):
         """Training examples for a masked-fill model: the prompt, the record's "completion", and stop tokens up to
         block_size. A share t of the positions after the prompt, uniform in (0, 1], is masked, and each masked token
         weighs 1 / t: the likelihood bound of arXiv 2406.07524 and 2502.09992."""

@@ -73,8 +73,7 @@ def read_records(path):
 
 
 def check_rows(rows, name, left_out=RESERVED):
-    """The records of the rows {column: value} of a table. An empty cell is a missing field. Columns with a reserved
-    name are left out: the user cannot rename them."""
+    """The records of rows {column: value}: an empty cell is a missing field; columns in left_out are left out."""
     given = [{key: x for key, x in row.items() if x is not None and key not in left_out} for row in rows]
     return [check_record(row, f"{name}, row {number}") for number, row in enumerate(given, 1)]
 
@@ -129,9 +128,7 @@ def side(prompt):
 
 def write_prompts(folder, records, tokenizer, **facts):
     """Writes prompts.jsonl and meta.json. Identical prompts are kept once.
-
-    A record without a "split" gets the one that a hash of its prompt chooses.
-    """
+    A record without a "split" gets the one that a hash of its prompt chooses."""
     unique = unique_prompts({**record, "split": record.get("split") or side(record["prompt"])} for record in records)
     facts["records"] = len(unique)
     for split in SPLITS:

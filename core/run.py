@@ -33,9 +33,7 @@ def check_run_folder(out_dir: str) -> None:
 @contextlib.contextmanager
 def run_folder(config, dist):
     """Keeps other runs out of out_dir during the block. Gives whether the run goes on from a state there.
-
-    config: absolute_out_dir, resume (True, False, or 'auto': if there is a state)
-    """
+    config: absolute_out_dir, resume (True, False, or 'auto': if there is a state)"""
     dist.barrier()  # every rank has seen the folder as it was
     with locked(config.absolute_out_dir) if dist.is_main else contextlib.nullcontext():
         found = dist.is_main and os.path.exists(os.path.join(config.absolute_out_dir, STATE))
@@ -61,9 +59,7 @@ def locked(out_dir):
 
 def set_aside(out_dir: str) -> str | None:
     """Moves what an earlier run wrote in this folder to <out_dir>/previous/<n>, n = 1, 2, ...; nothing is deleted.
-
-    Returns the folder of the earlier run, or None if there was none.
-    """
+    Returns the folder of the earlier run, or None if there was none."""
     names = [name for name in listed(out_dir) if SET_ASIDE.fullmatch(name)]
     if not names:
         return None
@@ -123,7 +119,10 @@ class BadSteps:
         self.in_a_row = 0
 
     def add(self, step: int, metrics: dict) -> None:
-        """Counts a step that was skipped, alike on all ranks; after another one the caller sets in_a_row to 0."""
+        """Counts a step that was skipped, alike on all ranks; another one ends the row."""
+        if not metrics["skipped_steps"]:
+            self.in_a_row = 0
+            return
         self.in_a_row += 1
         names = ", ".join(not_finite(metrics))
         self.logger.say(f"step {step} is skipped, because these are not finite: {names}")

@@ -12,9 +12,7 @@ AGAIN = "prepare it again with its prepare.py"
 
 class BPETokenizer(OwnTokenizer):
     """tiktoken's byte pairs: 'gpt2' or 'cl100k_base', downloaded once and kept by tiktoken (TIKTOKEN_CACHE_DIR).
-
-    The base vocabulary ends with the special tokens, of which <|endoftext|> is the stop token.
-    """
+    The base vocabulary ends with the special tokens, of which <|endoftext|> is the stop token."""
 
     def __init__(self, encoding):
         import tiktoken
@@ -38,8 +36,7 @@ class BPETokenizer(OwnTokenizer):
 
 
 def named_tokenizer(name, tags=(), key="tokenizer"):
-    """The tokenizer of a causal model by its name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', or a
-    folder or hf:owner/name in Hugging Face format."""
+    """The tokenizer of a name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', folder or hf:owner/name."""
     if name == "char":
         return CharTokenizer(tags=tags, stop=True)
     if name in BPE_ENCODINGS:

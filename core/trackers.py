@@ -34,8 +34,7 @@ class Wandb:
 
 
 class Trackio(Wandb):
-    """A database on this machine, for `trackio show`; or the Hugging Face Space of TRACKIO_SPACE_ID. Its interface is
-    wandb's."""
+    """A database on this machine, for `trackio show`, or the Space of TRACKIO_SPACE_ID. Its interface is wandb's."""
 
     def __init__(self, config, settings):
         import trackio

@@ -51,8 +51,7 @@ def token_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> dict:
 
 
 def realness_sums(model, input: Tensor, target: Tensor) -> dict:
-    """Binary cross-entropy of 'this token is the true one' at every position (replaced-token detection,
-    arXiv 2003.10555)."""
+    """Binary cross-entropy of 'this token is the true one' at every position (ELECTRA, arXiv 2003.10555)."""
     real = input == target                                                           # (B, T)
     logits = model(input)                                                            # (B, T)
     loss = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="sum")
@@ -63,9 +62,7 @@ def realness_sums(model, input: Tensor, target: Tensor) -> dict:
 
 def replaced_share_sums(model, input: Tensor, target: Tensor) -> dict:
     """Squared error of a cls judge's estimate, whose target is y = x^4 - 2x^3 + 2x of the replaced share x of a text.
-
-    input: (B, 1 + T), CLS and the filled text
-    """
+    input: (B, 1 + T), CLS and the filled text"""
     x = (input[:, 1:] != target).float().mean(1)                                     # (B,)
     y = x**4 - 2 * x**3 + 2 * x                                                      # (B,)
     error = model(input).sigmoid() - y                                               # (B,)
@@ -76,9 +73,7 @@ def replaced_share_sums(model, input: Tensor, target: Tensor) -> dict:
 
 def training_step(model, batches: list, optimizers: list, grad_clip: float, dist) -> dict:
     """One optimizer step on micro-batches [(input, target, mask)]: the mean loss over all of them on all ranks.
-
-    Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}
-    """
+    Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}"""
     sums = {"loss": 0.0, "correct": 0.0, "count": 0.0}
     for input, target, mask in batches:
         with dist.autocast():
@@ -97,9 +92,7 @@ def training_step(model, batches: list, optimizers: list, grad_clip: float, dist
 
 class Trainer:
     """Trains any model on batches(split, step, micro) -> (input, target, mask).
-
-    evaluate: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0
-    """
+    evaluate: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0"""
 
     def __init__(self, model, config, batches, evaluate, tokenizer, logger, dist):
         self.model, self.config, self.tokenizer = model, config, tokenizer
@@ -154,10 +147,7 @@ class Trainer:
         set_learning_rate(self.optimizers, lr)
         metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
         self.step += 1
-        if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics)
-        else:
-            self.bad.in_a_row = 0
+        self.bad.add(self.step, metrics)
         self.skipped_steps += metrics["skipped_steps"]
         self.tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
         return metrics | {"lr": lr}

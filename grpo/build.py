@@ -37,8 +37,7 @@ class Models:
 
 
 def build_what_is_missing(config, dist):
-    """Runs the prepare.py of a dataset or model that is missing; a dry run only says so. Returns whether something is
-    still missing."""
+    """Runs the prepare.py of what is missing; a dry run only says so. Returns whether something still is."""
     if config.generator_checkpoint is None:
         raise ValueError("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
                          "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
@@ -125,9 +124,7 @@ def make_policy(model, tokenizer, config, dist):
 
 def load_policy(key, config, tokenizer, dist, mode=None, adapter=None):
     """The policy of the checkpoint that the setting `key` names.
-
-    mode: the one that it must have; adapter: a LoraConfig, which says whether an adapter of it is trained
-    """
+    mode: the one that it must have; adapter: a LoraConfig, which says whether an adapter of it is trained"""
     path = getattr(config, key)
     model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
     if model.mode == SEQUENCE_SCORER:

@@ -52,8 +52,7 @@ def find_environment(name, path):
 
 
 def check_begins(config, data):
-    """Raises ValueError if an environment cannot begin with the first record of `data`, a PromptConsumer: the run
-    would learn nothing."""
+    """Raises ValueError if an environment cannot begin with the first record of `data`, a PromptConsumer."""
     episode, record = Episode(config), data.records["train"][0]
     episode.begin(0, record)
     if episode.error is not None:
@@ -131,9 +130,7 @@ def is_answer_and_reward(result):
 
 class Episodes:
     """The episodes of N = P * G completions, an Episode each. Those of a problem have the same seed and record.
-
-    given: (N, L) tokens of answers, by column; -1 where the policy writes
-    """
+    given: (N, L) tokens of answers, by column; -1 where the policy writes"""
 
     def __init__(self, problems, iteration, config, stop):
         """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn
@@ -152,9 +149,7 @@ class Episodes:
 
     def over(self, target, number, t, drawn):
         """Answers the completions whose turn ends at column t. Returns (n,) bool: the episode of the row is over.
-
-        target: (N, L) tokens so far; number: (n,) completions; drawn: (n,) bool: the policy wrote the token
-        """
+        target: (N, L) tokens so far; number: (n,) completions; drawn: (n,) bool: the policy wrote the token"""
         begin = [self.episodes[n].turns[-1] for n in number.tolist()]
         ends = self.stop(target[number, : t + 1], t, begin)[:, 0] & drawn            # (n,)
         over = [n for n in number[ends].tolist() if self.ends(n, target[n, : t + 1].tolist())]

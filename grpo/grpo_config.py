@@ -51,8 +51,7 @@ class GRPOConfig(MaskConfig, RunConfig):
     sampler: str = setting(
         "local", "who samples: local (this process), ray (worker processes), vllm (a server)",
         ("local", "ray", "vllm"))
-    max_staleness: int = setting(
-        0, "iterations that sampling may run ahead of training", "[0, 100]")
+    max_staleness: int = setting(0, "iterations that sampling may run ahead of training", "[0, 100]")
     objective: str = setting("grpo", "the loss, such as grpo, dr_grpo, dapo (docs/algorithm.md)", OBJECTIVES)
     advantage: str | None = setting(
         None, "how rewards are compared, such as group_std or leave_one_out; None: the objective's own", ADVANTAGES)
@@ -63,8 +62,7 @@ class GRPOConfig(MaskConfig, RunConfig):
     minibatches: int = setting(1, "optimizer steps per pass", "[1, 1e6]")
     micro_batch_tokens: int | None = setting(
         None, "tokens per forward pass; None: those of batch_size problems", "[1, 1e12]")
-    grad_checkpoint: bool = setting(
-        False, "recompute activations in the backward pass: less memory, slower")
+    grad_checkpoint: bool = setting(False, "recompute activations in the backward pass: less memory, slower")
     max_iters: int = setting(200, "optimizer steps of the run; 0: it evaluates and ends", "[0, 1e12]")
     optimizer: str = setting(
         "adamw", "adamw, or muon (Muon for weight matrices, AdamW for the rest)", ("adamw", "muon"))

@@ -100,9 +100,7 @@ def shapes_of(config, off):
 
 def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist) -> Rollouts:
     """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored.
-
-    advantage: a name in ADVANTAGES
-    """
+    advantage: a name in ADVANTAGES"""
     counted = scored.counted(rollouts.mask)                                          # (P, G, 1 or M)
     credit = torch.where(counted > 0, scored.credit + scored.penalty, 0.0)           # (P, G, 1 or M)
     A = compute_advantages(credit, advantage, counted, dist.total) * scored.weight   # (P, G, 1 or M)

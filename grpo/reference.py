@@ -54,9 +54,7 @@ def visiting(policy, device: torch.device):
 @torch.no_grad()
 def with_reference(rollouts: Rollouts, reference, estimator: str, config) -> Rollouts:
     """The rollouts with what the reference says about their tokens.
-
-    estimator: "exact" stores its distributions at every state, k2 and k3 the log-probabilities of the sampled tokens
-    """
+    estimator: "exact" stores its distributions at every state, k2 and k3 the log-probabilities of the sampled tokens"""
     if reference is None:
         return rollouts
     with visiting(reference, rollouts.target.device):

@@ -18,14 +18,7 @@ from core.config import UsageError
 from core.data_folder import OF_CONSUMER
 from core.settings.script import run_script
 from grpo.reward_functions.registry import (
-    REWARDS,
-    arguments,
-    check_records,
-    import_rewards,
-    register_functions,
-    reward,
-    run_reward,
-)
+    REWARDS, arguments, check_records, import_rewards, register_functions, reward, run_reward)
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
 from grpo.rollout import Rollouts, Scored, Texts, join
 

@@ -37,8 +37,7 @@ class ReferenceConfig(Settings):
         None, "exact (over the vocabulary), k2, k3; None: exact for fill-in and with a teacher, else k3",
         ("exact", *KL_ESTIMATORS))
     kl_in_reward: bool = setting(False, "KL as a part of the reward (k1) instead of the loss")
-    kl_target: float | None = setting(
-        None, "kl_beta is adapted to reach this mean_kl; None: kl_beta stays", "(0, 1e6]")
+    kl_target: float | None = setting(None, "kl_beta is adapted to reach this mean_kl; None: kl_beta stays", "(0, 1e6]")
     ref_offload: bool = setting(False, "keep the reference on the CPU while it is not used")
 
 
@@ -97,10 +96,8 @@ class PassesConfig(Settings):
 class RatioConfig(Settings):
     """The importance ratio, where it is not the objective's own."""
 
-    clip_low: float | None = setting(
-        None, "the ratio is at least 1 - clip_low; None: the objective's own", "[0, 1e9]")
-    clip_high: float | None = setting(
-        None, "the ratio is at most 1 + clip_high; None: the objective's own", "[0, 1e9]")
+    clip_low: float | None = setting(None, "the ratio is at least 1 - clip_low; None: the objective's own", "[0, 1e9]")
+    clip_high: float | None = setting(None, "the ratio is at most 1 + clip_high; None: the objective's own", "[0, 1e9]")
     ratio_to: str = setting(
         "policy", "the denominator of the ratio: the policy at the start of the iteration, or the sampler",
         ("policy", "sampler"))

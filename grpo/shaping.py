@@ -24,9 +24,7 @@ def reward_normalisation(rollouts, scored, rewards, config):
 
 def normalised(values, G):
     """Each reward minus its group's mean, divided by the standard deviation there plus 1e-4.
-
-    values: {name: (N,)}, NaN where skipped. In float64, because the sum of rewards that cancel must be 0
-    """
+    values: {name: (N,)}, NaN where skipped. In float64, because the sum of rewards that cancel must be 0"""
     out = {}
     for name, x in values.items():
         x = x.double().view(-1, G)                                                   # (P, G)

@@ -55,8 +55,7 @@ PUBLISHED = {  # model_type: row, and its arXiv number
 
 
 def refuse(named, *faults):
-    """Raises ValueError for the first fault that is there. named: the setting and the path; faults: (whether it is
-    there, what it is and what to do)"""
+    """Raises ValueError for the first fault that is there. faults: (whether it is there, what it is and what to do)"""
     for is_there, text in faults:
         if is_there:
             raise ValueError(f"{named} {text}")
@@ -68,8 +67,7 @@ def is_adapter(path):
 
 
 def base_of(path, key):
-    """The folder or hub name of the model that the adapter in a folder was trained on, by its adapter_config.json; the
-    path of a model itself."""
+    """The model that the adapter in a folder was trained on, by its adapter_config.json; the path of a model itself."""
     if not is_adapter(path):
         return path
     name = "base_model_name_or_path"

@@ -5,15 +5,7 @@ import copy
 import torch
 
 from core.huggingface.files import (
-    base_of,
-    check_weights,
-    is_adapter,
-    published_as,
-    read_config,
-    reads_both_ways,
-    refuse,
-    writing_folder,
-)
+    base_of, check_weights, is_adapter, published_as, read_config, reads_both_ways, refuse, writing_folder)
 from core.huggingface.lora import add_adapter, open_adapter, save_adapter
 from core.huggingface.model import HuggingFaceModel
 from core.huggingface.settings import FULL
@@ -29,8 +21,7 @@ CLASSES = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMas
 FAMILIES = "use a model of a family that docs/huggingface.md names"
 
 
-def load_huggingface(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=FULL,
-                     dtype=torch.float32):
+def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
     """The model of core.models.load_model: in float32, or with an adapter on weights in `dtype`."""
     named, own = f"{key}={path}", load_huggingface_tokenizer(path, key)
     has_other = tokenizer is not None and not same_vocabulary(own.description(), tokenizer)
@@ -90,8 +81,7 @@ def model_mode(path, key):
 
 
 def mode_of(config, path, key):
-    """The mode of a model with this config: by the class that saved it, or else by its family. Raises ValueError for a
-    model that is for something else."""
+    """The mode of a model with this config, by the class that saved it or its family. Raises ValueError for others."""
     from transformers.models.auto import modeling_auto as known
     fills, writes = known.MODEL_FOR_MASKED_LM_MAPPING_NAMES, known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     name = (config.architectures or [""])[0]  # of the class
@@ -136,8 +126,7 @@ def check_vocabulary(net, tokenizer, named):
 
 @torch.no_grad()
 def check_outputs(model, named):
-    """Raises ValueError if the model, whose output layers are computed apart from the others, gives other logits than
-    transformers."""
+    """Raises ValueError if the output layers alone give other logits than the whole model of transformers."""
     inputs = model.inputs(torch.arange(6, device=next(model.parameters()).device)[None])
     expected = model.net(**inputs).logits.float()                                    # (1, T, V), of a judge (1, T)
     found = model.head_logits(model.body(**inputs).last_hidden_state).view_as(expected)
@@ -147,9 +136,8 @@ def check_outputs(model, named):
                    f"apart; {FAMILIES}"))
 
 
-def save_huggingface(path, model, tokenizer, dtype=torch.float32, weights=None):
-    """Writes a folder that from_pretrained or, with an adapter, peft opens: core.models.save_model. dtype: of the
-    weights, but not of an adapter's"""
+def save_huggingface(path, model, tokenizer, dtype, weights):
+    """core.models.save_model, as a folder for from_pretrained or peft. dtype: of weights that are no adapter's"""
     with writing_folder(path) as folder:
         if model.has_adapter:
             save_adapter(model.net, weights or model.weights(), folder)

@@ -79,8 +79,7 @@ def open_adapter(net, path, key, trainable=False):
 
 
 def adapts_tied_weights(net):
-    """Tells whether the embedding or the output layer has an adapter although they share their weights: merged into
-    them, the adapter would also change the other one."""
+    """Tells whether an adapter is on tied weights: merged into one layer, it would also change the other one."""
     base = net.get_base_model()
     pair = base.get_input_embeddings(), base.get_output_embeddings()
     tied = pair[1] is not None and pair[0].weight is pair[1].weight

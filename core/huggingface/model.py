@@ -97,8 +97,7 @@ class HuggingFaceModel(nn.Module):
         return h if position is None else h.take_along_dim(position[..., None], 1)
 
     def inputs(self, tokens, before=0, padding=None):
-        """Arguments of the transformers model for tokens (B, T), start and end tokens included, behind `before` ones in
-        its cache. padding: as in `states`"""
+        """Arguments of transformers for tokens (B, T), start and end tokens included, behind `before` cached ones."""
         inputs = {"input_ids": tokens}
         block = getattr(self.config, "attention_block", None)
         if padding is None and block:
@@ -131,8 +130,7 @@ class HuggingFaceModel(nn.Module):
         return logits.view(*h.shape[:-1], self.vocabulary)
 
     def head_logits(self, h):
-        """All logits of the output layers at K states (..., C): (K, rows of the output layer), of a judge (K,), in
-        float32."""
+        """Float32 logits of the output layers at K states (..., C): (K, rows of the output layer), of a judge (K,)."""
         kind, casts = h.device.type, nullcontext()
         if torch.is_autocast_enabled(kind) and torch.is_grad_enabled():
             # A weight that autocast keeps for several calls would add up their gradients in its own precision
@@ -145,8 +143,7 @@ class HuggingFaceModel(nn.Module):
         return at_least_float32(logits)
 
     def answer_prompts(self):
-        """From now on a masked-fill model reads prompts as they are, which a template frames, and can sample end
-        tokens."""
+        """From now on a masked-fill model reads prompts as a template frames them, and can sample end tokens."""
         self.longest_input += len(self.start_ids) + len(self.end_ids)
         self.start_ids = self.end_ids = ()
         self.banned_ids = tuple(i for i in self.banned_ids if i not in self.stop_ids)
@@ -199,8 +196,7 @@ class HuggingFaceModel(nn.Module):
         return adapter_identity(self.net) if self.has_adapter else {}
 
     def frozen(self):
-        """A model that stays as this one is now: a copy, or the same weights with the adapter off, or with the second
-        adapter that holds the first one's start."""
+        """This model as it is now: a copy, or the same weights with the adapter off or with the second one."""
         if not self.has_adapter:
             return freeze(copy.deepcopy(self))
         twin = copy.copy(self)
@@ -223,8 +219,7 @@ class Output(tuple):
 
 
 def computed_again(forward, cached, i):
-    """The forward of layer i that keeps only its inputs. It adds to cached[i], the layers of the cache, if there is
-    one, so each time it begins with what was there first."""
+    """The forward of layer i that keeps only its inputs. Each time it begins with what cached[i] held at first."""
     def run(*args, **settings):
         before = cached and copy.copy(cached[i])
 
@@ -268,10 +263,7 @@ def first_position(net):
 
 
 class HuggingFaceCache:
-    """transformers' keys, values and recurrent states with the methods of core.cache.Cache.
-
-    content: a cache of transformers; length: the tokens that it has read
-    """
+    """A cache of transformers, `content`, with the methods of core.cache.Cache."""
 
     def __init__(self, content, length=0):
         self.content, self.length = content, length

@@ -22,7 +22,7 @@ class HuggingFaceTokenizer:
     start_ids, end_ids: what the tokenizer puts before and after one text (BERT: [CLS] and [SEP]; Llama: BOS, nothing)
     """
 
-    def __init__(self, backend, path, end_ids_of_model=(), fills=False):
+    def __init__(self, backend, path, end_ids_of_model, fills):
         self.backend, self.path = backend, path
         vocabulary = backend.get_vocab()
         self.base_vocab_size = self.vocab_size = 1 + max(vocabulary.values())
@@ -92,8 +92,7 @@ def ids_around(backend):
 
 
 def load_huggingface_tokenizer(path, key="checkpoint"):
-    """The tokenizer of a folder or of hf:owner/name; of an adapter without one, that of its base model. Its own code is
-    never run."""
+    """The tokenizer of a folder or hf:owner/name, else of an adapter's base model. Its own code is never run."""
     transformers, named = quiet_transformers(path, key), f"{key}={path}"
     model = base_of(path, key)  # whose files declare the end tokens
     if not on_hub(path) and not any(os.path.isfile(os.path.join(path, file)) for file in FILES):

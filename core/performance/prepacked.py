@@ -12,8 +12,7 @@ PACK_FROM = 2**17  # numbers in a weight from which packing it is faster
 
 @contextmanager
 def prepacked(module):
-    """A block in which large linear layers on a CPU compute with packed copies of their weights, in the precision of
-    autocast: faster for few rows. No gradients flow, and the weights must not change."""
+    """Within, large linear layers on a CPU use packed copies of their weights, which must not change. No gradients."""
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     layers = [layer for layer in module.modules() if can_pack(layer, dtype)]
     try:

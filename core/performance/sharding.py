@@ -85,8 +85,7 @@ class Shards:
 
     @contextmanager
     def gathered(self):
-        """Within, every sharded model is whole on every rank, in the precision that it computes in, without gradients.
-        All ranks must begin it together, and may end it apart."""
+        """Within, every sharded model is whole on every rank, without gradients. All ranks must begin it together."""
         try:
             for model in self.models:
                 model.set_reshard_after_forward(False)

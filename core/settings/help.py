@@ -10,7 +10,7 @@ START = """Arguments: config files ending in .py and --key=value (--key alone: T
 --help=all adds the settings of optional features."""
 
 
-def help_lines(cls, with_rooms=False):
+def help_lines(cls, with_rooms):
     """Yields the lines of --help: the settings of a script; with its rooms, those of every optional feature too."""
     yield START
     yield from lines_of(fields(cls))

@@ -15,9 +15,7 @@ sys.modules.setdefault("kernels", None)
 
 def require(name, why, install="-r requirements-hf.txt"):
     """The package of that name. Raises ValueError with the pip command if it is not installed.
-
-    why: the setting that asks for it, with its value; install: what pip is to install
-    """
+    why: the setting that asks for it, with its value; install: what pip is to install"""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -43,10 +41,7 @@ def quiet_transformers(path, key):
 
 
 def opening(path, key, what=""):
-    """The context in which a library opens a folder or hub name that the setting `key` names: its errors are one line.
-
-    what: it opens of the model, as in ": its tokenizer"
-    """
+    """The context in which a library opens what the setting `key` names: an error is one line. what: a part of it"""
     remedy = "copy its files again, as save_pretrained wrote them"
     if on_hub(path):
         remedy = "check the name and the network, or download it elsewhere (hf download) and name its folder"

@@ -182,10 +182,7 @@ def shown(value):
 
 
 def check_finite(weights, named):
-    """Raises ValueError for the first tensor that holds NaN or infinity.
-
-    weights: pairs (name, tensor); named: the setting and the path, for the error
-    """
+    """Raises ValueError for the first of the weights, pairs (name, tensor), that holds NaN or infinity."""
     for name, tensor in weights:
         if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, tensor.detach().aminmax())):
             raise ValueError(f"{named}: {name} holds numbers that are not finite (NaN or infinity); use a checkpoint "

@@ -49,8 +49,7 @@ def guarded(what, remedy):
 @contextmanager
 def naming_line_of(function, what=""):
     """An exception that a function raises within becomes a UserCodeError with the user's line, unless the function is
-    this project's and no line of the user's has a part in it. what: begins its text, as in "reward NAME: "
-    """
+    this project's and no line of the user's has a part in it. what: the beginning of its text"""
     try:
         yield
     except KeyboardInterrupt:
@@ -96,8 +95,7 @@ def definition(function):
 
 
 def one_line(value, most=MOST, write=str):
-    """str(value), or what `write` makes of it, in one printable line of at most `most` characters; the type's name
-    of an exception without a text."""
+    """str(value), or what `write` makes of it, in one printable line; of an exception without a text its type."""
     text = write(value)
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
     if not line and isinstance(value, BaseException):

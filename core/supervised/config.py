@@ -26,8 +26,7 @@ class PretrainConfig(MaskConfig, RunConfig):
     eval_batches: int = setting(8, "validation batches of an evaluation", "[1, 1e6]")
     out_dir: str = setting("out-pretrain", "the folder of everything that the run writes")
     dry_run: bool = setting(False, "check everything and print the plan; train nothing")
-    export: str | None = setting(
-        None, "where the final model is also written, in float16, to be shipped or used")
+    export: str | None = setting(None, "where the final model is also written, in float16, to be shipped or used")
 
     def __post_init__(self):
         super().__post_init__()
@@ -47,8 +46,7 @@ class JudgeTrainingConfig(Settings):
 
     judge_head: str = setting(
         "realness", "per position: is this the true token? cls: regress the replaced share of the text", JUDGE_HEADS)
-    fill_checkpoints: tuple[str, ...] = setting(
-        (), "generators whose fills the judge learns from, each equally often")
+    fill_checkpoints: tuple[str, ...] = setting((), "generators whose fills the judge learns from, each equally often")
     fill_temperature_low: float = setting(
         0.7, "lowest temperature at which a text is filled; drawn for each text", "[1e-6, 1e3]")
     fill_temperature_high: float = setting(1.0, "highest temperature at which a text is filled", "[1e-6, 1e3]")

@@ -17,8 +17,7 @@ REPORT_NOISE = 7   # the same for reports
 
 @torch.no_grad()
 def fill_once(model, input, mask, uniform, **sampling):
-    """The completed texts alone: input, mask (P, T), uniform (P, G, T), sampling as in predict_and_sample_tokens ->
-    (P, G, T)."""
+    """The completed texts (P, G, T) alone; input, mask: (P, T); the rest as in predict_and_sample_tokens."""
     position, hidden = masked_positions(mask, input.device)                          # (P, M) each
     target, _, _ = predict_and_sample_tokens(model, input, position, uniform, hidden, **sampling)
     return fill_in(input, position, hidden.to(input.device, non_blocking=True), target)
@@ -62,8 +61,7 @@ def average_ranks(x):
 
 
 def auc(positive, negative):
-    """Probability that a positive score is higher than a negative one; a tie counts half (Mann-Whitney). NaN without
-    scores of both kinds."""
+    """Probability that a positive score is above a negative one, a tie half (Mann-Whitney); NaN without both kinds."""
     if not len(positive) or not len(negative):
         return math.nan
     ranks = average_ranks(np.concatenate((positive, negative)))

@@ -42,7 +42,7 @@ class Evaluation:
             sums.append(metrics | judged | self.sums(policy, step, batch, rollouts, values, config))
             for i in range(min(rollouts.problems, SHOWN - len(samples))):
                 samples.append(self.sample(batch, rollouts, i, total, values))
-        return means_of(sums), samples
+        return {name: float(total / count) for name, (total, count) in join(sums).items() if count}, samples
 
     def judge(self, texts, values):
         """(the reward (N,) that orders the samples, {metric: (sum, count)} of judges)"""
@@ -95,16 +95,8 @@ def reward_sums(values):
     return {f"reward/{name}": sum_and_count(x) for name, x in values.items()}
 
 
-def means_of(sums):
-    """{metric: mean} of what was counted in each batch, {metric: (sum, count)}; without what was never counted."""
-    return {name: float(total / count) for name, (total, count) in join(sums).items() if count}
-
-
 def format_samples(records, color, completions):
-    """The lines of samples for the console.
-
-    color: whether sampled characters are coloured; completions: of each problem
-    """
+    """The lines of samples for the console. color: colours what was sampled; completions: of each problem"""
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
         best, worst = record["group"][0], record["group"][-1]

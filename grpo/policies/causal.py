@@ -177,5 +177,4 @@ def completion_texts(stop, problems, target, mask, truncated):
     metrics = {"completion_length": (mask.sum(), N), "truncated": (truncated.sum(), N)}
     return Texts(
         prompts, [stop.text(ids) for ids in completion_ids], columns, tokens, completion_ids,
-        place=place,
-        metrics=metrics)
+        place=place, metrics=metrics)

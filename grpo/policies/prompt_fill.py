@@ -17,10 +17,8 @@ from grpo.rollout import Rollouts
 
 
 class PromptFillPolicy(FillPolicy):
-    """Completes prompts (batches of PromptConsumer) with a masked-fill model.
-
-    Its inputs: those of FillPolicy, and padding (P,), the number of leading columns of a problem's texts without token.
-    """
+    """Completes prompts (batches of PromptConsumer) with a masked-fill model. Its inputs: those of FillPolicy, and
+    padding (P,), the number of leading columns of a problem's texts without token."""
 
     def __init__(self, model, *settings):
         if hasattr(model, "answer_prompts"):  # one of Hugging Face

@@ -148,16 +148,14 @@ def sample_table(sample):
 
 
 def levels(rows):
-    """The classes of the colours of numbers, a row of them for each completion of a group: by how many standard
-    deviations they are above the mean of the group in their column."""
+    """The colours of numbers, a row for each completion: standard deviations above the group's mean in the column."""
     over = np.array(rows) - np.mean(rows, 0)                                         # (G, K)
     steps = over / ((over.std() if over.size else 0.0) or 1.0)
     return [[f"a{level}" for level in row] for row in steps.round().clip(-2, 2).astype(int)]
 
 
 def marked(about, marks):
-    """The text of a completion as HTML, with marks on what was filled in: the classes of its tokens' rewards, if there
-    are any, else whether it is right."""
+    """A completion as HTML with marks on what was filled in: the tokens' rewards, or whether it is right."""
     value, kind = about["text"], {True: "right", False: "wrong", None: "filled"}[about.get("right")]
     html, start, title = "", 0, ""
     for i, (first, end) in enumerate(about.get("filled", ())):
@@ -179,9 +177,7 @@ def smoothed(points):
 
 def chart(metric, last, points):
     """The running mean of a metric over its faint numbers, at the steps 0 to last, as inline SVG.
-
-    points: [(step, number or None)]; None, which was not finite, is a gap
-    """
+    points: [(step, number or None)]; None, which was not finite, is a gap"""
     layers, last = {"raw": points, "line": smoothed(points)}, max(last, 1)
     numbers = [y for _, y in points if y is not None] or [0.0]
     room = 0.5 if is_flat(numbers) else 0.0

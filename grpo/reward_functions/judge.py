@@ -51,9 +51,7 @@ class Judge:
     @torch.no_grad()
     def scores(self, texts: Texts) -> torch.Tensor:
         """Score of each text, (N,) float32 on the judge's device.
-
-        texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts
-        """
+        texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts"""
         ids = self.token_ids(texts)
         scores = torch.empty(len(ids), device=self.device)
         for rows, batch, same in self.batches(ids):
@@ -81,8 +79,7 @@ class Judge:
         return scores, credit
 
     def batches(self, texts):
-        """Yields tensors for the texts of each length: their indices, the n that differ (n, T), and which of these each
-        is. Raises ValueError if a text is longer than the judge can read."""
+        """Yields for the texts of each length: their indices, the n that differ (n, T), and which of these each is."""
         room = self.model.longest_input - (self.model.judge_head == "cls")
         longest = max(map(len, texts))
         if longest > room:

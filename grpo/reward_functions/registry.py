@@ -64,8 +64,6 @@ REWARDS: dict[str, Reward] = {}
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
 OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
-
-
 event_loop = functools.cache(asyncio.new_event_loop)  # one, so that connections of async rewards stay usable
 
 
@@ -174,8 +172,7 @@ def arguments(name, texts, known, empty):
 
 def run_reward(call):
     """Calls a reward, here or in a worker process. Returns N floats, NaN for a skipped completion and infinity for what
-    is not finite, and {metric: (sum, count)}. Raises ValueError if the function fails, or returns other than N values.
-    """
+    is not finite, and {metric: (sum, count)}. Raises ValueError if the function fails or returns not N values."""
     name, fields, settings, N = call
     import_rewards([name])  # a worker process does not have it yet
     fn, metrics = REWARDS[name].fn, {}
@@ -186,7 +183,7 @@ def run_reward(call):
 
     # Copies, because a value of a record is one object for all completions and steps
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}
-    logs = {"log_metric": log_metric, "log_extra": ignore}
+    logs = {"log_metric": log_metric, "log_extra": lambda column, values: None}
     given |= {key: log for key, log in logs.items() if REWARDS[name].gets(key)}
     with naming_line_of(fn, f"reward {name}: "):
         returned = fn(**given, **settings)
@@ -200,10 +197,6 @@ def run_reward(call):
     if len(values) != N:
         raise ValueError(f"reward {name} returned {len(values)} values for {N} completions; {remedy}")
     return values, metrics
-
-
-def ignore(column, values):
-    """Takes a column for TRL's table of samples."""
 
 
 def value_of(x):

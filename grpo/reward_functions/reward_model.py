@@ -9,6 +9,7 @@ from core.huggingface.load import check_vocabulary, read_weights
 from core.huggingface.model import most_tokens
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import freeze_in, is_huggingface
+from core.prompts import as_messages
 from core.settings.optional import quiet_transformers
 from core.settings.user_code import guarded
 from grpo.reward_functions.judge import distinct
@@ -34,16 +35,14 @@ class RewardModel:
     A model whose config has no pad token takes its score from the last token, so it reads each text alone.
     """
 
-    def __init__(self, model, tokenizer, dtype=torch.float32):
+    def __init__(self, model, tokenizer, dtype):
         self.model, self.tokenizer, self.dtype = model, tokenizer, dtype
         self.pad = model.config.get_text_config().pad_token_id
 
     @torch.no_grad()
     def scores(self, texts):
         """Score of each text, (N,) float32 on the model's device. Raises ValueError if one is longer than it can read.
-
-        texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the records' prompts
-        """
+        texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the records' prompts"""
         ids, same = distinct(map(tuple, self.token_ids(texts)))  # equal texts get scores that are exactly equal
         room, longest = min(most_tokens(self.model), self.tokenizer.model_max_length), max(map(len, ids))
         refuse(KEY, (longest > room, f"reads {room} tokens, but a prompt with its completion has {longest}: lower "
@@ -72,7 +71,7 @@ class RewardModel:
 
     def chat_ids(self, prompt, completion):
         """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages = as_messages(prompt)
         with guarded(f"the chat template of {KEY} refuses a prompt", "change the prompt, or take a reward model whose "
                      "template accepts it"):
             chat = self.tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": completion}],

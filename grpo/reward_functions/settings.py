@@ -31,8 +31,7 @@ class RewardConfig(Settings):
         None, "{keyword-only parameter of a reward: value}, such as {'length_max': 80}")
     success_reward: str | None = setting(
         None, "a completion is correct if this reward is at its maximum; None: the preset's, or the first")
-    train_pass_k: int = setting(
-        1, "1: maximize the mean reward; k: pass@k, so hard problems count more", "[1, 1e5]")
+    train_pass_k: int = setting(1, "1: maximize the mean reward; k: pass@k, so hard problems count more", "[1, 1e5]")
     reward_workers: int = setting(
         2, "processes for slow rewards, such as those that run code; 0: the training process, without a timeout",
         "[0, 1e3]")

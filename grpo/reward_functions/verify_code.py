@@ -43,8 +43,7 @@ def code_correctness(prompts, completions, **columns):
 
 
 def read_tests(tests, **columns):
-    """The tests of a record as Claims, as one text, or as a list of inputs and outputs. Raises ValueError for another
-    form."""
+    """The tests of a record as Claims, a text, or a list of inputs and outputs. Raises ValueError for another form."""
     match tests:
         case [*_] if all(isinstance(x, dict) for x in tests):
             texts = [x.get(key) for x in tests for key in ("input", "output")]
@@ -117,9 +116,7 @@ def cut(tests):
 
 def collect(statements, names, functions, found):
     """Appends a (question, claim) for each assert. Raises one of ERRORS for a statement of another form.
-
-    names: {name: its node}, for an import a name in <>; functions: {name: (its parameter, its body)}
-    """
+    names: {name: its node}, for an import a name in <>; functions: {name: (its parameter, its body)}"""
     for statement in statements:
         match statement:
             case ast.Assert(test=ast.Constant(value=True)) | ast.Expr(value=ast.Constant()) | ast.Pass():

@@ -18,9 +18,7 @@ PROCESSES = multiprocessing.get_context("spawn")
 
 class Workers:
     """`count` processes for rewards, started at the first call.
-
-    timeout: seconds for all completions of a call together; path: the reward_file
-    """
+    timeout: seconds for all completions of a call together; path: the reward_file"""
 
     def __init__(self, count, timeout, path=None):
         self.count, self.timeout = count, timeout

@@ -9,7 +9,6 @@ grpo/samplers/NAME.py is the module of sampler=NAME. It has two functions:
 from collections import deque
 from typing import Protocol
 
-
 LONGEST_CALL = 1500.0  # seconds that a call of Ray may take, or a server be silent: other ranks wait for half an hour
 
 

@@ -46,9 +46,7 @@ def build(policy, config, dist):
 
 class VllmSampler:
     """Completions by a vLLM server. A sync brings a new adapter, or all weights.
-
-    policy: the trainer's, causal. Rank 0 brings the weights, each rank asks for its own share of the completions
-    """
+    policy: the trainer's, causal. Rank 0 brings the weights, each rank asks for its own share of the completions"""
 
     def __init__(self, policy, config, dist):
         self.never = never_sampled(policy)
@@ -186,8 +184,8 @@ class Server:
     A request is sent again if its connection breaks or the server fails (status 5xx).
     """
 
-    def __init__(self, url, timeout=LONGEST_CALL):
-        self.named, self.timeout = f"vllm_url={url}", timeout
+    def __init__(self, url):
+        self.named, self.timeout = f"vllm_url={url}", LONGEST_CALL
         self.url = urlsplit(url.rstrip("/"))
         self.headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY, "").strip():

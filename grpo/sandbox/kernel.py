@@ -58,9 +58,7 @@ AF_UNIX = 1
 
 def protect(parts, parent):
     """Applies what every Linux has, and the parts of PARTS that are named. Raises OSError if the kernel refuses one.
-
-    parent: id of the process with which this one ends
-    """
+    parent: id of the process with which this one ends"""
     if "namespaces" in parts:
         enter_namespaces()
     drop_privileges()
@@ -103,9 +101,7 @@ def drop_privileges():
 
 def restrict_files(writable):
     """Landlock: outside the working folder only files of the standard library can be opened, for reading.
-
-    writable: the folder is in memory, and files may be written there
-    """
+    writable: the folder is in memory, and files may be written there"""
     version = call("syscall", CREATE_RULESET, None, 0, 1)
     files = (1 << RIGHTS[min(version, len(RIGHTS)) - 1]) - 1
     rules = struct.pack("=Q", files)
@@ -151,8 +147,7 @@ def filter_program():
 
 
 def allowed_if(argument, values):
-    """Instructions that allow a call if the lower 32 bits of an argument, all that the kernel reads of it, have one of
-    these values."""
+    """Instructions that allow a call for these values of an argument, of which the kernel reads the lower 32 bits."""
     lines = [(LOAD, 0, 0, ARGUMENTS + 8 * argument)]
     for value in values:
         lines += [(EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW)]

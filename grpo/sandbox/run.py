@@ -60,9 +60,7 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
 
 def run_once(code, test, seconds, megabytes, parts):
     """The verdict for Claims, for tests as a text, or for one {"input": text, "output": text}.
-
-    Raises OSError if there is no room for the child, or the kernel refuses one of the parts.
-    """
+    Raises OSError if there is no room for the child, or the kernel refuses one of the parts."""
     token, kind = secrets.token_hex(16).encode(), "questions"
     messages = [message(token, "exec", code)]
     if isinstance(test, dict):
@@ -115,11 +113,8 @@ def lines_of(output):
 
 
 def exchange(process, messages, end):
-    """Sends each message after the child has answered the one before, because a question may contain an earlier answer.
-    Reads until the output is closed or longer than MOST_BYTES, or the time is `end`.
-
-    Returns (the output, whether it was closed).
-    """
+    """Sends each message after the answer to the one before, because a question may contain an earlier answer, until
+    the output is closed or too long, or the time is `end`. Returns (the output, whether it was closed)."""
     output, unsent, asked = b"", b"", 0  # unsent: of the current message; asked: messages so far
     os.set_blocking(process.stdin.fileno(), False)
     while len(output) <= MOST_BYTES and time.monotonic() < end:
@@ -183,8 +178,7 @@ def in_words(missing):
 
 
 def describe_sandbox(sandbox="auto", sandbox_seconds=5.0, sandbox_megabytes=256, **others):
-    """A line with the parts and limits under which code runs. Raises ValueError as run_tests does, and if an empty
-    program does not pass."""
+    """A line with the parts and limits under which code runs. Raises ValueError if an empty program does not pass."""
     with guarded(f"the sandbox cannot start with sandbox_seconds={sandbox_seconds!r}", "set a number"):
         verdict = run_tests("", "", sandbox_seconds, sandbox_megabytes, sandbox)
     if verdict != "passed":
