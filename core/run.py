@@ -119,10 +119,7 @@ class BadSteps:
         self.in_a_row = 0
 
     def add(self, step: int, metrics: dict) -> None:
-        """Counts a step that was skipped, alike on all ranks; another one ends the row."""
-        if not metrics["skipped_steps"]:
-            self.in_a_row = 0
-            return
+        """Counts a step that was skipped, alike on all ranks; after another one the caller sets in_a_row to 0."""
         self.in_a_row += 1
         names = ", ".join(not_finite(metrics))
         self.logger.say(f"step {step} is skipped, because these are not finite: {names}")

@@ -147,7 +147,10 @@ class Trainer:
         set_learning_rate(self.optimizers, lr)
         metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
         self.step += 1
-        self.bad.add(self.step, metrics)
+        if metrics["skipped_steps"]:
+            self.bad.add(self.step, metrics)
+        else:
+            self.bad.in_a_row = 0
         self.skipped_steps += metrics["skipped_steps"]
         self.tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
         return metrics | {"lr": lr}

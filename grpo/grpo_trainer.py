@@ -128,7 +128,10 @@ class GRPOTrainer:
         """Counts the step; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts = metrics.pop("bad_rollouts")
-        self.bad.add(self.step, metrics)
+        if metrics["skipped_steps"]:
+            self.bad.add(self.step, metrics)
+        else:
+            self.bad.in_a_row = 0
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
         metrics |= {"skipped_steps": self.skipped_steps, "empty_steps": self.empty_steps}
