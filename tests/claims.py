@@ -5,6 +5,8 @@ python tests/claims.py
 
 CLAIMS = {
     "exactness": {
+        "a larger kl_beta lowers the KL; judge and reference stay to the last bit":
+            "exactness/test_first_ratio.py::test_a_larger_kl_beta_keeps_the_policy_nearer_and_frozen_models_stay_to_the_last_bit",
         "the first ratio is exactly 1 and the first KL exactly 0":
             "exactness/test_first_ratio.py::test_the_first_ratio_is_one_and_the_first_kl_exactly_zero",
         "tokens are scored under the distribution that they were drawn from":
@@ -227,6 +229,8 @@ CLAIMS = {
             "runs/test_resume.py::test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written",
         "a rollout serves all its epochs; the reference reads it once":
             "runs/test_iterations.py::test_a_rollout_serves_all_its_epochs_and_everything_else_runs_once",
+        "adaptive kl_beta moves towards its target within bounds":
+            "runs/test_iterations.py::test_kl_beta_moves_towards_its_target_and_stays_within_a_hundredth_and_a_hundredfold",
         "reference and kl_beta move once after each iteration":
             "runs/test_iterations.py::test_reference_and_kl_beta_move_once_after_each_iteration",
         "a step that is not finite moves nothing, is counted and named":

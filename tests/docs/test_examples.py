@@ -12,6 +12,7 @@ from core.settings.script import exit_code
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from grpo.losses import OBJECTIVES
+from grpo.rewards import PRESETS, REWARDS
 from tests.tiny import ROOT, all_settings, run_here, run_script
 
 CONFIGS = sorted(pathlib.Path(ROOT, "config").glob("*.py"))
@@ -71,3 +72,11 @@ def test_the_map_has_a_line_for_every_file():
     entries = [line for line in done.stdout.split("\n") if line.startswith("  ")]
     assert len(entries) >= len([p for p in files if p.name != "__init__.py"])
     assert all(len(line.split()) > 2 for line in entries)
+
+
+def test_the_presets_are_those_promised_and_the_table_of_rewards_has_every_name():
+    assert PRESETS["math"] == ("math_format", "math_answer", "math_number")
+    assert PRESETS["code"] == ("code_correctness", "length_penalty")
+    assert (PRESETS["general"], PRESETS["reasoning"]) == (("length_penalty",), ("math_format", "length_penalty"))
+    shown = run_here("grpo/rewards.py").stdout.split()
+    assert {*REWARDS, *PRESETS} <= {*shown}

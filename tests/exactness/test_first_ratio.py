@@ -24,6 +24,7 @@ from tests.tiny import (
     prompt_config,
     prompt_consumer,
     rewards,
+    same,
     train,
 )
 
@@ -136,3 +137,16 @@ def test_a_step_leaves_the_global_random_states_alone(dataset, prompts):
     grpo_step(fill, fill.frozen(), rewards(passes, scorer), consumer(dataset, passes), passes)
     grpo_step(causal, causal.frozen(), length_reward, prompt_consumer(prompts, completes), completes)
     assert states() == before
+
+
+def test_a_larger_kl_beta_keeps_the_policy_nearer_and_frozen_models_stay_to_the_last_bit(dataset):
+    kl = []
+    for kl_beta in (0.01, 1.0):
+        c = config(kl_beta=kl_beta)
+        policy, scorer = fill_policy(), judge()
+        reference = policy.frozen()
+        for number in range(6):
+            metrics = grpo_step(policy, reference, rewards(c, scorer), consumer(dataset, c), c, number)
+        kl.append(metrics["mean_kl"])
+        assert same(scorer, judge()) and same(reference, fill_policy()) and not same(policy, reference)
+    assert 0 < kl[1] < kl[0]

@@ -1,15 +1,17 @@
 """Several optimizer steps on the rollouts of an iteration: what runs once, in which order, what moves afterwards."""
 
+import math
 
 import numpy as np
 import pytest
 import torch
 
 from core.optim import build_optimizers
-from grpo.reference import periodic
+from grpo.reference import adapted, periodic
 from grpo.rollout import DataBuffer
 from tests.tiny import (
-    collect, config, consumer, count_rows, fill_policy, judge, rewards, same, sampled, train, without_clock)
+    collect, config, consumer, count_rows, fill_policy, judge, prompt_config, rewards, same, sampled, train,
+    without_clock)
 from tests.trainers import run, trainer, training_records
 
 
@@ -30,6 +32,7 @@ def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
         assert sorted(map(len, epoch)) == [1, 2, 2] and torch.cat(epoch).sort()[0].tolist() == [0, 1, 2, 3, 4]
     assert list(map(str, order[:3])) != list(map(str, order[3:])), "shuffled anew"
     assert buffer.rollouts is None and not buffer.queue
+    assert buffer.get_buffer_statistics()["stored"] == 1
 
 
 @pytest.mark.parametrize("ratio_to", ["policy", "sampler"])
@@ -71,6 +74,13 @@ def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):
 
 
 # The reference and kl_beta
+
+def test_kl_beta_moves_towards_its_target_and_stays_within_a_hundredth_and_a_hundredfold():
+    c = prompt_config(kl_beta=0.1, kl_target=0.01)
+    assert adapted(0.1, 0.02, c) == pytest.approx(0.1 * 1.02) and adapted(0.1, 0.005, c) == pytest.approx(0.1 * 0.98)
+    assert adapted(9.99, 1.0, c) == 10.0 and adapted(0.001001, 1e-5, c) == 0.001
+    assert adapted(0.1, math.nan, c) == 0.1, "no KL was measured"
+
 
 def test_reference_and_kl_beta_move_once_after_each_iteration(dataset, tmp_path):
     t = trainer(dataset, tmp_path, max_iters=6, ppo_epochs=2, kl_beta=0.1, kl_target=1e-3, learning_rate=3e-2,

@@ -115,7 +115,7 @@ def test_whatever_a_run_writes_is_set_aside_by_the_next_and_other_files_stay(lau
     assert all(SET_ASIDE.fullmatch(name) or name in STAYING for name in set(os.listdir(out)) - {"notes.txt"})
 
 
-ELSEWHERE = ("electra", "gsm8k", "math")  # of these, no prepare.py builds the data set
+ELSEWHERE = ("gsm8k", "math")  # of these, no prepare.py builds the data set
 CONFIGS = sorted(path.name for path in pathlib.Path(ROOT, "config").glob("grpo_*.py")
                  if path.stem.removeprefix("grpo_") not in ELSEWHERE)
 

@@ -59,7 +59,7 @@ def test_a_state_that_is_damaged_or_would_run_code_is_refused_in_one_line(tmp_pa
     monkeypatch.chdir(tmp_path)
     torch.save({"step": 1, "model": Bomb()}, "state.pt")
     (tmp_path / "state.pt").write_bytes((tmp_path / "state.pt").read_bytes()[:kept])
-    with pytest.raises(ValueError, match="^[^\n]*state.pt [^\n]*without resume$"):
+    with pytest.raises(ValueError, match="^[^\n]*state.pt [^\n]*resume"):
         manager_of(tmp_path, model()).load({}, [])
     assert not (tmp_path / "boom").exists()
 
