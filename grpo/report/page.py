@@ -74,7 +74,7 @@ def curves(records):
             constant.append(f"{text(metric)} {format_number(values[-1])}")
         else:
             parts[part] += chart(metric, records[-1]["step"], points)
-    return parts | {"Never changed": f"<p>{', '.join(constant)}</p>" if constant else ""}
+    return parts | {"Constant, up to rounding": f"<p>{', '.join(constant)}</p>" if constant else ""}
 
 
 def is_flat(values):
