@@ -37,33 +37,33 @@ CLAIMS = {
             "exactness/test_reads.py::test_the_reference_pass_of_the_exact_kl_makes_bounded_logits",
         "the loops to read give the numbers of the trainer":
             "exactness/test_plain.py::test_the_loop_to_read_gives_the_numbers_and_weights_of_the_trainer",
-        "Rows that continue a prompt through a cache equal the whole text read at once":
+        "rows that continue a prompt through a cache equal the whole text read at once":
             "exactness/test_cache.py::test_rows_that_continue_a_prompt_equal_the_whole_text_while_others_leave",
         "A prompt read once for its group gets the gradient of the whole texts":
             "exactness/test_cache.py::test_a_prompt_that_several_parts_share_gets_the_gradient_of_the_whole_texts",
         "A completion does not depend on the batch that it is sampled in":
             "exactness/test_generation.py::test_a_completion_does_not_depend_on_the_batch_that_it_is_in",
-        "Sampled tokens are as frequent as reported, at every temperature and top_p":
+        "sampled tokens are as frequent as reported, at every temperature and top_p":
             "exactness/test_generation.py::test_frequencies_match_the_reported_log_probabilities",
-        "Each token is stored with the probability and the kept tokens of the model":
+        "each token is stored with the probability and the kept tokens of the model":
             "exactness/test_generation.py::test_finished_rows_leave_and_each_token_has_the_probability_and_the_kept_tokens_of_the_model",
         "A stop sequence ends a completion where its text first contains it":
             "exactness/test_generation.py::test_stop_sequences_end_a_completion_where_its_text_first_contains_one",
         "CUDA-graph decoding writes what the token loop writes, in every order of refilling":
             "exactness/test_decode.py::test_every_batch_and_order_of_refilling_writes_what_the_loop_writes",
-        "Truncation, drawing and logits in parts equal loops, at extreme logits too":
+        "truncation, drawing and logits in parts equal loops, at extreme logits too":
             "exactness/test_distributions.py::test_of_extreme_logits_what_is_drawn_is_possible_and_numbers_and_gradients_are_finite",
-        "Left padding changes nothing, whatever its tokens are":
+        "left padding changes nothing, whatever its tokens are":
             "exactness/test_model.py::test_padding_on_the_left_changes_nothing_whatever_its_tokens",
         "A judge's score is the mean realness, or one minus the replaced share":
             "exactness/test_model.py::test_a_judge_s_score_is_the_mean_realness_or_one_minus_the_regressed_share",
-        "Compiled and packed layers compute what plain layers compute":
+        "compiled and packed layers compute what plain layers compute":
             "exactness/test_faster_layers.py::test_compiled_layers_compute_what_plain_ones_do_and_a_frozen_copy_exactly_the_same",
-        "No other cut into parts of like length reads fewer padded tokens":
+        "no other cut into parts of like length reads fewer padded tokens":
             "exactness/test_parts_of_a_step.py::test_no_cut_into_like_lengths_is_cheaper",
-        "Logits and special tokens of 16 model families equal those of transformers":
+        "logits and special tokens of 16 model families equal those of transformers":
             "exactness/test_huggingface_models.py::test_logits_equal_those_of_transformers_and_special_tokens_are_never_filled_in",
-        "Recurrent and hybrid layers read a group's prompt once, with exact gradients":
+        "recurrent and hybrid layers read a group's prompt once, with exact gradients":
             "exactness/test_huggingface_models.py::test_a_prompt_read_once_has_the_gradient_of_transformers_that_reads_it_with_each_completion",
         "LLaDA, Dream and SDAR folders have the logits of their papers, by renaming alone":
             "exactness/test_diffusion_models.py::test_the_logits_are_those_of_the_paper_and_padding_changes_nothing",
@@ -159,9 +159,9 @@ CLAIMS = {
             "policies/test_all_kinds.py::test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_once",
         "a policy in thirty lines trains with the whole zoo":
             "policies/test_own_policy.py::test_a_table_of_logits_trains_with_the_whole_zoo",
-        "Filled-in tokens are as frequent as reported, in one and in several passes":
+        "filled-in tokens are as frequent as reported, in one and in several passes":
             "policies/test_fill_in.py::test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes",
-        "Filling by confidence draws what LLaDA's sampler draws":
+        "filling by confidence draws what LLaDA's sampler draws":
             "policies/test_fill_in.py::test_by_confidence_texts_are_as_frequent_as_in_a_loop_of_llada_s_sampler",
         "filled-in tokens of one pass are as frequent as reported":
             "policies/test_fill_in.py::test_tokens_of_one_pass_are_as_frequent_as_reported",
@@ -303,21 +303,21 @@ CLAIMS = {
             "rooms/test_sample_and_export.py::test_the_order_of_the_passes_is_that_of_training",
         "both sides of a benchmark do the same work and have the same gradient":
             "rooms/test_bench.py::test_a_comparison_measures_both_sides_in_processes_of_their_own_and_their_gradients_are_equal",
-        "An adapter alone is trained; its reference stays the base model to the last bit":
+        "an adapter alone is trained; its reference stays the base model to the last bit":
             "rooms/test_lora.py::test_the_adapter_alone_is_trained_and_the_reference_stays_the_base_model_to_the_last_bit",
-        "Weights in 4 bits have the logits and gradients of their values":
+        "weights in 4 bits have the logits and gradients of their values":
             "rooms/test_lora.py::test_weights_in_4_bits_have_the_logits_and_the_gradient_of_a_model_with_their_values",
-        "An exported model has equal logits and greedy texts in transformers, and is read back":
+        "an exported model has equal logits and greedy texts in transformers, and is read back":
             "rooms/test_export.py::test_transformers_computes_equal_logits_and_greedy_texts",
-        "Every declared end id ends a completion; ids are those of the model's tokenizer":
+        "every declared end id ends a completion; ids are those of the model's tokenizer":
             "rooms/test_huggingface_tokenizer.py::test_every_declared_end_id_ends_a_completion_the_tokenizer_s_own_first",
-        "Code of a model's folder is never run, and no kernel is fetched":
+        "code of a model's folder is never run, and no kernel is fetched":
             "rooms/test_huggingface_folders.py::test_code_of_a_folder_is_never_run",
-        "An interrupted save of a model's folder leaves the old weights whole":
+        "an interrupted save of a model's folder leaves the old weights whole":
             "rooms/test_huggingface_folders.py::test_weights_change_last_so_that_an_interrupted_change_leaves_the_old_ones_whole",
-        "Of every family the first ratio is 1 and the first KL 0":
+        "of every family the first ratio is 1 and the first KL 0":
             "rooms/test_huggingface_runs.py::test_at_step_0_the_policy_is_its_reference_and_the_sampler_agrees_with_the_scorer",
-        "Runs of Hugging Face models resume to the last bit; two ranks equal one":
+        "runs of Hugging Face models resume to the last bit; two ranks equal one":
             "rooms/test_huggingface_runs.py::test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit",
         "rewards are weighted, added and may skip a completion":
             "rooms/test_reward_sums.py::test_rewards_are_weighted_added_and_may_skip",
