@@ -11,7 +11,7 @@ import tokenize
 from core.model import SEQUENCE_SCORER
 from tests.tiny import ROOT, model, save
 
-CEILINGS = {"files": 94, "lines": 12560, "tokens": 91955, "tests' tokens": 120639, "docs' words": 17700,
+CEILINGS = {"files": 94, "lines": 12560, "tokens": 91955, "tests' tokens": 120641, "docs' words": 17700,
             "settings": 64, "raises": 154, "requirements files": 3, "configs": 20, "files of the main job": 43,
             "lines of the main job": 5829}
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)

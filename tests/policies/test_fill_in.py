@@ -61,7 +61,7 @@ def test_a_pass_reads_the_tokens_of_the_passes_before_it_and_reports_its_own_dis
 
 @pytest.mark.parametrize("S", [2, 3, 40])
 def test_every_hidden_token_has_its_pass_and_each_is_first_equally_often(S):
-    turn = draw_passes(torch.rand(500, 12), torch.arange(12).expand(500, 12) < 10, S)
+    turn = draw_passes(torch.rand(500, 12), torch.arange(12).expand(500, 12) < 10, S, None)
     assert (turn[:, 10:] == -1).all() and turn[:, :10].min() == 0 and turn.max() < S
     counts = [row.bincount(minlength=S) for row in turn[:, :10]]
     assert all(count.max() - count.min() <= 1 for count in counts)
