@@ -1,7 +1,7 @@
 """The checkpoints of a run: written whole or not at all, read without pickle.
 
-A run resumes from state.pt: plain tensors and values, loaded with weights_only=True. The model beside it is for use: a
-file of ours, or a folder in Hugging Face format.
+A run resumes from state.pt: plain tensors and values, loaded with weights_only=True; state-before.pt is the one before
+it. The model beside them is for use: a file of ours, or a folder in Hugging Face format.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from core.distributed import is_sharded
-from core.files import CONFIG, STATE, CannotWrite, replacing
+from core.files import BEFORE, CONFIG, STATE, CannotWrite, replacing
 from core.settings.user_code import guarded
 
 
@@ -23,6 +23,11 @@ def shapes(weights):
 def layout(weights, optimizers):
     """The names and shapes of the weights and the kinds of the optimizers, which must be equal for a state to fit."""
     return {"weights": shapes(weights), "optimizers": [type(x).__name__ for x in optimizers]}
+
+
+def states(out_dir: str) -> list[str]:
+    """The paths of the states in a folder, the newest first."""
+    return [path for name in (STATE, BEFORE) if os.path.exists(path := os.path.join(out_dir, name))]
 
 
 class CheckpointManager:
@@ -38,7 +43,7 @@ class CheckpointManager:
         self.out_dir, self.write_model = out_dir, write_model
         self.suffix = suffix
         self.identity, self.writes = identity or {}, writes
-        self.last_step = None  # of the state that this process has written last, or read
+        self.last = self.last_step = None  # path and step of the state that this process has written last, or read
 
     def path(self, name: str) -> str:
         return os.path.join(self.out_dir, name)
@@ -59,15 +64,19 @@ class CheckpointManager:
             return
         sharded = {"weights": state["model"]} if in_parts else {}
         self.write_model(self.path(f"model{self.suffix}"), **sharded, step=step, **facts)
-        with replacing(self.path(STATE)) as new, open(new, "wb") as f:
-            torch.save(state, f)
-        self.last_step = step
+        newest = self.path(STATE)
+        with replacing(newest) as new:
+            with open(new, "wb") as f:
+                torch.save(state, f)
+            if self.last == newest:  # a damaged one never takes the place of a whole one
+                os.replace(newest, self.path(BEFORE))
+        self.last, self.last_step = newest, step
 
     def how_to_go_on(self) -> str:
         """The remedy for a run that has to end, in words."""
         if self.last_step is None:
             return "start again: no state has been saved"
-        return f"go on with resume=True from {self.path(STATE)}, the last state (step {self.last_step})"
+        return f"go on with resume=True from {self.last}, the last state (step {self.last_step})"
 
     @contextlib.contextmanager
     def keeping(self):
@@ -77,15 +86,22 @@ class CheckpointManager:
         except CannotWrite as error:
             raise CannotWrite(f"{error}; make room or make it writable, then {self.how_to_go_on()}") from None
 
-    def load(self, weights: dict, optimizers: list) -> dict:
-        """Restores the optimizers in place and returns what else was saved, the weights under "model". Raises
-        FileNotFoundError, or ValueError for a state that is damaged or of another run.
+    def load(self, weights: dict, optimizers: list, say=print) -> dict:
+        """Restores the optimizers in place and returns what else was saved, the weights under "model". If the newest
+        state is damaged, it says so and takes the one before. Raises FileNotFoundError, or ValueError.
 
         weights: {name: tensor} of the run that resumes; only their names and shapes are read
         """
-        path = self.path(STATE)
+        path, *before = states(self.out_dir) or [self.path(STATE)]
         mapped = any(map(is_sharded, weights.values()))
-        state = read_state(path, mapped)
+        try:
+            state = read_state(path, mapped)
+        except ValueError as error:
+            if not before:
+                raise
+            path, = before
+            state = read_state(path, mapped)
+            say(f"{error}: going on from {path}, the state before it")
         saved = state.pop("layout") | state.pop("identity", {})
         now = layout(weights, optimizers) | self.identity
         differing = [key for key, value in now.items() if saved.get(key) != value]
@@ -98,7 +114,7 @@ class CheckpointManager:
                 from core.performance.sharding import cut_state
                 cut_state(saved, optimizer)
             optimizer.load_state_dict(saved)
-        self.last_step = state["step"]
+        self.last, self.last_step = path, state["step"]
         return state
 
 

@@ -213,7 +213,8 @@ def checked(key, value, hints, where):
         value = tuple(float(x) if type(x) is int else x for x in value)
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
         return value
-    raise UsageError(f"{where}: {key}={shown(value)} must be {inspect.formatannotation(hints[key])}")
+    what = "True or False" if bool in kinds else inspect.formatannotation(hints[key])
+    raise UsageError(f"{where}: {key}={shown(value)} must be {what}")
 
 
 def changed_settings(config, origin):

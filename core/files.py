@@ -9,6 +9,7 @@ import safetensors
 from core.settings.user_code import guarded
 
 STATE = "state.pt"
+BEFORE = "state-before.pt"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 CONSOLE = "console.log"
@@ -16,7 +17,7 @@ CONFIG = "config.json"
 REPORT = "report.html"
 CURVES = "curves.png"
 VLLM_WEIGHTS = "vllm-weights"
-RUN_FILES = (STATE, METRICS, SAMPLES, CONSOLE, CONFIG, REPORT, CURVES)
+RUN_FILES = (STATE, BEFORE, METRICS, SAMPLES, CONSOLE, CONFIG, REPORT, CURVES)
 HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
 UMASK = os.umask(0)
 os.umask(UMASK)

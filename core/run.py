@@ -5,7 +5,8 @@ import os
 import re
 import signal
 
-from core.files import CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, writing
+from core.checkpoint_manager import states
+from core.files import BEFORE, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, writing
 from core.optim import not_finite
 
 try:
@@ -26,7 +27,7 @@ def check_run_folder(out_dir: str) -> None:
     """Raises ValueError if the folder holds files but no run."""
     names = listed(out_dir)
     foreign = [name for name in names if name not in STAYING]
-    if foreign and not {STATE, METRICS, CONSOLE, PREVIOUS} & set(names):
+    if foreign and not {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS} & set(names):
         raise ValueError(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
 
 
@@ -36,7 +37,7 @@ def run_folder(config, dist):
     config: absolute_out_dir, resume (True, False, or 'auto': if there is a state)"""
     dist.barrier()  # every rank has seen the folder as it was
     with locked(config.absolute_out_dir) if dist.is_main else contextlib.nullcontext():
-        found = dist.is_main and os.path.exists(os.path.join(config.absolute_out_dir, STATE))
+        found = dist.is_main and bool(states(config.absolute_out_dir))
         yield bool(dist.agree(config.resume is True or (config.resume == "auto" and found)))
 
 

@@ -17,7 +17,7 @@ import torch
 
 from core.config import changed_settings
 from core.data_folder import dataset_folder
-from core.files import CONFIG, STATE, CannotWrite, read_object, write_json
+from core.files import CONFIG, CannotWrite, read_object, write_json
 from core.run import set_aside
 from core.settings.user_code import ROOT, one_line, shortest
 
@@ -92,8 +92,7 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
     if resume:
         if os.path.exists(path):
             starts = read_object(path, path, "delete it").get("starts", [])
-        state = shortest(trainer.checkpoints.path(STATE))
-        logger.say(f"going on from {state}, step {trainer.step} of {config.max_iters}")
+        logger.say(f"going on from {shortest(trainer.checkpoints.last)}, step {trainer.step} of {config.max_iters}")
     elif previous := set_aside(config.absolute_out_dir):
         logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
     starts.append(json.loads(without_home(json.dumps(start(config, origin, dist, trainer.step)))))

@@ -113,7 +113,7 @@ class Trainer:
         save_model(path, self.model, self.tokenizer, **facts)
 
     def resume(self):
-        state = self.checkpoints.load(self.model.weights(), self.optimizers)
+        state = self.checkpoints.load(self.model.weights(), self.optimizers, self.logger.say)
         check_same_step(self.dist, state["step"], self.config.out_dir)
         self.model.load_weights(state["model"])
         self.step, self.facts = state["step"], state["facts"]

@@ -175,7 +175,7 @@ class GRPOTrainer:
     def resume(self):
         """Goes on from the state in out_dir. Between iterations a buffer holds nothing of its rank alone, so another
         number of ranks can go on."""
-        state = self.checkpoints.load(self.policy.weights(), self.optimizers)
+        state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
         self.step = state["step"]
         check_same_step(self.dist, self.step, self.config.out_dir)
         self.policy.load_weights(state["model"])

@@ -219,6 +219,8 @@ CLAIMS = {
             "data/test_judge_training.py::test_the_report_of_a_judge_that_knows_the_true_texts",
     },
     "runs": {
+        "of a damaged state the one before is used and kept":
+            "runs/test_states.py::test_of_a_damaged_state_the_one_before_is_used_and_kept",
         "two ranks equal one with twice the batch or accumulation":
             "runs/test_ranks.py::test_two_ranks_equal_one",
         "both ranks skip a step that one cannot take":
@@ -297,6 +299,10 @@ CLAIMS = {
             "runs/test_faults.py::test_if_a_rank_is_killed_in_a_sharded_step_the_others_end_with_a_line_each",
     },
     "rooms": {
+        "wandb_log asks for wandb, and a missing package is named with its command":
+            "rooms/test_trackers.py::test_wandb_log_asks_for_wandb_and_a_missing_package_is_named_with_its_command",
+        "the check of a GPU measures a step of every way to train":
+            "runs/test_pretended_gpu.py::test_the_check_of_a_gpu_measures_a_step_of_every_way_to_train",
         "a tracker shows what was logged, sends no text, cannot stop a run":
             "rooms/test_trackers.py::test_a_tracker_shows_what_was_logged_and_no_text_is_sent",
         "sample.py samples as training and transformers do; exports open there":

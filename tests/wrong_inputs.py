@@ -38,6 +38,7 @@ FILES = {
 
 SETTINGS = [
     (TRAIN, "--kl_estimator=k1", 1, "kl_estimator k3"),
+    (TRAIN, "--doctor=true", 2, "doctor True"),
     *((TRAIN, f"--{names.split()[0]}=5", 2, names) for names in (
         "kl_coef kl_beta", "max_grad_norm grad_clip", "num_iterations max_iters", "rollout_batch_size batch_size",
         "num_generations group_size", "model_path generator_checkpoint", "output_dir out_dir")),

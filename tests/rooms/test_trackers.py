@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.tiny import ROOT, read_records
+from core.trackers import check_trackers, tracker_names
+from tests.tiny import ROOT, config, read_records
 
 RUN = """
 import json, os, signal, sys, time
@@ -102,3 +103,11 @@ def test_a_tracker_shows_what_was_logged_and_no_text_is_sent(tmp_path, name):
 def test_a_wandb_whose_service_dies_does_not_stop_the_run(tmp_path):
     assert run(tmp_path, "wandb", end="service killed").count("wandb failed (") == 1
     assert [r["step"] for r in read_records(str(tmp_path / "out" / "metrics.jsonl"))][-3:] == [5, 6, 7]
+
+
+def test_wandb_log_asks_for_wandb_and_a_missing_package_is_named_with_its_command(monkeypatch):
+    c = config(wandb_log=True, report_to=("tensorboard", "wandb"))
+    assert tracker_names(c) == ["wandb", "tensorboard"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install wandb"):
+        check_trackers(c)

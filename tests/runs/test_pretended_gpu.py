@@ -2,16 +2,20 @@
 
 import contextlib
 import io
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from core.distributed import Distributed
 from core.models import save_model
 from core.pretrain import main as pretrain
 from core.sample import main as sample
+from grpo.grpo_config import GRPOConfig
 from grpo.policies.policy import ModelPolicy
+from grpo.tools import gpu_check
 from grpo.train_grpo import main as train
 from tests.families import model_folder, write_sums
 from tests.pretend_cuda import DeviceMix, PretendCuda
@@ -140,6 +144,20 @@ def test_the_pretended_gpu_refuses_what_cuda_refuses(name):
     with PretendCuda() as gpu, pytest.raises(DeviceMix):
         REFUSED[name]()
     assert len(gpu.mixes) == 1
+
+
+@pytest.mark.slow
+def test_the_check_of_a_gpu_measures_a_step_of_every_way_to_train(monkeypatch):
+    pytest.importorskip("peft")
+    few = {"vocab_size": 300, "base_vocab_size": 300}
+    monkeypatch.setattr(gpu_check, "TOKENIZER", SimpleNamespace(**vars(gpu_check.TOKENIZER) | few))
+    monkeypatch.setattr(gpu_check, "SHAPES", {"tiny": (32, 64, 1, 2, 1)})
+    monkeypatch.setattr(gpu_check, "golden", lambda dtype: dtype)
+    monkeypatch.setattr(gpu_check, "GRPOConfig", lambda **settings: GRPOConfig(**settings | {"max_new_tokens": 8}))
+    with PretendCuda() as gpu, Distributed("cuda") as dist:
+        found = dict(gpu_check.rows(dist))
+    assert not gpu.mixes and gpu.replays and len(found) == 3 + len(gpu_check.WAYS)
+    assert all("peak" in row for what, row in found.items() if what.startswith("tiny"))
 
 
 def test_the_pretended_gpu_allows_training_and_counts_where_the_cpu_waits():

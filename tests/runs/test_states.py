@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from core.checkpoint_manager import CheckpointManager, read_state
+from core.checkpoint_manager import CheckpointManager, read_state, states
 from core.files import each_record, keep_records
 from core.logger import Logger, visible
 from core.models import load_model, save_model
@@ -26,7 +26,7 @@ def test_a_state_gives_back_what_was_saved(tmp_path):
     manager = manager_of(tmp_path / "out", net)
     for step in (2, 3):
         manager.save(step, net.state_dict(), [optimizer], {"val_loss": 1.5}, before={"x": 0.5})
-    assert sorted(os.listdir(tmp_path / "out")) == ["model.safetensors", "state.pt"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["model.safetensors", "state-before.pt", "state.pt"]
     other = model(seed=2)
     fresh = torch.optim.AdamW(other.parameters(), weight_decay=0.1)
     state = manager.load(other.state_dict(), [fresh])
@@ -64,11 +64,25 @@ def test_a_state_that_is_damaged_or_would_run_code_is_refused_in_one_line(tmp_pa
     assert not (tmp_path / "boom").exists()
 
 
+@pytest.mark.parametrize("kept", [1000, 0])
+def test_of_a_damaged_state_the_one_before_is_used_and_kept(tmp_path, kept):
+    net, told, newest = model(), [], tmp_path / "state.pt"
+    manager = manager_of(tmp_path, net)
+    for step in (1, 2):
+        manager.save(step, net.state_dict(), [], {})
+    for _ in range(2):  # what is saved after it does not replace the whole one by the damaged one
+        newest.write_bytes(newest.read_bytes()[:kept])
+        manager = manager_of(tmp_path, net)
+        assert manager.load(net.state_dict(), [], told.append)["step"] == 1
+        assert str(newest) in told[-1] and "\n" not in told[-1]
+        manager.save(2, net.state_dict(), [], {})
+
+
 def run_of_three_steps(folder):
     """Saves at every step, from the last state on; the weights of a step are that number."""
     net = model()
     manager, done = manager_of(folder, net), 0
-    if (folder / "state.pt").exists():
+    if states(str(folder)):
         done = manager.load(net.state_dict(), [])["step"]
     for step in range(done + 1, 4):
         with torch.no_grad():
@@ -77,9 +91,9 @@ def run_of_three_steps(folder):
         manager.save(step, net.state_dict(), [], {})
 
 
-@pytest.mark.parametrize("count", range(7))  # six files are put in place
+@pytest.mark.parametrize("count", range(9))  # eight files are put in place
 def test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model(tmp_path, monkeypatch, count):
-    with monkeypatch.context() as patch, pytest.raises(Cut) if count < 6 else contextlib.nullcontext():
+    with monkeypatch.context() as patch, pytest.raises(Cut) if count < 8 else contextlib.nullcontext():
         cut_after(patch, count)
         run_of_three_steps(tmp_path)
     run_of_three_steps(tmp_path)
