@@ -199,7 +199,8 @@ class GRPOTrainer:
         self.progress.global_step = self.step
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
         shown = [f"{name} {format_number(x)}" for name, x in metrics.items()]
-        self.logger.say("held out | " + " | ".join(shown))
+        for first in range(0, len(shown), 3):
+            self.logger.say("  held out | " + " | ".join(shown[first : first + 3]))
         metrics = {f"eval/{name}": x for name, x in metrics.items()}
         self.buffer.store_evaluation_data(self.step, metrics)
         self.logger.log(self.step, metrics, show=False)

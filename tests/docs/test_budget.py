@@ -11,9 +11,9 @@ import tokenize
 from core.model import SEQUENCE_SCORER
 from tests.tiny import ROOT, model, save
 
-CEILINGS = {"files": 94, "lines": 12578, "tokens": 92105, "tests' tokens": 121105, "docs' words": 17702,
+CEILINGS = {"files": 94, "lines": 12579, "tokens": 92127, "tests' tokens": 121105, "docs' words": 17702,
             "settings": 64, "raises": 155, "requirements files": 3, "configs": 20, "files of the main job": 43,
-            "lines of the main job": 5847}
+            "lines of the main job": 5848}
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
