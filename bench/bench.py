@@ -22,11 +22,11 @@ import torch
 
 from bench.peer import PeerConfig, run_peer
 from bench.sides import in_turns, problems, record_of, started
-from core.config import UsageError, load_config
+from core.config import load_config
 from core.distributed import Distributed
+from core.errors import UsageError, run_script
 from core.judge import calculate_judge_scores
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
-from core.settings.script import run_script
 from core.settings.setting import Settings, setting
 from core.tokenizer import CharTokenizer
 from grpo.build import make_policy

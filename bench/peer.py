@@ -13,6 +13,7 @@ import torch
 
 from bench.sides import in_turns, problems, record_of
 from core.distributed import Distributed
+from core.errors import Mistake
 from core.huggingface.model import HuggingFaceModel
 from core.model import LANGUAGE_MODEL
 from core.optim import build_optimizers
@@ -62,7 +63,7 @@ class PeerConfig(Settings):
     def __post_init__(self):
         super().__post_init__()
         if unknown := set(self.cases.split(",")) - CASES.keys():
-            raise ValueError(f"cases: {', '.join(map(repr, unknown))} is not one of {', '.join(CASES)}")
+            raise Mistake(f"cases: {', '.join(map(repr, unknown))} is not one of {', '.join(CASES)}")
 
 
 def our_steps(work, device, dtype, turn):

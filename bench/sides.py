@@ -11,6 +11,8 @@ import warnings
 import numpy as np
 import torch
 
+from core.errors import Mistake
+
 
 def in_turns(calls, steps):
     """Lets sides take steps in turns, A B A B, each in a child process. Returns the records of each.
@@ -41,8 +43,8 @@ def step(process, pipe):
         return pipe.recv()
     except (EOFError, ConnectionError):
         process.join()
-        raise ValueError(f"a side of the benchmark ended with exit code {process.exitcode}: see above; -9 is often "
-                         "the lack of memory") from None
+        raise Mistake(f"a side of the benchmark ended with exit code {process.exitcode}: see above; -9 is often "
+                      "the lack of memory") from None
 
 
 def work_in_turns(pipe, run, *arguments):

@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from core.distributed import is_sharded
+from core.errors import Mistake, others
 from core.files import BEFORE, CONFIG, STATE, CannotWrite, replacing
-from core.settings.user_code import guarded
 
 
 def shapes(weights):
@@ -88,7 +88,7 @@ class CheckpointManager:
 
     def load(self, weights: dict, optimizers: list, say=print) -> dict:
         """Restores the optimizers in place and returns what else was saved, the weights under "model". If the newest
-        state is damaged, it says so and takes the one before. Raises FileNotFoundError, or ValueError.
+        state is damaged, it says so and takes the one before. Raises Mistake.
 
         weights: {name: tensor} of the run that resumes; only their names and shapes are read
         """
@@ -96,18 +96,18 @@ class CheckpointManager:
         mapped = any(map(is_sharded, weights.values()))
         try:
             state = read_state(path, mapped)
-        except ValueError as error:
+        except Mistake as mistake:
             if not before:
                 raise
             path, = before
             state = read_state(path, mapped)
-            say(f"{error}: going on from {path}, the state before it")
+            say(f"{mistake}: going on from {path}, the state before it")
         saved = state.pop("layout") | state.pop("identity", {})
         now = layout(weights, optimizers) | self.identity
         differing = [key for key, value in now.items() if saved.get(key) != value]
         if differing:
-            raise ValueError(f"{path} is of a run that differs in {', '.join(differing)}; resume with the settings of "
-                             f"{self.path(CONFIG)} or choose another out_dir")
+            raise Mistake(f"{path} is of a run that differs in {', '.join(differing)}; resume with the settings of "
+                          f"{self.path(CONFIG)} or choose another out_dir")
         for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
             saved["param_groups"] = optimizer.state_dict()["param_groups"]  # the settings of this run
             if mapped:
@@ -119,21 +119,21 @@ class CheckpointManager:
 
 
 def read_state(path, mapped=False):
-    """The content of a state. Raises FileNotFoundError, or ValueError if it is damaged.
+    """The content of a state. Raises Mistake if it is damaged.
     mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory"""
     if not os.path.exists(path):
-        raise FileNotFoundError(f"resume=True, but {path} does not exist; start without resume or correct out_dir")
-    with guarded(f"{path} is damaged or cut short", "start without resume"):
+        raise Mistake(f"resume=True, but {path} does not exist; start without resume or correct out_dir")
+    with others(f"{path} is damaged or cut short", "start without resume"):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def check_same_step(dist, step, out_dir):
-    """Raises ValueError on every rank if the states that the ranks resume from differ in their step."""
+    """Raises Mistake on every rank if the states that the ranks resume from differ in their step."""
     dist.barrier()  # states are read at different speeds
     least, most = -dist.agree(-step), dist.agree(step)
     if least != most:
-        raise ValueError(f"rank {dist.rank} resumes from step {step}, but the ranks have steps {least} to {most}: "
-                         f"out_dir={out_dir} must be the same folder, with the same states, on every rank")
+        raise Mistake(f"rank {dist.rank} resumes from step {step}, but the ranks have steps {least} to {most}: "
+                      f"out_dir={out_dir} must be the same folder, with the same states, on every rank")
 
 
 def as_plain(x):

@@ -10,13 +10,9 @@ import runpy
 import types
 import typing
 
+from core.errors import Mistake, UsageError, others
 from core.files import CONFIG, read_object
 from core.settings.setting import Settings, allowed_types, defaults, load_class, setting, shown
-from core.settings.user_code import naming_line_of, one_line
-
-
-class UsageError(ValueError):
-    """A mistake in the command itself: exit code 2."""
 
 
 INTERVALS = {"log_interval": 10, "save_interval": 1, "sample_interval": 1}  # {interval: parts of eval_interval}
@@ -163,14 +159,11 @@ def settings_in(argument, known):
 
 
 def run_config_file(path):
-    """The public names that a file assigns; it runs in a namespace of its own. Raises UserCodeError."""
+    """The public names that a file assigns; it runs in a namespace of its own. Raises Mistake."""
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"{path} does not exist; correct the path")
-    try:
-        with naming_line_of(run_config_file):
-            names = runpy.run_path(path)
-    except (SyntaxError, UnicodeDecodeError) as error:  # without a line: bytes that are no text
-        raise ValueError(f"{path} is not a Python file ({one_line(error)}); save it as UTF-8") from None
+        raise Mistake(f"{path} does not exist; correct the path")
+    with others(f"{path} does not run", "correct it"):
+        names = runpy.run_path(path)
     return {name: value for name, value in names.items() if not name.startswith("_")}
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from core.data_folder import SPLITS, check_meta, dataset_folder, load_meta, open_tokens
+from core.errors import Mistake, definition, others
 from core.model import LANGUAGE_MODEL
 
 PROBLEMS = 0  # the first number of the seeds of problems, so that sampling draws other noise (core/distributions.py)
@@ -61,10 +62,11 @@ def line(rng, tokens, count, newline):
 
 
 def check_masks(masks: dict | None) -> dict:
-    """masks, {key of MASKS: weight}, with its default. Raises ValueError for a key or weight that cannot be."""
+    """masks, {key of MASKS: weight}, with its default. Raises Mistake for a key or weight that cannot be."""
     masks = {"random": 1.0, "span": 1.0} if masks is None else masks
-    if not masks or not masks.keys() <= MASKS.keys() or not min(masks.values()) > 0:
-        raise ValueError(f"masks={masks} must have weights above 0 of {', '.join(MASKS)}, or of your @mask functions")
+    are_weights = all(isinstance(weight, (int, float)) and 0 < weight < np.inf for weight in masks.values())
+    if not masks or not masks.keys() <= MASKS.keys() or not are_weights:
+        raise Mistake(f"masks={masks} must have weights above 0 of {', '.join(MASKS)}, or of your @mask functions")
     return masks
 
 
@@ -78,7 +80,11 @@ def draw_mask(rng, tokens: np.ndarray, weights: dict, low: float, high: float, n
     name = rng.choice(list(weights), p=p / p.sum())
     share = rng.uniform(low, high)
     count = max(1, round(share * len(tokens)))
-    mask = MASKS[name](rng, tokens, count, newline)
+    with others(f"masks: {name} failed", "correct it", MASKS[name]):
+        mask = np.asarray(MASKS[name](rng, tokens, count, newline))
+    if mask.dtype != bool or mask.shape != tokens.shape:
+        raise Mistake(f"{definition(MASKS[name])}: masks: {name} returned an array of {mask.dtype} of shape "
+                      f"{mask.shape}; return one of bool of shape {tokens.shape}")
     if not mask.any():  # newlines alone: no line to mask
         return random(rng, tokens, count, newline)
     return mask
@@ -124,7 +130,7 @@ class DatasetConsumer:
         start = starts[rng.integers(len(starts))]
         window = np.array(tokens[start : start + self.block_size + 1], dtype=np.int64)  # (T + 1,)
         if window.max() >= self.tokenizer.vocab_size:
-            raise ValueError(f"{self.folder}/{split}.bin has the token id {window.max()}; prepare it again")
+            raise Mistake(f"{self.folder}/{split}.bin has the token id {window.max()}; prepare it again")
         if self.mode == LANGUAGE_MODEL:
             input = window[:-1]                                                      # (T,)
             target = window[1:]                                                      # (T,)
@@ -156,7 +162,7 @@ def unpack_batch(batch: dict, device: torch.device) -> tuple:
     it there, without waiting for the device.
     """
     if not batch["mask"].any(axis=1).all():
-        raise ValueError("a batch without masks: every text needs at least one masked position to fill in")
+        raise Mistake("a batch without masks: every text needs at least one masked position to fill in")
     input, target, mask = (torch.from_numpy(batch[key]) for key in ("input", "target", "mask"))
     return input.to(device, non_blocking=True), target.to(device, non_blocking=True), mask
 

@@ -6,6 +6,8 @@ from dataclasses import fields, is_dataclass, replace
 
 import torch
 
+from core.errors import Mistake
+
 NVIDIA = "/dev/nvidia0"  # the first GPU of a Linux machine
 
 
@@ -17,10 +19,10 @@ def detect_device(name: str = "auto", local_rank: int = 0) -> torch.device:
     if name == "auto":
         kind = kinds[0]
         if kind == "cpu" and os.path.exists(NVIDIA) and "CUDA_VISIBLE_DEVICES" not in os.environ:
-            raise ValueError(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it; mend that "
-                             "or set device='cpu'")
+            raise Mistake(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it; mend that "
+                          "or set device='cpu'")
     if kind not in kinds or (index and not index.isdecimal()):
-        raise ValueError(f"device={name!r} is no device of this machine; set auto or one of: {', '.join(kinds)}")
+        raise Mistake(f"device={name!r} is no device of this machine; set auto or one of: {', '.join(kinds)}")
     if kind != "cuda":
         return torch.device(kind)
     count = torch.cuda.device_count()
@@ -28,7 +30,7 @@ def detect_device(name: str = "auto", local_rank: int = 0) -> torch.device:
         local_rank = 0
     index = int(index or local_rank)
     if index >= count:
-        raise ValueError(f"GPU {index} is asked for, but there are {count}; start fewer ranks or set device")
+        raise Mistake(f"GPU {index} is asked for, but there are {count}; start fewer ranks or set device")
     return torch.device("cuda", index)
 
 

@@ -12,7 +12,7 @@ import torch.distributed.nn  # noqa: F401 later, its default arguments would kee
 from torch import Tensor
 
 from core.device import detect_device, detect_dtype, moved
-from core.settings.user_code import one_line
+from core.errors import Mistake, one_line
 
 LONGEST_WAIT = timedelta(hours=12)     # at a barrier: rank 0 evaluates, saves, or prepares a dataset
 EXCHANGE_WAIT = timedelta(minutes=30)  # until all ranks have come, and until all take part in an exchange
@@ -28,6 +28,14 @@ def is_sharded(x):
     return hasattr(x, "full_tensor")
 
 
+def variable(name: str, default: int) -> int:
+    """An environment variable of torchrun, a whole number."""
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise Mistake(f"{name}={text!r} must be a whole number; start the ranks with torchrun, which sets it")
+    return int(text)
+
+
 class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
@@ -39,9 +47,9 @@ class Distributed:
     """
 
     def __init__(self, device: str = "auto", dtype: str = "auto"):
-        self.rank = int(os.environ.get("RANK", 0))
-        self.world = int(os.environ.get("WORLD_SIZE", 1))
-        self.device = detect_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+        self.rank = variable("RANK", 0)
+        self.world = variable("WORLD_SIZE", 1)
+        self.device = detect_device(device, variable("LOCAL_RANK", 0))
         self.dtype = detect_dtype(dtype, self.device)
         self.is_main = self.rank == 0
         self.ranks = self.patient = None  # the groups of exchanges on the device, and of barriers
@@ -68,12 +76,12 @@ class Distributed:
         return self
 
     def __exit__(self, kind, error, trace):
-        """Ends the group. A failed exchange becomes a ValueError in one line: the rank that failed first says why."""
+        """Ends the group. A failed exchange becomes a Mistake in one line: the rank that failed first says why."""
         if kind is None or self.device.type != "cuda":  # nccl would wait for ranks that have ended
             self.close()
         if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and re.search(r"\bgloo/", str(error))):
-            raise ValueError(f"rank {self.rank} ended because another rank did, see its error, or did not answer "
-                             f"within {EXCHANGE_WAIT}: {one_line(error, 200)}") from None
+            raise Mistake(f"rank {self.rank} ended because another rank did, see its error, or did not answer "
+                          f"within {EXCHANGE_WAIT}: {one_line(error, 200)}") from None
 
     def _reduced(self, x, operation, group=None):
         """Tensor x, reduced over ranks; x itself is left alone."""

@@ -14,12 +14,12 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core.config import load_config
+from core.errors import run_script
 from core.huggingface.export import write_generator
 from core.huggingface.files import refuse, writing_folder
 from core.huggingface.load import open_transformer
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.settings.optional import quiet_transformers
-from core.settings.script import run_script
 from core.settings.setting import Settings, setting
 
 

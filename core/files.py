@@ -6,7 +6,7 @@ import os
 
 import safetensors
 
-from core.settings.user_code import guarded
+from core.errors import Mistake, others
 
 STATE = "state.pt"
 BEFORE = "state-before.pt"
@@ -28,7 +28,7 @@ def on_hub(path):
     return path.startswith(HUB)
 
 
-class CannotWrite(ValueError):
+class CannotWrite(Mistake):
     """A file could not be written."""
 
 
@@ -76,12 +76,12 @@ def write_json(path, value):
 
 
 def object_from_json(text, where, remedy):
-    """The object {...} of a JSON text. Raises ValueError for another text.
+    """The object {...} of a JSON text. Raises Mistake for another text.
     where: names the text; remedy: what to do, the end of the error"""
-    with guarded(f"{where} is not JSON", remedy):
+    with others(f"{where} is not JSON", remedy):
         value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError(f"{where} must be an object {{...}}, not {type(value).__name__}; {remedy}")
+        raise Mistake(f"{where} must be an object {{...}}, not {type(value).__name__}; {remedy}")
     return value
 
 
@@ -93,7 +93,7 @@ def read_object(path, where, remedy):
 
 def each_record(path):
     """Yields the records of a file with one on each line, which may be larger than the memory; none if there is no
-    file. A last line that a crash cut short is left out. Raises ValueError for a line that is no record."""
+    file. A last line that a crash cut short is left out. Raises Mistake for a line that is no record."""
     if not os.path.exists(path):
         return
     with open(path, encoding="utf-8", errors="replace") as f:

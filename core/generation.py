@@ -7,6 +7,7 @@ import torch
 from core.cache import new_cache
 from core.device import ids_on
 from core.distributions import draw_tokens, noise_on
+from core.errors import Mistake
 from core.performance.prepacked import prepacked
 from core.truncation import KeptCollector, KeptTokens
 
@@ -126,7 +127,7 @@ class Stop:
             alone = tokenizer.decode(tokenizer.encode(s))
             in_text = tokenizer.decode(tokenizer.encode("a" + s))
             if alone != s and in_text != "a" + s:
-                raise ValueError(f"stop_sequences: the tokenizer cannot write {s!r}")
+                raise Mistake(f"stop_sequences: the tokenizer cannot write {s!r}")
         # Tokens that can hold a sequence, and one before them: a tokenizer may leave out a space that begins a text
         self.window = max((len(s.encode()) + 1 for s in sequences), default=0)
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.distributions import at_least_float32
+from core.errors import Mistake
 from core.settings.setting import check_values, setting
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
@@ -36,8 +37,8 @@ class GPTConfig:
     def __post_init__(self):
         check_values(self)
         if self.n_embd % (2 * self.n_head) or self.base_vocab_size > self.vocab_size:
-            raise ValueError(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs), "
-                             f"and base_vocab_size={self.base_vocab_size} at most vocab_size={self.vocab_size}")
+            raise Mistake(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs), "
+                          f"and base_vocab_size={self.base_vocab_size} at most vocab_size={self.vocab_size}")
 
 
 def freeze(model: nn.Module) -> nn.Module:
@@ -218,7 +219,7 @@ class GPT(nn.Module):
         before = past.length if past else 0
         end = before + T
         if end > self.longest_input:
-            raise ValueError(f"an input of {end} tokens does not fit a model with block_size={self.longest_input}")
+            raise Mistake(f"an input of {end} tokens does not fit a model with block_size={self.longest_input}")
         if past:
             mask = past.mask(T, padding, tokens.device)
         else:

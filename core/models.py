@@ -13,17 +13,17 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from core.errors import Mistake, described, others
 from core.files import HUB, object_from_json, on_hub, read_object, replacing
 from core.model import GPT, GPTConfig, freeze
 from core.settings.setting import check_finite
-from core.settings.user_code import guarded, one_line
 from core.tokenizer_kinds import from_description, same_vocabulary
 
 AGAIN = "copy or train it again"
 
 
 def is_huggingface(path, key="checkpoint"):
-    """Tells whether the path names a Hugging Face model: hf:owner/name, or a folder that holds one. Raises ValueError
+    """Tells whether the path names a Hugging Face model: hf:owner/name, or a folder that holds one. Raises Mistake
     for another folder."""
     if on_hub(path):
         return True
@@ -34,8 +34,8 @@ def is_huggingface(path, key="checkpoint"):
     file = os.path.join(path, "config.json")  # the folder of a run has one too, with the run's settings
     if os.path.isfile(file) and "model_type" in read_object(file, f"{key}={path}: config.json", "copy it again"):
         return True
-    raise ValueError(f"{key}={path} is a folder without a Hugging Face config.json; correct the path or, of a run, "
-                     f"name the model in it: {path}/model or {path}/model.safetensors")
+    raise Mistake(f"{key}={path} is a folder without a Hugging Face config.json; correct the path or, of a run, "
+                  f"name the model in it: {path}/model or {path}/model.safetensors")
 
 
 def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=None, dtype=torch.float32):
@@ -43,13 +43,13 @@ def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", 
 
     mode: the mode that it must have; tokenizer: the one whose vocabulary it must have
     adapter: a LoraConfig: whether an adapter of a Hugging Face model is trained; dtype: of the weights beside it
-    Raises FileNotFoundError or ValueError naming `key`, the path and what was found there.
+    Raises Mistake naming `key`, the path and what was found there.
     """
     if is_huggingface(path, key):
         from core.huggingface.load import FULL, load_huggingface
         return load_huggingface(path, device, mode, tokenizer, key, adapter or FULL, dtype), {}
     if adapter is not None and adapter.has_adapter and os.path.exists(path):
-        raise ValueError(f"{adapter.asked_for} is for Hugging Face models, which {key}={path} is not; leave it out")
+        raise Mistake(f"{adapter.asked_for} is for Hugging Face models, which {key}={path} is not; leave it out")
     return read_model_file(path, device, mode, tokenizer, key)
 
 
@@ -92,15 +92,15 @@ def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **fact
 def read_header(path, key):
     """The header of a model file. `key` is the setting that named it, for the error."""
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"{key}={path} does not exist; correct the path, train it (config/pretrain_*.py, "
-                                f"--export={path}), or name a model of the hub {key}={HUB}owner/name")
-    with guarded(f"{key}={path} is damaged or cut short", AGAIN), safetensors.safe_open(path, "pt") as f:
+        raise Mistake(f"{key}={path} does not exist; correct the path, train it (config/pretrain_*.py, "
+                      f"--export={path}), or name a model of the hub {key}={HUB}owner/name")
+    with others(f"{key}={path} is damaged or cut short", AGAIN), safetensors.safe_open(path, "pt") as f:
         text = (f.metadata() or {}).get("nano_grpo")
     if text is None:
-        raise ValueError(f"{key}={path} was not written by this project; of a Hugging Face model, name the folder")
+        raise Mistake(f"{key}={path} was not written by this project; of a Hugging Face model, name the folder")
     header = object_from_json(text, f"{key}={path}: its header", AGAIN)
     if not all(isinstance(header.get(name), dict) for name in ("config", "tokenizer", "facts")):
-        raise ValueError(f"{key}={path}: its header has no config, tokenizer and facts; {AGAIN}")
+        raise Mistake(f"{key}={path}: its header has no config, tokenizer and facts; {AGAIN}")
     return header
 
 
@@ -108,7 +108,7 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     """Rebuilds a model from its file, in eval mode and float32.
 
     mode: the mode that it must have; tokenizer: the one whose vocabulary it must have
-    Returns (model, facts). Raises FileNotFoundError or ValueError naming `key`, the file and what was found in it.
+    Returns (model, facts). Raises Mistake naming `key`, the file and what was found in it.
     """
     header, named = read_header(path, key), f"{key}={path}"
     header["config"].pop("prompt_attention", None)  # that of data/guess has it
@@ -117,16 +117,16 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
         with torch.device("meta"):  # the config may ask for more memory than there is
             wanted = {name: p.shape for name, p in GPT(config).state_dict().items()}
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{named}: the config in its header is damaged ({one_line(error)}); {AGAIN}") from None
+        raise Mistake(f"{named}: the config in its header is damaged ({described(error)}); {AGAIN}") from None
     if mode is not None and config.mode != mode:
-        raise ValueError(f"{named} has mode {config.mode}, but {mode} is needed here")
+        raise Mistake(f"{named} has mode {config.mode}, but {mode} is needed here")
     if tokenizer is not None and not same_vocabulary(header["tokenizer"], tokenizer):
-        raise ValueError(f"{named} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than the "
-                         f"dataset or generator ({tokenizer.vocab_size}); use those of the same vocabulary")
+        raise Mistake(f"{named} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than the "
+                      f"dataset or generator ({tokenizer.vocab_size}); use those of the same vocabulary")
     with safetensors.safe_open(path, "pt") as f:
         weights = {name: f.get_tensor(name).float() for name in f.keys()}
     if wanted != {name: p.shape for name, p in weights.items()}:
-        raise ValueError(f"{named}: its tensors are not those that the config in its header asks for; {AGAIN}")
+        raise Mistake(f"{named}: its tensors are not those that the config in its header asks for; {AGAIN}")
     check_finite(weights.items(), named)
     model = GPT(config)
     model.load_state_dict(weights)

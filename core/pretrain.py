@@ -15,10 +15,10 @@ import torch
 
 from core.config import describe, load_config
 from core.distributed import Distributed
+from core.errors import run_script
 from core.logger import create_logger
 from core.prompts import PromptConsumer
 from core.run import check_run_folder, run_folder
-from core.settings.script import run_script
 from core.start import build_missing, naming_what_lowers_memory, recorded
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig

@@ -7,6 +7,7 @@ import numpy as np
 
 from core.data import PROBLEMS
 from core.data_folder import OF_CONSUMER, SPLITS, dataset_folder, is_file_of_records, load_meta
+from core.errors import Mistake
 from core.records import load_records, side, unique_prompts, with_completion
 
 
@@ -67,7 +68,7 @@ class PromptFormat:
         if self.template != MODEL:
             return TEMPLATES[self.template](messages)
         if not hasattr(tokenizer, "render_chat"):
-            raise ValueError(f"template='model' is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
+            raise Mistake(f"template='model' is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
         return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
 
     def behind(self, messages, tokenizer):
@@ -76,7 +77,7 @@ class PromptFormat:
         before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": turn}]
         _, found, text = self.render([*before, *messages], tokenizer).partition(turn)
         if not found:
-            raise ValueError(f"template={self.template!r} does not show the turns of a chat; use template='plain'")
+            raise Mistake(f"template={self.template!r} does not show the turns of a chat; use template='plain'")
         return text
 
 
@@ -123,8 +124,8 @@ class PromptConsumer:
             self.folder = dataset_folder(dataset)
             self.tokenizer = load_meta(self.folder, tokenizer)[1]
         if self.tokenizer is None or self.tokenizer.stop_token_id is None:
-            raise ValueError(f"dataset={dataset} has prompts, but there is no tokenizer with a token that ends a "
-                             "completion; use data/custom/prepare.py")
+            raise Mistake(f"dataset={dataset} has prompts, but there is no tokenizer with a token that ends a "
+                          "completion; use data/custom/prepare.py")
         records = unique_prompts(load_records(dataset))
         for record in records:
             self._encode(record)
@@ -132,10 +133,10 @@ class PromptConsumer:
         self._leave_out_long()
         for split, found in self.records.items():
             if not found:
-                raise ValueError(f"dataset={dataset}: no prompt of at most max_prompt_length is in the split {split}")
+                raise Mistake(f"dataset={dataset}: no prompt of at most max_prompt_length is in the split {split}")
         self.longest = max(len(record["tokens"]) for record in self._all())
         if block_size and self.longest >= block_size:
-            raise ValueError(f"block_size={block_size} has no room behind prompts of {self.longest} tokens; raise it")
+            raise Mistake(f"block_size={block_size} has no room behind prompts of {self.longest} tokens; raise it")
 
     def _all(self):
         """The records of both splits."""
@@ -146,11 +147,11 @@ class PromptConsumer:
         prompt = record["prompt"]
         roles = [] if isinstance(prompt, str) else [message["role"] for message in prompt]
         if self.format.system_prompt and "system" in roles:
-            raise ValueError(f"{record['where']}: the prompt has a system message already; leave system_prompt out")
+            raise Mistake(f"{record['where']}: the prompt has a system message already; leave system_prompt out")
         record["text"], record["tokens"] = self.format.encode(prompt, self.tokenizer)
         record["split"] = record.get("split") or side(prompt)
         if not record["tokens"]:
-            raise ValueError(f"{record['where']}: no usable characters in the prompt")
+            raise Mistake(f"{record['where']}: no usable characters in the prompt")
 
     def _leave_out_long(self):
         """Leaves out training prompts above max_prompt_length. Such a validation prompt is an error: metrics over the
@@ -160,15 +161,15 @@ class PromptConsumer:
         self.dropped = len(train) - len(self.records["train"])
         for record in self.records["val"]:
             if len(record["tokens"]) > limit:
-                raise ValueError(f"{record['where']}: a validation prompt is above max_prompt_length={limit}; set it "
-                                 f"to {len(record['tokens'])} or more, or remove the prompt")
+                raise Mistake(f"{record['where']}: a validation prompt is above max_prompt_length={limit}; set it "
+                              f"to {len(record['tokens'])} or more, or remove the prompt")
 
     def require_completions(self):
-        """Raises ValueError, naming file and line, unless every record has a completion, or an answer in its place."""
+        """Raises Mistake, naming file and line, unless every record has a completion, or an answer in its place."""
         for record in self._all():
             record |= with_completion(record)
             if "completion" not in record:
-                raise ValueError(f"{record['where']}: no completion, which supervised training needs")
+                raise Mistake(f"{record['where']}: no completion, which supervised training needs")
 
     def size(self):
         """The numbers of prompts, in words."""

@@ -5,9 +5,9 @@ import json
 import os
 
 from core.data_folder import FIELDS, FILES, PROMPTS, SPLITS, dataset_folder, write_folder
+from core.errors import Mistake, others
 from core.files import HUB, object_from_json, on_hub
 from core.settings.optional import quiet_hub, require
-from core.settings.user_code import guarded
 
 RESERVED = ("prompts", "completions", "text", "tokens", "where")  # arguments of rewards, and what we add to a record
 VALIDATION_PERCENT = 10
@@ -25,20 +25,22 @@ def are_messages(value):
 def check_record(record, where):
     """The record with its prompt and answer under these names. Errors name `where`, the file and line."""
     if not isinstance(record, dict):
-        raise ValueError(f"{where}: a record must be an object with a prompt, not {type(record).__name__}")
+        raise Mistake(f"{where}: a record must be an object with a prompt, not {type(record).__name__}")
     record = dict(record)
+    with others(f"{where} is no text", "write whole characters, not half of a surrogate pair"):
+        json.dumps(record, ensure_ascii=False, default=str).encode()
     if taken := [name for name in RESERVED if name in record]:
-        raise ValueError(f"{where}: the field {taken[0]} is reserved; give it another name")
+        raise Mistake(f"{where}: the field {taken[0]} is reserved; give it another name")
     for field, names in FIELDS.items():
         found = next((name for name in names if name in record), None)
         if found is not None:
             record[field] = record.pop(found)
     prompt = record.get("prompt")
     if not (prompt and isinstance(prompt, str)) and not are_messages(prompt):
-        raise ValueError(f"{where}: prompt must be a text, or a list of messages {{\"role\": ..., \"content\": ...}}, "
-                         f"in one of the fields {', '.join(FIELDS['prompt'])}")
+        raise Mistake(f"{where}: prompt must be a text, or a list of messages {{\"role\": ..., \"content\": ...}}, "
+                      f"in one of the fields {', '.join(FIELDS['prompt'])}")
     if record.get("split") not in (None, *SPLITS):
-        raise ValueError(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
+        raise Mistake(f"{where}: split={record['split']!r} must be {' or '.join(SPLITS)}")
     return record | {"where": where}
 
 
@@ -49,13 +51,13 @@ def read_records(path):
     A record has a prompt, a text or a list of {"role", "content"} messages.
     """
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"dataset={path} does not exist; correct the path")
+        raise Mistake(f"dataset={path} does not exist; correct the path")
     if path.endswith(".parquet"):
         parquet = require("pyarrow.parquet", f"dataset={path}")
-        with guarded(f"{path} is not a parquet file", "copy it again"):
+        with others(f"{path} is not a parquet file", "copy it again"):
             rows = parquet.read_table(path).to_pylist()
         return check_rows(rows, path)
-    with guarded(f"{path}: not UTF-8 text", "save it as such"), open(path, encoding="utf-8-sig", newline="\n") as f:
+    with others(f"{path}: not UTF-8 text", "save it as such"), open(path, encoding="utf-8-sig", newline="\n") as f:
         text = f.read()
     try:
         whole = json.loads(text)
@@ -68,7 +70,7 @@ def read_records(path):
         records = whole if isinstance(whole, list) else []
         found = {f"{path}, record {n}": record for n, record in enumerate(records, 1)}
     if not found:
-        raise ValueError(f"{path} has no records: a record per line, a list of records, or {{\"prompts\": [...]}}")
+        raise Mistake(f"{path} has no records: a record per line, a list of records, or {{\"prompts\": [...]}}")
     return [check_record(record, where) for where, record in found.items()]
 
 
@@ -94,10 +96,10 @@ def read_hub(dataset):
     datasets = require("datasets", f"dataset={dataset}")
     quiet_hub(f"dataset={dataset}")
     name, _, subset = dataset.removeprefix(HUB).partition(":")
-    with guarded(f"dataset={dataset} could not be loaded", "check the name and the network, or name a file"):
+    with others(f"dataset={dataset} could not be loaded", "check the name and the network, or name a file"):
         found = datasets.load_dataset(name, subset or None)
     if "train" not in found:
-        raise ValueError(f"dataset={dataset} has the splits {', '.join(found)} but none named train; name a file")
+        raise Mistake(f"dataset={dataset} has the splits {', '.join(found)} but none named train; name a file")
     validation = next((split for split in VALIDATION_NAMES if split in found), None)
     sides = {"train": "train", "val": validation} if validation else {None: "train"}
     records = []

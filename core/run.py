@@ -6,6 +6,7 @@ import re
 import signal
 
 from core.checkpoint_manager import states
+from core.errors import Mistake
 from core.files import BEFORE, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, writing
 from core.optim import not_finite
 
@@ -24,11 +25,11 @@ NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a
 
 
 def check_run_folder(out_dir: str) -> None:
-    """Raises ValueError if the folder holds files but no run."""
+    """Raises Mistake if the folder holds files but no run."""
     names = listed(out_dir)
     foreign = [name for name in names if name not in STAYING]
     if foreign and not {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS} & set(names):
-        raise ValueError(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
+        raise Mistake(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
 
 
 @contextlib.contextmanager
@@ -43,7 +44,7 @@ def run_folder(config, dist):
 
 @contextlib.contextmanager
 def locked(out_dir):
-    """Locks the folder until the end of the block or of the process. Raises ValueError if another run has the lock.
+    """Locks the folder until the end of the block or of the process. Raises Mistake if another run has the lock.
     Without locks (Windows, some file systems) nothing keeps two runs apart."""
     with writing(f"out_dir={out_dir}"):
         os.makedirs(out_dir, exist_ok=True)
@@ -52,7 +53,7 @@ def locked(out_dir):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"out_dir={out_dir} is in use by another run; choose another out_dir or wait") from None
+            raise Mistake(f"out_dir={out_dir} is in use by another run; choose another out_dir or wait") from None
         except (AttributeError, OSError):
             pass
         yield
@@ -125,8 +126,8 @@ class BadSteps:
         names = ", ".join(not_finite(metrics))
         self.logger.say(f"step {step} is skipped, because these are not finite: {names}")
         if self.in_a_row >= self.limit:
-            raise ValueError(f"{self.in_a_row} steps in a row were skipped (max_bad_steps={self.limit}), the last one "
-                             f"for {names}; lower learning_rate and {self.checkpoints.how_to_go_on()}")
+            raise Mistake(f"{self.in_a_row} steps in a row were skipped (max_bad_steps={self.limit}), the last one "
+                          f"for {names}; lower learning_rate and {self.checkpoints.how_to_go_on()}")
 
 
 def run_loop(trainer, stop) -> bool:

@@ -18,6 +18,7 @@ from core.config import load_config
 from core.data import masked_positions
 from core.device import detect_device
 from core.distributions import draw_uniforms
+from core.errors import Mistake, run_script
 from core.fill_in import UNMASK_ORDERS, fill_in
 from core.fill_in_passes import fill_in_passes, order_of_places
 from core.generation import Stop, generate
@@ -26,7 +27,6 @@ from core.logger import visible
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer
 from core.prompts import MODEL, TEMPLATES, PromptFormat
-from core.settings.script import run_script
 from core.settings.setting import Settings, setting
 
 HIDDEN = "_"  # stands for a hidden token
@@ -61,7 +61,7 @@ def hidden_tokens(text, tokenizer):
             ids += [*tokenizer.encode(part), tokenizer.mask_token_id]
         ids.pop()
     if not 0 < ids.count(tokenizer.mask_token_id) < len(ids):
-        raise ValueError(f"--text={text!r} must have characters to go by and {HIDDEN!r} for a hidden token")
+        raise Mistake(f"--text={text!r} must have characters to go by and {HIDDEN!r} for a hidden token")
     return ids
 
 
@@ -71,7 +71,7 @@ def completions(model, tokenizer, config, device):
     _, ids = PromptFormat(template).encode(config.text, tokenizer)
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:
-        raise ValueError(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
+        raise Mistake(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
     noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
     prompt = torch.tensor([ids], device=device)
     drawn = generate(model, prompt, None, noise, Stop(tokenizer), temperature=config.temperature, top_p=config.top_p)
@@ -103,7 +103,7 @@ def main(argv):
     device = detect_device(config.device)
     model, _ = load_model(config.checkpoint, device)
     if model.mode == SEQUENCE_SCORER:
-        raise ValueError(f"checkpoint={config.checkpoint} scores texts and samples none; name a generator")
+        raise Mistake(f"checkpoint={config.checkpoint} scores texts and samples none; name a generator")
     sample = completions if model.mode == LANGUAGE_MODEL else fills
     for text in sample(model, load_tokenizer(config.checkpoint), config, device):
         print(visible(text, kept="\n\t"))

@@ -17,9 +17,9 @@ import torch
 
 from core.config import changed_settings
 from core.data_folder import dataset_folder
-from core.files import CONFIG, CannotWrite, read_object, write_json
+from core.errors import ROOT, Mistake, described, one_line, shortest
+from core.files import CONFIG, read_object, write_json
 from core.run import set_aside
-from core.settings.user_code import ROOT, one_line, shortest
 
 MODELS = ("data/smollm2/model",)  # models that the prepare.py beside them makes
 MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
@@ -58,20 +58,20 @@ def build(key, path, dry=False):
     alone = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}  # it is no rank of this run
     done = subprocess.run([sys.executable, recipe, f"--out={folder}"], env=alone)
     if done.returncode or not os.path.exists(path):
-        raise ValueError(f"{key}: building {path} with {recipe} failed, see above; start again")
+        raise Mistake(f"{key}: building {path} with {recipe} failed, see above; start again")
     return False
 
 
 @contextlib.contextmanager
 def naming_what_lowers_memory(config):
-    """Raises ValueError, with the settings that lower what a run needs, when the block is out of memory."""
+    """Raises Mistake, with the settings that lower what a run needs, when the block is out of memory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or re.search(NO_MEMORY, str(error))):
             raise
         settings = ", ".join(f"{key}={getattr(config, key)}" for key in MEMORY if hasattr(config, key))
-        raise ValueError(f"out of memory ({one_line(error, 100)}); change what lowers it: {settings}") from error
+        raise Mistake(f"out of memory ({one_line(error, 100)}); change what lowers it: {settings}") from error
 
 
 @contextlib.contextmanager
@@ -109,9 +109,9 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
         yield
     finally:
         if error := sys.exception():
-            why = f"{type(error).__name__}: {one_line(error)}"
+            why = described(error)
             trace = "".join(traceback.format_exception(error))
-            with contextlib.suppress(CannotWrite, FileNotFoundError):  # the error is told, not what follows from it
+            with contextlib.suppress(Mistake, FileNotFoundError):  # the error is told, not what follows from it
                 logger.write_console(f"failed at step {trainer.step}: {why}\n{trace}")
                 end("failed", why)
     end("stopped" if trainer.stopped_by else "finished", trainer.stopped_by)

@@ -2,8 +2,8 @@
 
 from itertools import accumulate
 
+from core.errors import Mistake, others
 from core.settings.setting import shown
-from core.settings.user_code import guarded
 from core.tokenizer import CharTokenizer, OwnTokenizer
 
 BPE_ENCODINGS = ("gpt2", "cl100k_base")
@@ -17,7 +17,7 @@ class BPETokenizer(OwnTokenizer):
     def __init__(self, encoding):
         import tiktoken
         self.encoding = encoding
-        with guarded(f"tokenizer {encoding} could not be loaded", "set TIKTOKEN_CACHE_DIR to a folder that has it"):
+        with others(f"tokenizer {encoding} could not be loaded", "set TIKTOKEN_CACHE_DIR to a folder that has it"):
             self.bpe = tiktoken.get_encoding(encoding)
         self.words = len(self.bpe.token_byte_values())
         self.newline_token_id = self.encode("\n")[0]
@@ -48,14 +48,14 @@ def named_tokenizer(name, tags=(), key="tokenizer"):
 def from_description(description, where):
     """The tokenizer that wrote `description`; `where` names its file, for the error."""
     kind = description.get("kind")
-    with guarded(f"{where}: its tokenizer of kind={shown(kind)} cannot be read", AGAIN):
+    with others(f"{where}: its tokenizer of kind={shown(kind)} cannot be read", AGAIN):
         if kind == "char":
             stop = description.get("stop_token_id") is not None
             tokenizer = CharTokenizer(description["characters"], description.get("tags", ()), stop)
         else:
             tokenizer = named_tokenizer(description["encoding" if kind == "bpe" else "name"], key=f"{where}: tokenizer")
     if not same_vocabulary(description, tokenizer):
-        raise ValueError(f"{where}: the vocabulary of its tokenizer is not the one that it describes; {AGAIN}")
+        raise Mistake(f"{where}: the vocabulary of its tokenizer is not the one that it describes; {AGAIN}")
     return tokenizer
 
 

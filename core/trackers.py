@@ -3,8 +3,8 @@
 import dataclasses
 import importlib.util
 
+from core.errors import Mistake, described, others
 from core.settings.setting import Settings, setting
-from core.settings.user_code import one_line
 
 
 class TrackerConfig(Settings):
@@ -68,12 +68,12 @@ def tracker_names(config):
 
 
 def check_trackers(config):
-    """Raises ValueError for a tracker that there is not or that is not installed. Imports no tracker."""
+    """Raises Mistake for a tracker that there is not or that is not installed. Imports no tracker."""
     for name in tracker_names(config):
         if name not in TRACKERS:
-            raise ValueError(f"report_to: there is no tracker {name!r}; choose among {', '.join(TRACKERS)}")
+            raise Mistake(f"report_to: there is no tracker {name!r}; choose among {', '.join(TRACKERS)}")
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"report_to (or wandb_log) asks for {name}, which is not installed: pip install {name}")
+            raise Mistake(f"report_to (or wandb_log) asks for {name}, which is not installed: pip install {name}")
 
 
 class Trackers:
@@ -84,14 +84,12 @@ class Trackers:
         self.running = {}   # {name: tracker}
 
     def start(self):
-        """Starts the trackers; a resumed run is a new one for them. Raises ValueError if one does not start."""
+        """Starts the trackers; a resumed run is a new one for them. Raises Mistake if one does not start."""
         settings = dataclasses.asdict(self.config)
         del settings["system_prompt"], settings["prompt_format"]  # texts stay here
         for name in tracker_names(self.config):
-            try:
+            with others(f"{name} did not start", "leave it out of report_to"):
                 self.running[name] = TRACKERS[name](self.config, settings)
-            except Exception as error:  # of its own kinds
-                raise ValueError(f"{name} did not start ({one_line(error)}); leave it out of report_to") from error
 
     def log(self, step, metrics):
         """metrics: {name: number}"""
@@ -107,4 +105,4 @@ class Trackers:
                 getattr(tracker, method)(*arguments)
             except Exception as error:  # of its own kinds, or of its connection; none of them may end a run
                 del self.running[name]
-                self.say(f"{name} failed ({one_line(error)}); the run goes on without it")
+                self.say(f"{name} failed ({described(error)}); the run goes on without it")

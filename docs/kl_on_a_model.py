@@ -10,8 +10,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from core.config import UsageError
-from core.settings.script import run_script
+from core.errors import UsageError, run_script
 from grpo import losses
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.train_grpo import main as train

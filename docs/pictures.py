@@ -13,13 +13,12 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
-from core.config import UsageError
 from core.data import masked_positions
 from core.distributions import draw_uniforms
+from core.errors import Mistake, UsageError, run_script
 from core.files import METRICS, SAMPLES, each_record, writing
 from core.fill_in_passes import fill_in_passes
 from core.models import load_model, load_tokenizer
-from core.settings.script import run_script
 from grpo.report.page import ticks
 
 # docs/results.md, "The zoo on two tasks": mean and sd over five seeds
@@ -167,7 +166,7 @@ def draw_sudoku(runs):
     first = runs[0]
     puzzles = [record["problem"] for record in each_record(os.path.join(first, SAMPLES))]
     if not puzzles:
-        raise FileNotFoundError(f"{first} holds no samples; name the out_dir of a run of config/grpo_sudoku.py")
+        raise Mistake(f"{first} holds no samples; name the out_dir of a run of config/grpo_sudoku.py")
     puzzle = max(puzzles, key=lambda x: x.count("_"))
     style, drawn = STYLE + ".half { stroke: var(--soft); }\n", ""
     for i in range(1, PASSES + 1):

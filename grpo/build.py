@@ -7,6 +7,7 @@ import torch
 from core.checkpoint_manager import shapes
 from core.data import DatasetConsumer
 from core.data_folder import has_prompts, is_file_of_records
+from core.errors import Mistake
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.models import freeze_in, is_huggingface, load_model, load_tokenizer
 from core.performance.prepacked import has_fast_bfloat16
@@ -39,8 +40,8 @@ class Models:
 def build_what_is_missing(config, dist):
     """Runs the prepare.py of what is missing; a dry run only says so. Returns whether something still is."""
     if config.generator_checkpoint is None:
-        raise ValueError("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
-                         "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
+        raise Mistake("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
+                      "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
     checkpoints = ("generator_checkpoint", "teacher_checkpoint", "judge_checkpoint", "gold_judge_checkpoint")
     return build_missing(config, checkpoints, dist)
 
@@ -61,15 +62,15 @@ def build_data(config, dist):
 
 
 def build_models(config, data, dist):
-    """The models that a config names: Models. Raises ValueError or FileNotFoundError naming the setting that does not
+    """The models that a config names: Models. Raises Mistake naming the setting that does not
     fit the others, or a dataset that is not of the generator's kind."""
     policy = load_policy("generator_checkpoint", config, data.tokenizer, dist, adapter=config)
     check_kind(config, policy.model.mode, data)
     judge = load_judge("judge_checkpoint", config, policy, dist)
     gold_judge = load_judge("gold_judge_checkpoint", config, policy, dist)
     if config.credit_window is not None and judge is not None and judge.model.judge_head == "cls":
-        raise ValueError(f"credit_window needs a judge of positions, not judge_checkpoint={config.judge_checkpoint}; "
-                         "use credit_window=None")
+        raise Mistake(f"credit_window needs a judge of positions, not judge_checkpoint={config.judge_checkpoint}; "
+                      "use credit_window=None")
     reference = build_reference(config, policy, dist)
     if config.compile:
         policy.compile()
@@ -98,15 +99,15 @@ def shard_models(models, config, dist):
 
 
 def check_kind(config, mode, data):
-    """Raises ValueError for a dataset, or a setting, of another kind of generator. mode: the generator's"""
+    """Raises Mistake for a dataset, or a setting, of another kind of generator. mode: the generator's"""
     if mode == LANGUAGE_MODEL and not has_prompts(config.dataset):
-        raise ValueError(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
-                         f"prompts, such as data/arithmetic, which dataset={config.dataset} is not")
+        raise Mistake(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
+                      f"prompts, such as data/arithmetic, which dataset={config.dataset} is not")
     kind = kind_of(config, mode)
     for term in set(" ".join(OWN.values()).split()) - set(OWN[kind].split()):
         if config.holds(term):
-            raise ValueError(f"{term} is not for {kind}, as generator_checkpoint and dataset={config.dataset} ask for; "
-                             "leave it out")
+            raise Mistake(f"{term} is not for {kind}, as generator_checkpoint and dataset={config.dataset} ask for; "
+                          "leave it out")
 
 
 def kind_of(config, mode):
@@ -128,7 +129,7 @@ def load_policy(key, config, tokenizer, dist, mode=None, adapter=None):
     path = getattr(config, key)
     model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
     if model.mode == SEQUENCE_SCORER:
-        raise ValueError(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed here")
+        raise Mistake(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed here")
     return make_policy(model, tokenizer, config, dist)
 
 
@@ -146,7 +147,7 @@ def build_reference(config, policy, dist):
         if hasattr(policy.model, "banned_ids"):  # those of the policy: its model may declare other end tokens
             reference.model.banned_ids = policy.model.banned_ids
         if config.reference_mode != "static" and shapes(reference.weights()) != shapes(policy.weights()):
-            raise ValueError(f"reference_checkpoint={path} has another shape than the generator, so it cannot move")
+            raise Mistake(f"reference_checkpoint={path} has another shape than the generator, so it cannot move")
     if path is not None or not config.has_adapter:  # it has weights of its own; a moving mean needs them in float32
         freeze_in(torch.float32 if config.reference_mode == "ema" else dist.dtype, reference.model)
     if config.ref_offload:
@@ -166,7 +167,7 @@ def load_judge(key, config, policy, dist):
     model = freeze_in(dist.dtype, load_model(path, loads_on(config, dist), SEQUENCE_SCORER, tokenizer, key)[0])
     needed = config.block_size + (model.judge_head == "cls")  # CLS stands before the text
     if fills and model.longest_input < needed:
-        raise ValueError(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
+        raise Mistake(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
     tokenizer = load_tokenizer(path, key)
     judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer), dist.dtype)
     if config.dtype == "auto" and fills and has_fast_bfloat16(model) and not is_sharded(config, dist):
@@ -200,19 +201,19 @@ def make_rewards(config, judge=None, reward_scorer=None):
 
 
 def build_evaluation(config, models, rewards, data):
-    """The evaluation that suits the generator. Raises ValueError if a text is longer than the models read."""
+    """The evaluation that suits the generator. Raises Mistake if a text is longer than the models read."""
     config = config.varied(sample_rows=models.policy.rows(config))
     reads = min(p.model.longest_input for p in (models.policy, models.reference) if p is not None)
     if kind_of(config, models.policy.model.mode) == FILL_IN:
         if config.block_size > reads:
-            raise ValueError(f"block_size={config.block_size} is larger than the {reads} tokens that the model reads")
+            raise Mistake(f"block_size={config.block_size} is larger than the {reads} tokens that the model reads")
         return fill_in_evaluation(config, models, rewards)
     if data.longest + config.max_new_tokens > reads:
-        raise ValueError(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
-                         f"fit the {reads} tokens that the model reads; lower max_new_tokens or max_prompt_length")
+        raise Mistake(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
+                      f"fit the {reads} tokens that the model reads; lower max_new_tokens or max_prompt_length")
     if config.unmask_steps > (config.block_length or config.max_new_tokens):
-        raise ValueError(f"unmask_steps={config.unmask_steps} must be at most the places of a block, block_length or "
-                         f"max_new_tokens={config.max_new_tokens}")
+        raise Mistake(f"unmask_steps={config.unmask_steps} must be at most the places of a block, block_length or "
+                      f"max_new_tokens={config.max_new_tokens}")
     from grpo.evaluation.prompts import PromptEvaluation
     return PromptEvaluation(data, models.reference, rewards, config)
 

@@ -1,5 +1,6 @@
 """Environments: classes that answer what a model writes, so that a completion has several turns.
 
+from core.errors import Mistake, one_line, time_limit
 from grpo.environments import environment
 
 @environment
@@ -24,9 +25,10 @@ import numpy as np
 import torch
 
 from core.data_folder import OF_CONSUMER
+from core.errors import Mistake, others, time_limit
 from core.prompts import PromptFormat
 from core.records import are_messages
-from core.settings.user_code import UserCodeError, naming_line_of, one_line, time_limit
+from core.settings.setting import shown
 from grpo.reward_functions.registry import load_reward_file
 from grpo.rollout import REWARD, TURNS, join
 
@@ -46,23 +48,46 @@ def find_environment(name, path):
     """The class of this name; the reward_file at `path`, if there is one, has run."""
     load_reward_file(path)
     if name not in ENVIRONMENTS:
-        raise ValueError(f"environment={name!r} is no @environment class of reward_file={path}; known: "
-                         f"{', '.join(ENVIRONMENTS) or 'none'}")
+        raise Mistake(f"environment={name!r} is no @environment class of reward_file={path}; known: "
+                      f"{', '.join(ENVIRONMENTS) or 'none'}")
     return ENVIRONMENTS[name]
 
 
 def check_begins(config, data):
-    """Raises ValueError if an environment cannot begin with the first record of `data`, a PromptConsumer."""
+    """Raises Mistake if an environment cannot begin with the first record of `data`, a PromptConsumer."""
     episode, record = Episode(config), data.records["train"][0]
     episode.begin(0, record)
     if episode.error is not None:
-        raise ValueError(f"environment={config.environment!r} does not begin with {record['where']}: {episode.error}")
+        raise Mistake(f"{record['where']}: {episode.error}")
     episode.close()
 
 
+class Attempt:
+    """The user's class is called in the block. What it raises, or that it takes more than reward_timeout seconds, ends
+    the block and becomes the `error` of the episode. A Mistake, about what a method returned, ends the run."""
+
+    def __init__(self, episode):
+        config = episode.config
+        self.episode = episode
+        self.time_limit = time_limit(config.reward_timeout)
+        self.others = others(f"environment={config.environment!r} failed", "correct it", episode.make)
+
+    def __enter__(self):
+        self.others.__enter__()
+        self.time_limit.__enter__()
+
+    def __exit__(self, kind, error, trace):
+        self.time_limit.__exit__(kind, error, trace)
+        try:
+            self.others.__exit__(kind, error, trace)
+        except Mistake as mistake:
+            self.episode.error = mistake
+            return True
+
+
 class Episode:
-    """The environment of one completion, and its turns. A method that raises or takes too long returns None and sets
-    `error`, a UserCodeError. Raises ValueError for a method that returns something else than it should.
+    """The environment of one completion, and its turns. `error` is the Mistake of a method that raised or took too
+    long. Raises Mistake for a method that returns something else than it should.
 
     turns: the columns in which turns begin; rewards: those of the turns that ended
     """
@@ -77,55 +102,55 @@ class Episode:
     def begin(self, seed, record):
         """Makes the environment and hands it the record."""
         own = copy.deepcopy({key: x for key, x in record.items() if key not in OF_CONSUMER})
-
-        def make_and_reset():
-            seeds = [seed] if inspect.signature(self.make).parameters else []
-            self.one = self.make(*seeds)
-            return self.one.reset(own)
-
-        self.attempt(make_and_reset, lambda result: result is None,
-                     "reset must return None, because the prompt is the record's")
+        with Attempt(self):
+            takes_a_seed = inspect.signature(self.make).parameters
+            self.one = self.make(seed) if takes_a_seed else self.make()
+            result = self.one.reset(own)
+            if result is not None:
+                self.refuse("reset must return None, because the prompt is the record's", result)
 
     def step(self, text):
         """Returns the answer to the text of a turn; None ends the episode."""
-        if self.error is None:
-            result = self.attempt(lambda: self.one.step(text), is_answer_and_reward,
-                                  "step must return (a text, messages or None, a finite number)")
         if self.error is not None:
             return None
-        answer, reward = result
-        self.rewards.append(float(reward))
-        return answer if len(self.rewards) < self.config.max_turns else None
+        with Attempt(self):
+            result = self.one.step(text)
+            found = answer_and_reward(result)
+            if found is None:
+                self.refuse("step must return (a text, messages or None, a finite number)", result)
+            answer, reward = found
+            self.rewards.append(reward)
+            return answer if len(self.rewards) < self.config.max_turns else None
 
     def measure(self):
         """Returns {"environment/name": (sum, count)} of what it measured."""
-        return self.attempt(lambda: {f"environment/{name}": tuple(map(float, getattr(self.one, name)))
-                                     for name in self.make.metrics})
+        metrics = {}
+        with Attempt(self):
+            for name in self.make.metrics:
+                total, count = getattr(self.one, name)
+                metrics[f"environment/{name}"] = float(total), float(count)
+            return metrics
+        return {}
 
     def close(self):
-        self.attempt(getattr(self.one, "close", int))
+        with Attempt(self):
+            if hasattr(self.one, "close"):
+                self.one.close()
 
-    def attempt(self, call, is_right=lambda result: True, wanted=""):
-        """Returns the result of a call."""
-        try:
-            with naming_line_of(self.make), time_limit(self.config.reward_timeout):
-                result = call()
-        except UserCodeError as error:
-            self.error = error
-            return None
-        if not is_right(result):
-            raise ValueError(f"environment={self.config.environment!r}: its {wanted}, not "
-                             f"{one_line(result, write=repr)}")
-        return result
+    def refuse(self, wanted, result):
+        raise Mistake(f"environment={self.config.environment!r}: its {wanted}, not {shown(result)}")
 
 
-def is_answer_and_reward(result):
-    """True for what `step` may return."""
+def answer_and_reward(result):
+    """(answer, reward) of what `step` returned, the reward as a float; None if it is something else."""
     try:
         answer, reward = result
-        return math.isfinite(reward) and (answer is None or isinstance(answer, str) or are_messages(answer))
-    except (TypeError, ValueError):
-        return False
+        is_finite = math.isfinite(reward)
+        reward = float(reward)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    is_answer = answer is None or isinstance(answer, str) or are_messages(answer)
+    return (answer, reward) if is_answer and is_finite else None
 
 
 class Episodes:
@@ -162,7 +187,8 @@ class Episodes:
         answer = self.episodes[n].step(self.stop.text(ids))
         if answer is None:
             return True
-        given = torch.tensor(self.stop.tokenizer.encode(self.between(answer, ids[-1])), dtype=torch.long)
+        text = self.between(answer, ids[-1]).encode(errors="replace").decode()  # half a surrogate pair is no text
+        given = torch.tensor(self.stop.tokenizer.encode(text), dtype=torch.long)
         room = self.given[n, len(written) :]
         room[: len(given)] = given[: len(room)]
         turns.append(len(written) + len(given))
@@ -197,14 +223,15 @@ class Episodes:
         printed once for each line of the user's file."""
         parts = []
         for episode in self.episodes:
-            measured = None if episode.error is not None else episode.measure()
+            measured = {} if episode.error is not None else episode.measure()
             episode.close()
             begun = sum(t < self.given.shape[1] for t in episode.turns)
             error = episode.error
             own = {"environment/turns": (begun, 1), "environment/failed": (error is not None, 1)}
-            parts.append((measured or {}) | own)
-            if error is not None and error.line not in WARNED:
-                WARNED.add(error.line)
-                sys.stderr.write(f"environment: {error}; it is counted as environment/failed\n")
+            parts.append(measured | own)
+            place = str(error).partition(": ")[0]
+            if error is not None and place not in WARNED:
+                WARNED.add(place)
+                sys.stderr.write(f"{error}; it is counted as environment/failed\n")
         nothing = {f"environment/{name}": (0.0, 0.0) for name in self.episodes[0].make.metrics}
         return join([nothing, *parts])

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from core.checkpoint_manager import CheckpointManager, check_same_step, shapes
+from core.errors import Mistake
 from core.files import CURVES, REPORT, SAMPLES, STATE, each_record, keep_records
 from core.logger import format_number
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
@@ -187,7 +188,7 @@ class GRPOTrainer:
         buffers = state["buffers"]
         same_ranks = len(buffers) == self.dist.world
         if buffers[0]["queue"] and not same_ranks:
-            raise ValueError(f"{STATE} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
+            raise Mistake(f"{STATE} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
         mine = buffers[self.dist.rank if same_ranks else 0]
         self.buffer.load_state_dict(mine, self.dist.device)
         if self.config.kl_target is None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from core.errors import Mistake
+
 AVERAGES = ("sum", "sequence", "token", "constant")  # branches of token_weights
 RATIOS = ("token", "sequence")                       # branches of policy_loss
 
@@ -66,7 +68,7 @@ def max_rl(reward: Tensor, mask: Tensor, total) -> Tensor:
     and 1 the expected gradient is the sum over k from 1 to G - 1 of that of pass@k / k."""
     counted = reward * mask
     if (counted < 0).any():
-        raise ValueError(f"advantage='max_rl' is for rewards of success, 0 or 1, but one is {counted.min():g}")
+        raise Mistake(f"advantage='max_rl' is for rewards of success, 0 or 1, but one is {counted.min():g}")
     x, count = centred(reward, mask)
     mean = counted.sum(1, keepdim=True) / count.clamp(min=1)
     return x / mean.masked_fill(mean == 0, 1.0)

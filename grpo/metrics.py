@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from core.errors import Mistake
 from core.optim import apply_gradients, total_over_ranks
 from grpo.rollout import Rollouts, Scored
 
@@ -117,13 +118,13 @@ def mismatch(logp: Tensor, rollouts: Rollouts) -> dict:
 
 
 def check_mismatch(metrics, config):
-    """Raises ValueError if rollouts of another process are further from the policy than rounding or a few steps of
+    """Raises Mistake if rollouts of another process are further from the policy than rounding or a few steps of
     training explain."""
     elsewhere = config.sampler != "local" and config.fill_estimator == "trajectory"
     if elsewhere and metrics.get("mismatch_kl", 0.0) > MOST_KL:
-        raise ValueError(f"sampler={config.sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is "
-                         f"above {MOST_KL:g}: check the sampler's model and ids, or lower max_staleness or "
-                         "learning_rate")
+        raise Mistake(f"sampler={config.sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is "
+                      f"above {MOST_KL:g}: check the sampler's model and ids, or lower max_staleness or "
+                      "learning_rate")
 
 
 def end_step(policy, optimizers: list, sums: dict, config, dist) -> dict:
@@ -144,7 +145,7 @@ def end_step(policy, optimizers: list, sums: dict, config, dist) -> dict:
     for name, x in means.items():
         key = name.removeprefix(LOGGED)
         if key in metrics:
-            raise ValueError(f"log_metric({key!r}, ...): training has a metric of this name; give it another")
+            raise Mistake(f"log_metric({key!r}, ...): training has a metric of this name; give it another")
         if not name.startswith("_"):
             metrics[key] = x
     check_mismatch(metrics, config)

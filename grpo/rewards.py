@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import torch
 
-from core.config import UsageError
 from core.data_folder import OF_CONSUMER
-from core.settings.script import run_script
+from core.errors import Mistake, UsageError, run_script
+from core.settings.setting import shown
 from grpo.reward_functions.registry import (
     REWARDS, arguments, check_records, import_rewards, register_functions, reward, run_reward)
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
@@ -94,7 +94,7 @@ class Rewards:
         return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
 
     def check(self, records: list) -> None:
-        """Raises ValueError with file and line of the first record that a reward cannot score."""
+        """Raises Mistake with file and line of the first record that a reward cannot score."""
         self.fields = set().union(*records) - OF_CONSUMER
         for name in self.names:
             check_records(name, records)
@@ -106,23 +106,35 @@ class Rewards:
 
 
 def check_settings(config, names, models):
-    """Raises ValueError if a reward is unknown, or settings do not fit together. models: {parameter: model}"""
+    """Raises Mistake if a reward is unknown, or settings do not fit together. models: {parameter: model}"""
     for name in names:
         if name not in REWARDS:
-            raise ValueError(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
-                             "or define your own in reward_file")
+            raise Mistake(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
+                          "or define your own in reward_file")
         for parameter, key in MODELS.items():
             if parameter in REWARDS[name].settings and models[parameter] is None:
-                raise ValueError(f"reward {name} needs {key}; name a model, or set other reward_functions")
-    own = set().union(*(REWARDS[name].settings for name in names))
-    for key in config.reward_settings or {}:
-        if key not in own:
-            raise ValueError(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}")
+                raise Mistake(f"reward {name} needs {key}; name a model, or set other reward_functions")
+    for key, value in (config.reward_settings or {}).items():
+        takers = [name for name in names if key in REWARDS[name].settings]
+        if not takers:
+            raise Mistake(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}")
+        for name in takers:
+            default = REWARDS[name].parameters[key].default
+            if not is_alike(value, default):
+                raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be like its default, "
+                              f"{shown(default)}")
     if config.reward_weights and len(config.reward_weights) != len(names):
-        raise ValueError(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
+        raise Mistake(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
     if config.credit_window is not None and names != ("judge",):
-        raise ValueError(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
-                         "reward_functions=('judge',)")
+        raise Mistake(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
+                      "reward_functions=('judge',)")
+
+
+def is_alike(value, default):
+    """True for a value that can take the place of a default: a number below 10^12 of a number, a text of a text."""
+    if isinstance(default, (int, float)) and not isinstance(default, bool):
+        return isinstance(value, (int, float)) and abs(value) < 1e12
+    return isinstance(value, str) or not isinstance(default, str)
 
 
 def success(config, names):
@@ -133,8 +145,8 @@ def success(config, names):
     if name in usable:
         return name
     if config.success_reward is not None or config.train_pass_k > 1:
-        raise ValueError(f"success_reward={config.success_reward!r}, which train_pass_k needs, must be a reward of "
-                         f"texts with a highest value: {', '.join(usable) or 'this run has none'}")
+        raise Mistake(f"success_reward={config.success_reward!r}, which train_pass_k needs, must be a reward of "
+                      f"texts with a highest value: {', '.join(usable) or 'this run has none'}")
     return None
 
 

@@ -14,9 +14,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from core.config import load_config
 from core.distributed import Distributed
+from core.errors import run_script
 from core.logger import create_logger
 from core.run import check_run_folder, run_folder
-from core.settings.script import run_script
 from core.start import naming_what_lowers_memory, recorded
 from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing
 from grpo.grpo_config import GRPOConfig

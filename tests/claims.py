@@ -208,7 +208,7 @@ CLAIMS = {
         "a GGUF file becomes a folder that writes what transformers writes":
             "data/test_smollm2.py::test_a_gguf_file_becomes_a_folder_that_writes_what_transformers_writes_from_the_file",
         "malformed settings and prompts end in one documented line":
-            "data/test_malformed.py::test_malformed_records_end_in_a_documented_error",
+            "data/test_malformed.py::test_malformed_records_end_in_a_mistake",
         "every sudoku solution is right, every other board wrong":
             "data/test_sudoku.py::test_every_solution_of_a_puzzle_is_right_and_every_other_board_is_wrong",
         "reasoning-gym answers are never evaluated as code":
@@ -256,7 +256,7 @@ CLAIMS = {
         "later arguments win; a room has its settings only while it is open":
             "runs/test_settings.py::test_a_room_has_its_settings_only_while_it_is_open",
         "an error in the user's code names the user's file and line":
-            "runs/test_settings.py::test_an_exception_of_the_users_code_has_its_innermost_line_there",
+            "runs/test_errors.py::test_an_exception_of_the_users_code_is_a_mistake_with_his_line",
         "a save that was cut anywhere leaves a whole state and model":
             "runs/test_states.py::test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model",
         "a state is loaded without running code; another run's is refused":

@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_flatten
 from core import pretrain
 from core.checkpoint_manager import read_state
 from core.config import load_config
+from core.errors import run_script
 from core.models import save_model
-from core.settings.script import run_script
 from core.settings.setting import Settings
 from grpo import train_grpo
 from tests.tiny import (

@@ -18,8 +18,8 @@ from unittest import mock
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from core.config import load_config
+from core.errors import run_script
 from core.logger import Logger
-from core.settings.script import run_script
 from core.settings.setting import Settings
 from grpo import train_grpo
 from tests.kill import GRPO, kinds

@@ -18,13 +18,13 @@ import torch
 from core.data import DatasetConsumer, masked_positions
 from core.data_folder import write_dataset
 from core.distributed import Distributed
+from core.errors import exit_code
 from core.files import each_record
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.models import save_model
 from core.optim import build_optimizers
 from core.prompts import PromptConsumer, PromptFormat
 from core.records import write_prompts
-from core.settings.script import exit_code
 from core.settings.setting import defaults, load_class
 from core.tokenizer import CharTokenizer
 from core.tokenizer_kinds import BPETokenizer

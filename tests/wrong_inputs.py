@@ -1,4 +1,4 @@
-"""Wrong inputs of a user: what is run, how it ends, and what its one line must name.
+"""Wrong inputs of a user: what is run, how it ends, and what its one line must name; and bugs, which keep a traceback.
 
 A row is (script, arguments, exit code, words): the key or file and a word of the remedy, never a sentence. Names in
 braces stand for files of a test's folder: {text} and {prompts} are prepared data sets, {judge}, {generator} and
@@ -30,9 +30,15 @@ FILES = {
     "cut.safetensors": b"\x10\0\0\0",
     "typo.py": "seed = 1\nn_layerz = 4\n",
     "raises.py": "seed = 1\n\nbatch_size = 1 // 0\n",
+    "silent.py": "seed = 1\nclass Error(Exception):\n    def __str__(self):\n        raise KeyError\nraise Error\n",
+    "half_pair.jsonl": lines(*MANY, {"prompt": "1+1", "answer": "\ud800"}),
+    "stride/meta.json": json.dumps({"tokenizer": {"kind": "char"}, "stride": 0}),
     "mine/thesis.tex": "mine",
     "damaged/metrics.jsonl": b'{"step": 1}\n{"step": \xff}\n',
+    "plain/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}, {"step": 1, "loss": 0.5}),
     "short/metrics.jsonl": '{"step": 0, "eval/x": 0.5}\n',
+    "masks.py": "from core.data import mask\n@mask\ndef broken(rng, tokens, count, newline):\n    return 1 / 0\n"
+                "@mask\ndef whole(rng, tokens, count, newline):\n    return [1] * len(tokens)\n",
     "losses.py": "def loss(logp, *others):\n    return logp\n\ndef broken(logp, *others):\n    return los\n",
 }
 
@@ -47,6 +53,7 @@ SETTINGS = [
     (PRETRAIN, "--n_layer=four", 2, "n_layer='four' int"),
     (PRETRAIN, "{typo.py}", 2, "typo.py n_layer"),
     (PRETRAIN, "{raises.py}", 1, "raises.py line 3 ZeroDivisionError"),
+    (PRETRAIN, "{silent.py}", 1, "silent.py line 5 Error correct"),
     (PRETRAIN, "config/gone.py", 1, "config/gone.py path"),
     (PRETRAIN, "--min_lr=1.0", 1, "min_lr learning_rate"),
     (PRETRAIN, "--mask_low=0.9", 1, "mask_low mask_high"),
@@ -61,7 +68,7 @@ DATA_AND_MODELS = [
     (TRAIN, "--dataset={no_answer.jsonl} --generator_checkpoint={causal} --reward_functions=exact_match", 1,
      "no_answer.jsonl 2 prompt"),
     *((TRAIN, f"{OWN}{{{name}}}", 1, f"{name} {words}") for name, words in (
-        ("cut.jsonl", "line 61"), ("latin.jsonl", "UTF-8"), ("split.jsonl", "val"),
+        ("half_pair.jsonl", "line 61 pair"), ("cut.jsonl", "line 61"), ("latin.jsonl", "UTF-8"), ("split.jsonl", "val"),
         ("long.jsonl", "max_prompt_length"))),
     (TRAIN, f"{OWN}{{system.jsonl}} --system_prompt=a", 1, "system.jsonl system_prompt"),
     (TRAIN, f"{OWN}gone.parquet", 1, "gone.parquet path"),
@@ -69,6 +76,9 @@ DATA_AND_MODELS = [
     (TRAIN, f"{SUMS} --prompt_format=Question", 1, "prompt_format {prompt}"),
     (TRAIN, f"{FILL} --block_size=100000", 1, "train.bin block_size"),
     (TRAIN, f"{FILL} --masks={{'lines':1.0}}", 1, "masks line"),
+    (TRAIN, f"{FILL} --masks={{'line':'1'}}", 1, "masks weights"),
+    (TRAIN, f"{FILL} --masks={{'broken':1.0}} --reward_file={{masks.py}}", 1, "masks.py 4 ZeroDivisionError broken"),
+    (TRAIN, f"{FILL} --masks={{'whole':1.0}} --reward_file={{masks.py}}", 1, "masks.py 5 whole bool"),
     (TRAIN, f"{FILL} --generator_checkpoint={{causal}}", 1, "generator_checkpoint vocabulary"),
     (TRAIN, f"{FILL} --generator_checkpoint={{judge}}", 1, "generator_checkpoint sequence_scorer masked_fill"),
     (TRAIN, f"{FILL} --judge_checkpoint=gone.safetensors", 1, "judge_checkpoint hub"),
@@ -130,6 +140,7 @@ FOLDERS = {
     "cut": ("llama", {"model.safetensors": b"\x10\0\0\0"}),
     "pickle": ("llama", {"model.safetensors": None, "pytorch_model.bin": b"a"}),
     "mute": ("llama", {"tokenizer.json": None, "tokenizer_config.json": None}),
+    "merged": ("llama", {"tokenizer.json": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["b", "c"]]}}}),
     "indexed": ("llama", {"model.safetensors.index.json": {"weight_map": {"a": "weights.bin"}}}),
     "adapter": ("llama", {"adapter_config.json": {"base_model_name_or_path": "{folder}/../llama"}}),
     "orphan": ("llama", {"adapter_config.json": {"base_model_name_or_path": "/gone"}}),
@@ -148,6 +159,7 @@ HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{name}}}", 1, f"checkpoint={{{
     "cut": "copy",
     "pickle": "safetensors",
     "mute": "tokenizer copy",
+    "merged": "tokenizer copy",
     "indexed": "weights.bin save_pretrained",
     "orphan": "base_model_name_or_path",
 }.items()] + [(TRAIN, arguments, 1, words) for arguments, words in {
@@ -167,14 +179,24 @@ FILES |= {
                           for n in range(40)),
     "spoiled.jsonl": "".join(json.dumps({"prompt": f"{n}-9:", "numbers": "12", "target": 3, "tests": " "}) + "\n"
                              for n in range(40)),
+    "task.jsonl": lines(*({"prompt": f"{n}-9:", "numbers": [1, 2], "target": 3} for n in range(40))),
     "broken.py": "import package_that_nobody_has\n",
+    "ranged.py": "from grpo.rewards import reward\n\n@reward(0, 'a')\ndef one(completions): return []\n",
+    "moved.py": "import os, sys\nsys.path.remove(os.path.dirname(__file__))\ndef one(completions): return [1.0]\n",
     "rewards.py": """from grpo.environments import environment
 def one(completions): return [1.0]
 def raises(completions): return completions[99]
+class Error(Exception):
+    def __str__(self): raise KeyError
+def silent(completions): raise Error
+def logs(completions, log_metric): log_metric("a", "b")
+def calls_ours(completions): return length_penalty()
 def length_penalty(completions): return [0.0 for _ in completions]
 class Base:
     def reset(self, record): pass
     def step(self, text): return None, 1.0
+@environment
+class Ends(Base): pass
 @environment
 class Gone(Base):
     def reset(self, record): record["gone"]
@@ -184,11 +206,24 @@ class Prompted(Base):
 @environment
 class Wordy(Base):
     def step(self, text): return "a", "b"
+@environment
+class Vast(Base):
+    def step(self, text): return "a", 10**400
+@environment
+class Mute(Base):
+    def step(self, text): return Error(), 1.0
+class Hidden:
+    def __repr__(self): raise Error
+@environment
+class Hiding(Base):
+    def step(self, text): return Hidden(), 1.0
 """}
 REWARDS = [
     (TRAIN, f"{SUMS} --reward_functions=exact", 1, "reward_functions 'exact' exact_match reward_file"),
     (TRAIN, f"{SUMS} --reward_functions=contains --reward_weights=(1.0,2.0)", 1, "reward_weights (1.0, contains"),
     (TRAIN, SUMS + " --reward_settings={'least':1}", 1, "reward_settings 'least' length_penalty"),
+    *((TRAIN, f"{SUMS} --reward_settings={{'length_min':{value}}}", 1, "reward_settings length_min length_penalty 20")
+      for value in ("'a'", "None", "1e400", "[1]")),
     (TRAIN, f"{SUMS} --reward_functions=judge", 1, "judge_checkpoint reward_functions"),
     (TRAIN, f"{SUMS} --reward_functions=reward_model", 1, "reward_model_checkpoint"),
     (TRAIN, "--dataset={text} --generator_checkpoint={generator} --block_size=32", 1, "judge_checkpoint"),
@@ -199,14 +234,20 @@ REWARDS = [
     (TRAIN, RECORDS % ("spoiled", "code_execution"), 1, "spoiled.jsonl 1 code_execution tests"),
     (TRAIN, f"{SUMS} --reward_file=none.py", 1, "none.py"),
     (TRAIN, SUMS + " --reward_file={broken.py}", 1, "broken.py 1 package_that_nobody_has"),
+    (TRAIN, SUMS + " --reward_file={ranged.py}", 1, "ranged.py 3 ValueError"),
+    (TRAIN, SUMS + " --reward_file={moved.py} --reward_functions=one --max_iters=1", 1, "moved.py 3 one list"),
     (TRAIN, f"{MINE} --reward_functions=length_penalty", 1, "length_penalty another name"),
     (TRAIN, f"{MINE} --reward_functions=one", 1, "one rewards.py 2 list"),
     (TRAIN, f"{MINE} --reward_functions=raises", 1, "raises rewards.py 3 IndexError"),
+    (TRAIN, f"{MINE} --reward_functions=silent", 1, "silent rewards.py 6 Error"),
+    (TRAIN, f"{MINE} --reward_functions=logs", 1, "logs rewards.py 7 TypeError"),
+    (TRAIN, f"{MINE} --reward_functions=calls_ours", 1, "calls_ours rewards.py 8 TypeError"),
     (TRAIN, f"{SUMS} --max_turns=3", 1, "max_turns environment"),
     (TRAIN, f"{EPISODES}Nobody", 1, "environment='Nobody' rewards.py Gone"),
-    (TRAIN, f"{EPISODES}Gone", 1, "environment='Gone' rewards.py 10 KeyError"),
+    (TRAIN, f"{EPISODES}Gone", 1, "environment='Gone' rewards.py 17 KeyError"),
     (TRAIN, f"{EPISODES}Prompted", 1, "environment='Prompted' reset None"),
-    (TRAIN, f"{EPISODES}Wordy --max_iters=1", 1, "environment='Wordy' step number"),
+    *((TRAIN, f"{EPISODES}{name} --max_iters=1", 1, f"environment='{name}' step number")
+      for name in ("Wordy", "Vast", "Mute", "Hiding")),
 ]
 
 VLLM = f"{SUMS} --sampler=vllm --vllm_url=http://127.0.0.1:1"
@@ -217,6 +258,7 @@ SAMPLERS_AND_TOOLS = [
     (TRAIN, f"{SUMS} --sampler=vllm", 1, "vllm_url=None http"),
     (TRAIN, f"{VLLM} --top_p=1.0 --vllm_url=localhost:8000", 1, "vllm_url= http"),
     (TRAIN, f"{VLLM} --top_p=1.0 --vllm_url=http://name:password@x", 1, "vllm_url= VLLM_API_KEY"),
+    (TRAIN, f"{VLLM} --top_p=1.0 --vllm_url=http://{'xn--.' * 500}", 1, "vllm_url correct"),
     (TRAIN, f"{VLLM} --top_p=0.9", 1, "top_p=0.9 top_p=1.0"),
     (TRAIN, f"{VLLM} --top_p=1.0 --temperature=3.0", 1, "temperature=3.0 0.01"),
     (TRAIN, f"{VLLM} --top_p=1.0 --environment=Guess --reward_functions=environment", 1, "sampler='vllm' environment"),
@@ -228,6 +270,22 @@ SAMPLERS_AND_TOOLS = [
     (CHECK_LOSS, "{losses.py}:loss", 1, "losses.py line 1 scalar"),
     (CHECK_LOSS, "{losses.py}:broken", 1, "losses.py line 5 los"),
     ("grpo/tools/gpu_check.py", "--quick=True", 2, "gpu_check.py settings"),
+]
+
+# Bugs: (script, arguments, the function of ours in whose place stands one with a bug)
+BUGS = [
+    (PRETRAIN, LEARN, "core.config.checked"),
+    (PRETRAIN, f"{LEARN} --max_iters=1", "core.supervised.config.PretrainConfig.shape"),
+    (TRAIN, f"{FILL} --masks={{'random':1.0}} --max_iters=1", "core.data.in_lines"),
+    (TRAIN, SUMS, "core.tokenizer_kinds.CharTokenizer"),
+    (TRAIN, f"{SUMS} --generator_checkpoint={{llama}}", "core.huggingface.tokenizer.ids_around"),
+    (TRAIN, RECORDS % ("task", "countdown"), "grpo.reward_functions.verify_math.number"),
+    (TRAIN, f"{SUMS} --reward_functions=json_valid --max_iters=1", "grpo.reward_functions.text.is_read"),
+    (TRAIN, f"{EPISODES}Ends --max_iters=1", "grpo.environments.answer_and_reward"),
+    (TRAIN, f"{SUMS} --max_iters=1", "grpo.losses.centred"),
+    (TRAIN, f"{SUMS} --max_iters=1", "core.checkpoint_manager.shapes"),
+    (SAMPLE, "--checkpoint={generator} --text=a_b", "core.models.check_finite"),
+    (REPORT, "html {folder}/plain", "grpo.report.page.is_flat"),
 ]
 
 ROWS = [*SETTINGS, *DATA_AND_MODELS, *ALGORITHM, *HUGGINGFACE, *REWARDS, *SAMPLERS_AND_TOOLS]

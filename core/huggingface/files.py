@@ -12,6 +12,7 @@ import pathlib
 import shutil
 from typing import NamedTuple
 
+from core.errors import Mistake
 from core.files import HUB, put, read_object, writing
 from core.settings.optional import local_name, opening, quiet_transformers
 from core.settings.setting import shown
@@ -55,10 +56,10 @@ PUBLISHED = {  # model_type: row, and its arXiv number
 
 
 def refuse(named, *faults):
-    """Raises ValueError for the first fault that is there. faults: (whether it is there, what it is and what to do)"""
+    """Raises Mistake for the first fault that is there. faults: (whether it is there, what it is and what to do)"""
     for is_there, text in faults:
         if is_there:
-            raise ValueError(f"{named} {text}")
+            raise Mistake(f"{named} {text}")
 
 
 def is_adapter(path):
@@ -93,7 +94,7 @@ def published_as(path, key):
 
 
 def read_config(path, key):
-    """The model's config. Raises ValueError for a model that needs code of its own, and for a published diffusion model
+    """The model's config. Raises Mistake for a model that needs code of its own, and for a published diffusion model
     of another shape than the known one."""
     named, transformers = f"{key}={path}", quiet_transformers(path, key)
     published, values = published_as(path, key), declared_in(path, "config.json", key)
@@ -130,7 +131,7 @@ def reads_both_ways(config):
 
 
 def check_weights(path, key, config):
-    """Raises ValueError unless the weights of a folder or hub name are safetensors files in it, which run no code."""
+    """Raises Mistake unless the weights of a folder or hub name are safetensors files in it, which run no code."""
     files = [getattr(config, "transformers_weights", None) or "model.safetensors"]
     with opening(path, key):
         files += declared_in(path, INDEX, key).get("weight_map", {}).values()
@@ -141,7 +142,7 @@ def check_weights(path, key, config):
 
 
 def check_target(folder, adapter):
-    """Raises ValueError if the folder export=folder holds a model where an adapter is to come, or the reverse."""
+    """Raises Mistake if the folder export=folder holds a model where an adapter is to come, or the reverse."""
     other = "model*.safetensors" if adapter else "adapter_*.safetensors"
     found = [file.name for file in pathlib.Path(folder).glob(other)]
     refuse(f"export={folder}", (found, f"holds {', '.join(found)}; a model and an adapter in the same folder could "

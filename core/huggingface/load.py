@@ -4,6 +4,7 @@ import copy
 
 import torch
 
+from core.errors import others
 from core.huggingface.files import (
     base_of, check_weights, is_adapter, published_as, read_config, reads_both_ways, refuse, writing_folder)
 from core.huggingface.lora import add_adapter, open_adapter, save_adapter
@@ -13,7 +14,6 @@ from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.settings.optional import local_name, opening, quiet_transformers, require
 from core.settings.setting import check_finite
-from core.settings.user_code import guarded
 from core.tokenizer_kinds import same_vocabulary
 
 CLASSES = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMaskedLM",
@@ -35,7 +35,7 @@ def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
             settings.base_model_name_or_path = local_name(path)
-    with guarded(f"{named}: {type(net).__name__} does not work with hidden states alone", FAMILIES):
+    with others(f"{named}: {type(net).__name__} does not work with hidden states alone", FAMILIES, ours_too=True):
         model = HuggingFaceModel(net, own, mode, adapter).eval()
         if not adapter.load_in_4bit:
             model.to(device)
@@ -81,7 +81,7 @@ def model_mode(path, key):
 
 
 def mode_of(config, path, key):
-    """The mode of a model with this config, by the class that saved it or its family. Raises ValueError for others."""
+    """The mode of a model with this config, by the class that saved it or its family. Raises Mistake for others."""
     from transformers.models.auto import modeling_auto as known
     fills, writes = known.MODEL_FOR_MASKED_LM_MAPPING_NAMES, known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     name = (config.architectures or [""])[0]  # of the class
@@ -118,7 +118,7 @@ def four_bits(transformers, dtype, device):
 
 
 def check_vocabulary(net, tokenizer, named):
-    """Raises ValueError if a tokenizer has more tokens than a transformers model reads."""
+    """Raises Mistake if a tokenizer has more tokens than a transformers model reads."""
     rows = net.get_input_embeddings().num_embeddings
     refuse(named, (tokenizer.vocab_size > rows, f"has a tokenizer of {tokenizer.vocab_size} tokens, but the model "
                    f"reads {rows}; copy the tokenizer files that belong to the model"))
@@ -126,7 +126,7 @@ def check_vocabulary(net, tokenizer, named):
 
 @torch.no_grad()
 def check_outputs(model, named):
-    """Raises ValueError if the output layers alone give other logits than the whole model of transformers."""
+    """Raises Mistake if the output layers alone give other logits than the whole model of transformers."""
     inputs = model.inputs(torch.arange(6, device=next(model.parameters()).device)[None])
     expected = model.net(**inputs).logits.float()                                    # (1, T, V), of a judge (1, T)
     found = model.head_logits(model.body(**inputs).last_hidden_state).view_as(expected)

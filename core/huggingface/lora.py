@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import safetensors
 import torch
 
+from core.errors import others
 from core.huggingface.files import refuse
 from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
 from core.settings.optional import local_name, require
 from core.settings.setting import check_finite
-from core.settings.user_code import guarded
 
 BASE = "the base model's weights (generator_checkpoint or init_from)"
 SUMMED = 64  # numbers of each frozen weight that are added up to recognise the base model
@@ -52,7 +52,7 @@ def new_adapter(net, adapter):
     settings = peft.LoraConfig(
         r=adapter.lora_rank, lora_alpha=adapter.lora_alpha or 2.0 * adapter.lora_rank, lora_dropout=0.0,
         target_modules=adapter.targets or ALL_LINEAR, exclude_modules=left_out)
-    with guarded(f"{named} does not fit the model", "name linear layers of it"):
+    with others(f"{named} does not fit the model", "name linear layers of it"):
         net = peft.get_peft_model(net, settings, POLICY)
     refuse(named, (adapts_tied_weights(net), TIED))
     return net
@@ -62,7 +62,7 @@ def open_adapter(net, path, key, trainable=False):
     """The model with the adapter of a folder or hub name, which must be one of this model, in safetensors."""
     named, name = f"{key}={path}", local_name(path)
     peft = require("peft", named)
-    with guarded(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
+    with others(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
                  f"{WEIGHTS} that was trained on it"):
         file = require("transformers", named).utils.cached_file(name, WEIGHTS)
         net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from core.cache import RowCache, at_rows
 from core.device import ids_on
 from core.distributions import at_least_float32
+from core.errors import Mistake
 from core.huggingface.files import reads_both_ways
 from core.huggingface.lora import POLICY, REFERENCE, adapter_identity, adapter_weights, copy_weights, using
 from core.huggingface.settings import FULL
@@ -76,7 +77,7 @@ class HuggingFaceModel(nn.Module):
         B, T = tokens.shape
         before = 0 if past is None else past.length
         if before + T > self.longest_input:
-            raise ValueError(f"an input of {before + T} tokens does not fit a model that reads {self.longest_input}")
+            raise Mistake(f"an input of {before + T} tokens does not fit a model that reads {self.longest_input}")
         start, end = (tokens.new_tensor(ids).expand(B, -1) for ids in (self.start_ids, self.end_ids))
         if T == 1 and before and past.is_recurrent and torch.is_grad_enabled():
             # One token alone would change the states in place, without a gradient; nothing is read behind these two

@@ -5,10 +5,10 @@ import json
 import os
 import re
 
+from core.errors import Mistake, others
 from core.files import HUB, on_hub
 from core.huggingface.files import PUBLISHED, base_of, declared_in, refuse
 from core.settings.optional import local_name, opening, quiet_transformers
-from core.settings.user_code import guarded
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
 CAUSAL = "ForCausalLM|ForConditionalGeneration|LMHeadModel"  # in the class names of models that write text
@@ -69,7 +69,7 @@ class HuggingFaceTokenizer:
 
     def render_chat(self, messages, **chat_template_kwargs):
         """The text of a chat up to where the assistant's turn begins, by the model's own chat template."""
-        with guarded(f"template='model': the tokenizer of {self.path} does not render a prompt", "change the prompt or "
+        with others(f"template='model': the tokenizer of {self.path} does not render a prompt", "change the prompt or "
                      "chat_template_kwargs, or use template='chat'"):
             return self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
                                                     **chat_template_kwargs)
@@ -98,8 +98,8 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
     if not on_hub(path) and not any(os.path.isfile(os.path.join(path, file)) for file in FILES):
         if model != path:
             return load_huggingface_tokenizer(model, f"{named}, base model")
-        raise FileNotFoundError(f"{named} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files there, "
-                                f"or name another folder or {HUB}owner/name")
+        raise Mistake(f"{named} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files there, "
+                      f"or name another folder or {HUB}owner/name")
     with opening(path, key, ": its tokenizer"):
         config, generation = (declared_in(model, file, key) for file in ("config.json", "generation_config.json"))
         declared = [x.get("eos_token_id") for x in (config, config.get("text_config") or {}, generation)]

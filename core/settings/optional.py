@@ -6,22 +6,22 @@ import os
 import sys
 import warnings
 
+from core.errors import Mistake, others
 from core.files import HUB, on_hub
-from core.settings.user_code import guarded
 
 # This package is not to be imported: with it transformers fetches code from the hub, and runs it
 sys.modules.setdefault("kernels", None)
 
 
 def require(name, why, install="-r requirements-hf.txt"):
-    """The package of that name. Raises ValueError with the pip command if it is not installed.
+    """The package of that name. Raises Mistake with the pip command if it is not installed.
     why: the setting that asks for it, with its value; install: what pip is to install"""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != name.split(".")[0]:
             raise  # the package is there; something that it needs is not
-        raise ValueError(f"{why} needs the package {name.split('.')[0]}: pip install {install}") from None
+        raise Mistake(f"{why} needs the package {name.split('.')[0]}: pip install {install}") from None
 
 
 def local_name(path):
@@ -45,7 +45,7 @@ def opening(path, key, what=""):
     remedy = "copy its files again, as save_pretrained wrote them"
     if on_hub(path):
         remedy = "check the name and the network, or download it elsewhere (hf download) and name its folder"
-    return guarded(f"{key}={path}{what} could not be read",
+    return others(f"{key}={path}{what} could not be read",
                    f"{remedy}; if it needs code of its own, which is never run here, use another model")
 
 

@@ -17,7 +17,7 @@ import types
 import typing
 from dataclasses import dataclass, field, fields
 
-from core.settings.user_code import one_line
+from core.errors import Mistake, one_line
 
 TERM = re.compile(r"(\w+)(!?=|[<>@])?(.*)")
 
@@ -43,13 +43,13 @@ def allowed_types(hint):
 
 
 def check_values(config):
-    """Raises ValueError for the first setting that has a value which it cannot have; None passes."""
+    """Raises Mistake for the first setting that has a value which it cannot have; None passes."""
     for f in fields(config):
         check_value(f.name, getattr(config, f.name), **f.metadata)
 
 
 def check_value(key, value, allowed=None, why=""):
-    """Raises ValueError for a value that is not None and not allowed, as `setting` has it."""
+    """Raises Mistake for a value that is not None and not allowed, as `setting` has it."""
     if value is None or allowed is None:
         return
     if isinstance(allowed, str):
@@ -59,7 +59,7 @@ def check_value(key, value, allowed=None, why=""):
     else:
         fits, what = value in allowed, f"one of {', '.join(map(str, allowed))}"
     if not fits:
-        raise ValueError(f"{key}={shown(value)} must be {what}")
+        raise Mistake(f"{key}={shown(value)} must be {what}")
 
 
 def is_inside(value, interval):
@@ -103,7 +103,7 @@ class WithRooms(type):
             room, openers = room_of(cls, key)
             if values.pop(key) != getattr(room, key):
                 openers = openers.replace(" ", " or ")
-                raise ValueError(f"{key}={shown(known[key])} is a setting of {openers}, which is not on")
+                raise Mistake(f"{key}={shown(known[key])} is a setting of {openers}, which is not on")
         return type.__call__(made, **values)
 
 
@@ -125,7 +125,7 @@ class Settings(metaclass=WithRooms):
                 continue
             for term in filter(self.holds, terms.split()):
                 key = TERM.match(term)[1]
-                raise ValueError(f"{key}={shown(getattr(self, key))} cannot be with {conditions or term}: {why}")
+                raise Mistake(f"{key}={shown(getattr(self, key))} cannot be with {conditions or term}: {why}")
 
     def holds(self, term):
         """True if a term holds for the settings and properties of this config."""
@@ -182,8 +182,8 @@ def shown(value):
 
 
 def check_finite(weights, named):
-    """Raises ValueError for the first of the weights, pairs (name, tensor), that holds NaN or infinity."""
+    """Raises Mistake for the first of the weights, pairs (name, tensor), that holds NaN or infinity."""
     for name, tensor in weights:
         if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, tensor.detach().aminmax())):
-            raise ValueError(f"{named}: {name} holds numbers that are not finite (NaN or infinity); use a checkpoint "
-                             "from before its training failed, or copy it again")
+            raise Mistake(f"{named}: {name} holds numbers that are not finite (NaN or infinity); use a checkpoint "
+                          "from before its training failed, or copy it again")

@@ -6,6 +6,7 @@ import torch
 
 from core.data import DatasetConsumer, unpack_batch
 from core.data_folder import has_prompts, is_file_of_records
+from core.errors import Mistake
 from core.huggingface.files import check_target
 from core.huggingface.load import model_mode
 from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, freeze
@@ -26,7 +27,7 @@ def build_data(config, dist):
         return DatasetConsumer(config.dataset, mode, config.block_size, config.batch_size, config.seed, dist.rank,
                                dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
     if mode == SEQUENCE_SCORER:
-        raise ValueError(f"dataset={config.dataset} has prompts to complete, of which a judge learns nothing")
+        raise Mistake(f"dataset={config.dataset} has prompts to complete, of which a judge learns nothing")
     data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
                           PromptFormat.of(config), config.block_size, mode == MASKED_FILL)
     data.require_completions()
@@ -47,7 +48,7 @@ def build_model(config, data, dist):
     if not starts_from_huggingface(config):
         return build_new_model(config, data.tokenizer).to(dist.device)
     if config.dropout or config.judge_head != "realness":
-        raise ValueError(f"dropout and judge_head are for new models; leave them out with init_from={config.init_from}")
+        raise Mistake(f"dropout and judge_head are for new models; leave them out with init_from={config.init_from}")
     if config.export:
         check_target(config.export, config.has_adapter)
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
@@ -60,7 +61,7 @@ def build_new_model(config, tokenizer):
     """A model of the config's shape. If init_from is set, it has the weights of that model, except those of the output
     layer if the two have different modes or heads."""
     if config.has_adapter:
-        raise ValueError(f"{config.asked_for} is for Hugging Face models: set init_from to a folder or hf:owner/name")
+        raise Mistake(f"{config.asked_for} is for Hugging Face models: set init_from to a folder or hf:owner/name")
     torch.manual_seed(config.seed)
     model = GPT(config.shape(tokenizer.vocab_size, tokenizer.base_vocab_size))
     if not config.init_from:
@@ -70,7 +71,7 @@ def build_new_model(config, tokenizer):
     for key in ("n_layer", "n_head", "n_embd", "tied"):
         has, wanted = getattr(start.config, key), getattr(config, key)
         if has != wanted and (same_output or key != "tied"):
-            raise ValueError(f"init_from={config.init_from} has {key}={has}, the config {wanted}; make them equal")
+            raise Mistake(f"init_from={config.init_from} has {key}={has}, the config {wanted}; make them equal")
     weights = start.state_dict()
     if not same_output:
         weights.pop("head.weight", None)
@@ -98,7 +99,7 @@ def build_batches(config, data, dist):
 def build_judge_batches(config, data, dist):
     """(batches, evaluate) for a judge, which learns from texts that the generators of fill_checkpoints fill in."""
     if not config.fill_checkpoints:
-        raise ValueError("fill_checkpoints is empty: name the generators whose fills the judge learns from")
+        raise Mistake("fill_checkpoints is empty: name the generators whose fills the judge learns from")
     fillers = []
     for path in config.fill_checkpoints:
         filler, _ = load_model(path, dist.device, MASKED_FILL, data.tokenizer, "fill_checkpoints")

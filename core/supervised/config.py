@@ -30,7 +30,7 @@ class PretrainConfig(MaskConfig, RunConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self.shape()  # raises ValueError for one that cannot be
+        self.shape()  # raises Mistake for one that cannot be
 
     def shape(self, vocab_size=100, base_vocab_size=97):
         """The GPTConfig of a new model."""

@@ -21,8 +21,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
+from core.errors import Mistake, run_script
 from core.records import write_prompts
-from core.settings.script import run_script
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -43,10 +43,10 @@ class ArithmeticConfig(Settings):
 
     def __post_init__(self):
         if not self.operators or set(self.operators) - set("+-"):
-            raise ValueError(f"operators={self.operators!r} must be +, - or +-")
+            raise Mistake(f"operators={self.operators!r} must be +, - or +-")
         if self.digits < 1 or self.terms < 2 or self.problems < 20:
-            raise ValueError(f"digits={self.digits} must be at least 1, terms={self.terms} at least 2, "
-                             f"problems={self.problems} at least 20")
+            raise Mistake(f"digits={self.digits} must be at least 1, terms={self.terms} at least 2, "
+                          f"problems={self.problems} at least 20")
 
 
 def columns(a, b, operator):

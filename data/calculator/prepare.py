@@ -14,8 +14,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
+from core.errors import Mistake, run_script
 from core.records import write_prompts
-from core.settings.script import run_script
 from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -31,7 +31,7 @@ class CalculatorConfig(Settings):
 
     def __post_init__(self):
         if not 20 <= self.problems <= 8099:
-            raise ValueError(f"problems={self.problems} must be 20 to 8099, all products but that of the example")
+            raise Mistake(f"problems={self.problems} must be 20 to 8099, all products but that of the example")
 
 
 def message(role, content):

@@ -29,10 +29,9 @@ import zlib
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import UsageError
 from core.data_folder import write_dataset
+from core.errors import Mistake, UsageError, run_script
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.settings.script import run_script
 from core.settings.setting import shown
 from core.tokenizer import CharTokenizer, fold_to_ascii
 
@@ -96,27 +95,27 @@ def download(url):
         with urllib.request.urlopen(url, timeout=30) as response:
             return response.read().decode("utf-8")
     except (urllib.error.URLError, TimeoutError, http.client.HTTPException) as error:
-        raise ValueError(f"could not download {url} ({error}); "
-                         "get the file by other means and pass --input=FILE --out=FOLDER") from None
+        raise Mistake(f"could not download {url} ({error}); "
+                      "get the file by other means and pass --input=FILE --out=FOLDER") from None
 
 
 def read_text(path, encoding=None):
     """The text of a file, with newlines as line ends. encoding: None is UTF-8, or UTF-16 if the file begins as such.
-    Raises ValueError for a file that is not text."""
+    Raises Mistake for a file that is not text."""
     data = path.read_bytes()
     if data.startswith(b"\x1f\x8b"):
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is a damaged gzip file ({error}); get it again") from None
+            raise Mistake(f"{path} is a damaged gzip file ({error}); get it again") from None
     encoding = encoding or ("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     try:
         text = data.decode(encoding)
     except UnicodeError:
         text = "\0"
     if "\0" in text:
-        raise ValueError(f"{path} is not {encoding.removesuffix('-sig')} text; if it is text, name its encoding, such "
-                         "as --encoding=cp1252; if it is a document or an archive, save its text as a .txt file")
+        raise Mistake(f"{path} is not {encoding.removesuffix('-sig')} text; if it is text, name its encoding, such "
+                      "as --encoding=cp1252; if it is a document or an archive, save its text as a .txt file")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -131,8 +130,8 @@ def read_folder(folder, encoding=None):
             except ValueError:
                 other.append(str(name))
     if not texts:
-        raise ValueError(f"--input={folder} has no text file, but {len(other)} others; name another folder or a file, "
-                         "or the --encoding= of its files")
+        raise Mistake(f"--input={folder} has no text file, but {len(other)} others; name another folder or a file, "
+                      "or the --encoding= of its files")
     print(f"{folder}: {len(texts)} text files" + (f"; {len(other)} left out, which are not {encoding or 'UTF-8'} text: "
                                                   f"{shown(other)}" if other else ""))
     return texts
@@ -145,8 +144,8 @@ def read_source(options):
         texts = []
         for path in paths:
             if not path.exists():
-                raise FileNotFoundError(f"--input={path} does not exist; name a file or a folder (several: --input=A "
-                                        "--input=B)")
+                raise Mistake(f"--input={path} does not exist; name a file or a folder (several: --input=A "
+                              "--input=B)")
             texts += read_folder(path, options.get("encoding")) if path.is_dir() else [
                 read_text(path, options.get("encoding"))]
         return ", ".join(path.name or str(path) for path in paths), blocks("\n\n".join(texts))
@@ -164,8 +163,8 @@ def choose_tokenizer(name):
         return CharTokenizer()
     tokenizer = load_huggingface_tokenizer(name, "tokenizer")
     if tokenizer.mask_token_id is None:
-        raise ValueError(f"tokenizer={name} has no mask token, which filling in needs; use the tokenizer of a masked "
-                         "language model, such as BERT's")
+        raise Mistake(f"tokenizer={name} has no mask token, which filling in needs; use the tokenizer of a masked "
+                      "language model, such as BERT's")
     return tokenizer
 
 
@@ -195,7 +194,7 @@ def read_options(argv):
 
 
 def check_characters(source, paragraphs, dropped):
-    """Prints which characters are left out. Raises ValueError if they are too many.
+    """Prints which characters are left out. Raises Mistake if they are too many.
 
     dropped: how many characters of the paragraphs have no equivalent in the vocabulary
     """
@@ -205,20 +204,20 @@ def check_characters(source, paragraphs, dropped):
         counts.update(paragraph)
     named = ", ".join([f"{c!r} {count}" for c, count in counts.most_common() if fold_to_ascii(c)[2]][:5])
     if dropped > MOST_DROPPED * total:
-        raise ValueError(f"{source}: {dropped} of {total} characters are not in the vocabulary of the shipped models, "
-                         f"printable ASCII and newline ({named}); use a masked language model that knows them, and "
-                         "prepare the text for it: --tokenizer=MODEL (docs/huggingface.md)")
+        raise Mistake(f"{source}: {dropped} of {total} characters are not in the vocabulary of the shipped models, "
+                      f"printable ASCII and newline ({named}); use a masked language model that knows them, and "
+                      "prepare the text for it: --tokenizer=MODEL (docs/huggingface.md)")
     if dropped:
         print(f"{source}: {dropped} of {total} characters are not in the vocabulary and are left out ({named})")
 
 
 def check_lengths(source, tokens):
-    """Raises ValueError for a text without training or validation part; prints a line if one is short."""
+    """Raises Mistake for a text without training or validation part; prints a line if one is short."""
     for side, ids in tokens.items():
         side = {"train": "training", "val": "validation"}[side]
         if not ids:
-            raise ValueError(f"{source} is too short: no paragraph of it is for {side} (one in ten is for validation); "
-                             "use a text of 20,000 characters or more")
+            raise Mistake(f"{source} is too short: no paragraph of it is for {side} (one in ten is for validation); "
+                          "use a text of 20,000 characters or more")
         if len(ids) < WINDOW:
             print(f"{source} is short: {len(ids)} {side} tokens; train with a block_size below {len(ids) - 1}, or use "
                   "a longer text")
@@ -250,7 +249,7 @@ def main(argv):
         sides["val"].append(sides["train"].pop())
     check_characters(source, paragraphs, dropped)
     if not seen:
-        raise ValueError(f"{source} has no text in it; name another file or folder")
+        raise Mistake(f"{source} has no text in it; name another file or folder")
     tokens = {side: [i for text in texts for i in tokenizer.encode(text)] for side, texts in sides.items()}
     check_lengths(source, tokens)
     check_size(source, sum(map(len, seen)), len(paragraphs), len(seen))

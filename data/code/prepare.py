@@ -27,8 +27,8 @@ from dataclasses import dataclass
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
+from core.errors import Mistake, run_script
 from core.records import write_prompts
-from core.settings.script import run_script
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -256,7 +256,7 @@ def problems(count, seed):
     pools = [[(family, *variant) for variant in variants(family)] for family in FAMILIES]
     most = sum(map(len, pools))
     if not 20 <= count <= most:
-        raise ValueError(f"problems={count} must be 20 to {most}, the number of distinct ones")
+        raise Mistake(f"problems={count} must be 20 to {most}, the number of distinct ones")
     rounds = itertools.zip_longest(*(rng.sample(pool, len(pool)) for pool in pools))
     dealt = (variant for deal in rounds for variant in deal if variant)
     return [problem(rng, *variant) for variant in itertools.islice(dealt, count)]

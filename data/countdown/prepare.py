@@ -19,8 +19,8 @@ from fractions import Fraction
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
+from core.errors import Mistake, run_script
 from core.records import write_prompts
-from core.settings.script import run_script
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -41,8 +41,8 @@ class CountdownConfig(Settings):
 
     def __post_init__(self):
         if not 2 <= self.numbers <= 6 or not 0 < self.smallest <= self.largest or self.problems < 20:
-            raise ValueError(f"numbers={self.numbers} must be 2 to 6, 0 < smallest={self.smallest} <= "
-                             f"largest={self.largest}, problems={self.problems} at least 20")
+            raise Mistake(f"numbers={self.numbers} must be 2 to 6, 0 < smallest={self.smallest} <= "
+                          f"largest={self.largest}, problems={self.problems} at least 20")
 
 
 def combine(a, b, operator):

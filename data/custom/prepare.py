@@ -24,10 +24,10 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, UsageError, load_config, setting
+from core.config import Settings, load_config, setting
+from core.errors import Mistake, UsageError, run_script
 from core.prompts import plain
 from core.records import read_records, with_completion, write_prompts
-from core.settings.script import run_script
 from core.tokenizer import CharTokenizer, fold_to_ascii
 from core.tokenizer_kinds import named_tokenizer
 
@@ -60,8 +60,8 @@ def main(argv):
     records = [as_lesson(record) for record in read_records(config.input)]
     tokenizer = named_tokenizer(config.tokenizer)
     if tokenizer.stop_token_id is None:
-        raise ValueError(f"tokenizer={config.tokenizer} has no token that ends a completion; name that of a causal "
-                         "model, with its eos_token_id in generation_config.json")
+        raise Mistake(f"tokenizer={config.tokenizer} has no token that ends a completion; name that of a causal "
+                      "model, with its eos_token_id in generation_config.json")
     facts = {"source": os.path.basename(config.input), "completions": sum("completion" in r for r in records)}
     if isinstance(tokenizer, CharTokenizer):
         _, facts["characters_folded"], facts["characters_dropped"] = fold_to_ascii("".join(map(text_of, records)))

@@ -18,8 +18,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
 from core.data_folder import write_dataset
+from core.errors import Mistake, run_script
 from core.records import side
-from core.settings.script import run_script
 from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -33,7 +33,7 @@ class EquationsConfig(Settings):
 
     def __post_init__(self):
         if self.largest < 9 or self.copies < 1:
-            raise ValueError(f"largest={self.largest} must be at least 9, copies={self.copies} at least 1")
+            raise Mistake(f"largest={self.largest} must be at least 9, copies={self.copies} at least 1")
 
 
 def main(argv):

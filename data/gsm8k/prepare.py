@@ -18,9 +18,9 @@ import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, UsageError, load_config, setting
+from core.config import Settings, load_config, setting
+from core.errors import Mistake, UsageError, run_script
 from core.records import read_records, write_prompts
-from core.settings.script import run_script
 from core.tokenizer import CharTokenizer, fold_to_ascii
 from core.tokenizer_kinds import named_tokenizer
 
@@ -48,8 +48,8 @@ def download(name, folder):
         with urllib.request.urlopen(SOURCE + name, timeout=30) as response, open(path, "wb") as f:
             f.write(response.read())
     except (OSError, http.client.HTTPException) as error:
-        raise ValueError(f"could not download {SOURCE}{name} ({error}); get both files by other means and pass "
-                         "--train=FILE --test=FILE") from None
+        raise Mistake(f"could not download {SOURCE}{name} ({error}); get both files by other means and pass "
+                      "--train=FILE --test=FILE") from None
     return path
 
 
@@ -58,7 +58,7 @@ def lesson(record, split):
     reasoning, mark, number = str(record.get("answer", "")).rpartition("####")
     number = number.replace(",", "").strip()
     if not mark or not NUMBER.fullmatch(number):
-        raise ValueError(f"{record['where']}: its answer must end in '#### ' and a number")
+        raise Mistake(f"{record['where']}: its answer must end in '#### ' and a number")
     reasoning = re.sub(r"<<[^<>]*>>", "", reasoning).strip()
     working = f"<start_working_out>{reasoning}<end_working_out>"
     return {"prompt": record["prompt"], "answer": number, "completion": f"{working}<SOLUTION>{number}</SOLUTION>",

@@ -15,8 +15,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
+from core.errors import Mistake, run_script
 from core.records import write_prompts
-from core.settings.script import run_script
 from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -31,7 +31,7 @@ class GuessConfig(Settings):
 
     def __post_init__(self):
         if not 1 <= self.fewest <= self.most <= self.largest:
-            raise ValueError(f"fewest={self.fewest}, most={self.most} and largest={self.largest} must rise, from 1 on")
+            raise Mistake(f"fewest={self.fewest}, most={self.most} and largest={self.largest} must rise, from 1 on")
 
 
 def game(rng, low, high):

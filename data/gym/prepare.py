@@ -19,10 +19,9 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
+from core.errors import Mistake, others, run_script
 from core.records import side, write_prompts
 from core.settings.optional import require
-from core.settings.script import run_script
-from core.settings.user_code import guarded
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -64,12 +63,12 @@ class GymConfig(Settings):
 
     def __post_init__(self):
         if self.size < len(self.names) or self.shots < 0 or self.seed < 0:
-            raise ValueError(f"size={self.size} must be at least the number of tasks, {len(self.names)}, "
-                             f"shots={self.shots} and seed={self.seed} not negative")
+            raise Mistake(f"size={self.size} must be at least the number of tasks, {len(self.names)}, "
+                          f"shots={self.shots} and seed={self.seed} not negative")
         for task, of_task in (self.settings or {}).items():
             if task not in self.names or not isinstance(of_task, dict):
-                raise ValueError(f"settings={self.settings} must be {{task: {{parameter: value}}}} of the tasks "
-                                 f"{', '.join(self.names)}")
+                raise Mistake(f"settings={self.settings} must be {{task: {{parameter: value}}}} of the tasks "
+                              f"{', '.join(self.names)}")
 
     @property
     def names(self):
@@ -77,20 +76,20 @@ class GymConfig(Settings):
 
 
 def entries_of(package, task, settings, count, seed):
-    """`count` problems of a task, as the package gives them. Raises ValueError for an unknown task, for settings that
+    """`count` problems of a task, as the package gives them. Raises Mistake for an unknown task, for settings that
     it refuses, and where its scorer does not know an entry again that was read from a file."""
     if task not in package.factory.DATASETS:
         near = difflib.get_close_matches(task, package.factory.DATASETS, n=1)
         remedy = f"did you mean {near[0]}?" if near else "docs/rewards.md has a command that lists them"
-        raise ValueError(f"tasks: {task!r} is no task of reasoning-gym; {remedy}")
-    with guarded(f"{task} with {settings} made no problems", "correct the settings"):
+        raise Mistake(f"tasks: {task!r} is no task of reasoning-gym; {remedy}")
+    with others(f"{task} with {settings} made no problems", "correct the settings"):
         random.seed(seed)  # some tasks draw from the global random state
         made = package.create_dataset(task, size=count, seed=seed, **settings)
         entries = [made[i] for i in range(count)]
         answer, read = entries[0]["answer"], json.loads(json.dumps(entries[0]))
         known = answer is None or made.score_answer(answer, read) == made.score_answer(answer, entries[0])
     if not known:
-        raise ValueError(f"tasks: {task} cannot score problems that come from a file; leave it out")
+        raise Mistake(f"tasks: {task} cannot score problems that come from a file; leave it out")
     return entries
 
 
@@ -102,7 +101,7 @@ def records_of(task, settings, entries, shots):
     before = []
     for entry in entries[:shots]:
         if entry["answer"] is None:
-            raise ValueError(f"shots={shots} is not for {task}, whose problems come without an answer; use shots=0")
+            raise Mistake(f"shots={shots} is not for {task}, whose problems come without an answer; use shots=0")
         before.append({"role": "user", "content": entry["question"]})
         before.append({"role": "assistant", "content": entry["answer"]})
     solved = {entry["question"] for entry in entries[:shots]}

@@ -3,8 +3,8 @@
 import ast
 import re
 
+from core.errors import Mistake, others
 from core.settings.optional import require
-from core.settings.user_code import guarded
 from grpo.reward_functions.verify_math import syntax_tree
 from grpo.rewards import reward
 
@@ -54,10 +54,11 @@ def score_of(task, answer, entry, settings):
         return None
     if not is_harmless(task, answer) and answer != entry["answer"]:
         return None
+    score_answer = scorer(task, settings)
     try:
-        with guarded(f"{task} cannot read the answer", "it counts as wrong"):
-            return min(max(float(scorer(task, settings)(answer, entry)), 0.0), 1.0)
-    except ValueError:
+        with others(f"{task} cannot read the answer", "it counts as wrong"):
+            return min(max(float(score_answer(answer, entry)), 0.0), 1.0)
+    except Mistake:
         return None
 
 

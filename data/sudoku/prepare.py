@@ -23,8 +23,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
 from core.data_folder import write_dataset
+from core.errors import Mistake, run_script
 from core.records import write_prompts
-from core.settings.script import run_script
 from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -48,14 +48,14 @@ class SudokuConfig(Settings):
 
     def __post_init__(self):
         if not 1 <= self.held_out < FAMILIES:
-            raise ValueError(f"held_out={self.held_out} must be 1 to {FAMILIES - 1}")
+            raise Mistake(f"held_out={self.held_out} must be 1 to {FAMILIES - 1}")
         if not 1 <= self.fewest_hidden <= self.most_hidden <= 16:
-            raise ValueError(f"fewest_hidden={self.fewest_hidden} must be 1 to most_hidden={self.most_hidden}, "
-                             "which must be at most 16")
+            raise Mistake(f"fewest_hidden={self.fewest_hidden} must be 1 to most_hidden={self.most_hidden}, "
+                          "which must be at most 16")
         if self.prompts != 0 and self.prompts < 10:
-            raise ValueError(f"prompts={self.prompts} must be 10 or more; 0 writes boards for fill-in")
+            raise Mistake(f"prompts={self.prompts} must be 10 or more; 0 writes boards for fill-in")
         if self.evaluate and not self.prompts:
-            raise ValueError(f"evaluate={self.evaluate} is for prompts: set prompts=20000, or another number")
+            raise Mistake(f"evaluate={self.evaluate} is for prompts: set prompts=20000, or another number")
 
 
 def complete(cells):
@@ -91,15 +91,15 @@ def random_puzzle(rng, board, c):
 def read_puzzles(path, every):
     """The (puzzle, solution) pairs of a CSV file with the columns Puzzle and Solution."""
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"evaluate={path} does not exist; data/sudoku/README.md says where to download one")
+        raise Mistake(f"evaluate={path} does not exist; data/sudoku/README.md says where to download one")
     with open(path, encoding="utf-8-sig", newline="") as file:
         pairs = [(row.get("Puzzle") or "", row.get("Solution") or "") for row in csv.DictReader(file)]
     if not pairs:
-        raise ValueError(f"{path} has no puzzles")
+        raise Mistake(f"{path} has no puzzles")
     for line, (puzzle, solution) in enumerate(pairs, 2):
         if len(puzzle) != 16 or HIDDEN not in puzzle or solution not in solutions(puzzle, every):
-            raise ValueError(f"{path}, line {line}: Puzzle={puzzle} must have 16 digits, 0 for a hidden one, and "
-                             f"Solution={solution} must be a board that solves it")
+            raise Mistake(f"{path}, line {line}: Puzzle={puzzle} must have 16 digits, 0 for a hidden one, and "
+                          f"Solution={solution} must be a board that solves it")
     return pairs
 
 

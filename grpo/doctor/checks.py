@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import torch
 
+from core.errors import Mistake, one_line
 from core.prompts import PromptConsumer, as_columns, as_messages, plain
-from core.settings.user_code import one_line
 from core.tokenizer import fold_to_ascii
 from grpo.environments import Episode
 from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
@@ -43,7 +43,7 @@ class DoctorStep:
 def examine(config, models, rewards, data, dist):
     """The DoctorStep of the first optimizer step of a run, on at most MOST problems. Changes no weight and no file."""
     if dist.world > 1:
-        raise ValueError(f"doctor=True examines a step in one process, not in {dist.world}: start it without torchrun")
+        raise Mistake(f"doctor=True examines a step in one process, not in {dist.world}: start it without torchrun")
     c = replace(config, batch_size=min(MOST, config.batch_size), gradient_accumulation_steps=1, ppo_epochs=1,
                 minibatches=1, grad_clip=0.0)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from core.distributed import autocast, is_sharded
 from core.distributions import entropy, in_parts, restrict, rows_at_once, sampling_logp
+from core.errors import Mistake
 from core.models import save_model
 from grpo.losses import exact_kl
 from grpo.rollout import Rollouts, Scores, counts, join
@@ -181,5 +182,5 @@ class ModelPolicy(Policy):
     def compile(self):
         """Compiles the layers, for reading texts. A reference, a copy that was made before, needs a call too."""
         if not hasattr(self.model, "compile_layers"):
-            raise ValueError("compile=True: a Hugging Face model cannot be compiled here; set compile=False")
+            raise Mistake("compile=True: a Hugging Face model cannot be compiled here; set compile=False")
         self.model.compile_layers()

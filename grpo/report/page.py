@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
+from core.errors import Mistake
 from core.files import CONFIG, METRICS, REPORT, SAMPLES, each_record, read_object, replacing, writing
 from core.logger import format_number, visible
 from core.start import now, without_home
 from grpo.evaluation.samples import compared, evaluations, held_out
 
 STEPS = 500     # most steps in a chart, so that the page of a long run stays small
+LARGEST = 1e300
 SETS = 12       # most evaluations with samples: the first and the latest
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
 PARTS = {"eval": "Held out", "time": "Seconds of a step by phase"}
@@ -29,7 +31,7 @@ HEADLINE = {  # these held-out metrics, and the rewards
 
 
 def write_report(folder):
-    """Writes report.html of the run in a folder. Returns its path; raises FileNotFoundError without a run."""
+    """Writes report.html of the run in a folder. Returns its path; raises Mistake without a run."""
     records = read_metrics(Path(folder, METRICS))
     config, start = Path(folder, CONFIG), {}
     if config.exists():
@@ -57,7 +59,7 @@ def read_metrics(path):
     """The records of a metrics.jsonl: all evaluations, and every n-th of the others, some STEPS in all."""
     count = sum(1 for _ in each_record(path))
     if not count:
-        raise FileNotFoundError(f"{path} holds no metrics; name the out_dir of a run")
+        raise Mistake(f"{path} holds no metrics; name the out_dir of a run")
     every = 1 + count // STEPS
     return [r for i, r in enumerate(each_record(path), 1) if (count - i) % every == 0 or evaluations([r])]
 
@@ -66,7 +68,7 @@ def curves(records):
     """{part of the page: a chart for each of its metrics}"""
     parts, constant = dict.fromkeys(("Held out", "Rewards", "Training", "Seconds of a step by phase"), ""), []
     for metric in dict.fromkeys(name for record in records for name in record if name != "step"):
-        points = [(record["step"], record[metric]) for record in records if metric in record]
+        points = [(record["step"], drawable(record[metric])) for record in records if metric in record]
         values = [y for _, y in points]
         part = "Rewards" if "reward" in metric else "Training"
         part = PARTS.get(metric.split("/")[0], part)
@@ -75,6 +77,11 @@ def curves(records):
         else:
             parts[part] += chart(metric, records[-1]["step"], points)
     return parts | {"Constant, up to rounding": f"<p>{', '.join(constant)}</p>" if constant else ""}
+
+
+def drawable(value):
+    """A number of a curve; None where it is not finite, or so large that a sum of such numbers would not be."""
+    return value if value is not None and abs(value) < LARGEST else None
 
 
 def is_flat(values):

@@ -3,6 +3,7 @@
 import torch
 
 from core.distributed import autocast
+from core.errors import Mistake
 from core.judge import calculate_judge_scores, calculate_realness, log_odds, windowed_mean
 from core.performance.prepacked import pack_in_bfloat16
 from grpo.reward_functions.registry import reward
@@ -83,8 +84,8 @@ class Judge:
         room = self.model.longest_input - (self.model.judge_head == "cls")
         longest = max(map(len, texts))
         if longest > room:
-            raise ValueError(f"judge_checkpoint reads {room} tokens, but a prompt with its completion has {longest}: "
-                             "lower max_new_tokens or max_prompt_length, or take a judge with a larger block_size")
+            raise Mistake(f"judge_checkpoint reads {room} tokens, but a prompt with its completion has {longest}: "
+                          "lower max_new_tokens or max_prompt_length, or take a judge with a larger block_size")
         for length in sorted({len(ids) for ids in texts}):
             rows = [i for i, ids in enumerate(texts) if len(ids) == length]
             different, same = distinct(map(tuple, torch.stack([texts[i] for i in rows]).tolist()))

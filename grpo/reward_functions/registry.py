@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from core.config import run_config_file
 from core.data_folder import FIELDS, OF_CONSUMER
-from core.settings.user_code import definition, guarded, naming_line_of, one_line
+from core.errors import Mistake, definition, one_line, others
 from grpo.rollout import join
 
 
@@ -88,7 +88,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
         return reward()(low)
 
     def register(fn):
-        add(fn.__name__, Reward(fn, low, high, slow, check, messages=False))
+        add(fn.__name__, Reward(fn, float(low), float(high), slow, check, messages=False))
         return fn
 
     return register
@@ -102,9 +102,9 @@ def import_rewards(names=None):
 
 
 def add(name, new):
-    """Adds a Reward to the table. Raises ValueError if another file has one of this name."""
+    """Adds a Reward to the table. Raises Mistake if another file has one of this name."""
     if REWARDS.get(name, new).fn.__module__ != new.fn.__module__:
-        raise ValueError(f"reward {name} is already defined elsewhere: give your function another name")
+        raise Mistake(f"reward {name} is already defined elsewhere: give your function another name")
     REWARDS[name] = new
 
 
@@ -119,7 +119,8 @@ def load_reward_file(path):
     try:
         names = run_config_file(path)
     finally:
-        sys.path.remove(folder)
+        if folder in sys.path:  # the file may have taken it out
+            sys.path.remove(folder)
     return {name: x for name, x in names.items() if callable(x)}
 
 
@@ -134,18 +135,19 @@ def register_functions(names, path):
 
 
 def check_records(name, records):
-    """Raises ValueError with file and line of the first record that a reward cannot score."""
+    """Raises Mistake with file and line of the first record that a reward cannot score."""
     needed, check = REWARDS[name].fields, REWARDS[name].check
     for record in records:
         for key in needed:
             if record.get(FIELD_OF.get(key, key)) is None:
-                raise ValueError(f"{record['where']}: reward {name} needs the field '{key}' in every record")
+                raise Mistake(f"{record['where']}: reward {name} needs the field '{key}' in every record")
         if check is not None:
+            own = {key: x for key, x in record.items() if key not in OF_CONSUMER}
             try:
-                with naming_line_of(check):
-                    check(**{key: x for key, x in record.items() if key not in OF_CONSUMER})
-            except ValueError as error:
-                raise ValueError(f"{record['where']}: {error}") from None
+                with others(f"reward {name} cannot score this record", "correct it", check):
+                    check(**own)
+            except Mistake as mistake:
+                raise Mistake(f"{record['where']}: {mistake}") from None
 
 
 def arguments(name, texts, known, empty):
@@ -172,7 +174,7 @@ def arguments(name, texts, known, empty):
 
 def run_reward(call):
     """Calls a reward, here or in a worker process. Returns N floats, NaN for a skipped completion and infinity for what
-    is not finite, and {metric: (sum, count)}. Raises ValueError if the function fails or returns not N values."""
+    is not finite, and {metric: (sum, count)}. Raises Mistake if the function fails or returns not N values."""
     name, fields, settings, N = call
     import_rewards([name])  # a worker process does not have it yet
     fn, metrics = REWARDS[name].fn, {}
@@ -185,22 +187,19 @@ def run_reward(call):
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}
     logs = {"log_metric": log_metric, "log_extra": lambda column, values: None}
     given |= {key: log for key, log in logs.items() if REWARDS[name].gets(key)}
-    with naming_line_of(fn, f"reward {name}: "):
+    with others(f"reward {name} failed", "correct it", fn):
         returned = fn(**given, **settings)
         if inspect.iscoroutine(returned):
             returned = event_loop().run_until_complete(returned)
-    remedy = f"return a list of {N} numbers or None ({definition(fn)})"
-    with guarded(f"reward {name} returned something that is no list of numbers", remedy):
+    values, remedy = [], f"return a list of {N} numbers or None"
+    with others(f"reward {name} returned something that is no list of numbers", remedy, fn):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()
-        values = [value_of(x) for x in returned]
+        for x in returned:
+            if x is None:
+                values.append(math.nan)
+            else:
+                values.append(float(x) if math.isfinite(x) else math.inf)
     if len(values) != N:
-        raise ValueError(f"reward {name} returned {len(values)} values for {N} completions; {remedy}")
+        raise Mistake(f"{definition(fn)}: reward {name} returned {len(values)} values for {N} completions; {remedy}")
     return values, metrics
-
-
-def value_of(x):
-    """A value of a reward as a float: NaN for None, infinity for what is not finite."""
-    if x is None:
-        return math.nan
-    return float(x) if math.isfinite(x) else math.inf

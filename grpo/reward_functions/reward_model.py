@@ -4,6 +4,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from core.distributed import autocast
+from core.errors import others
 from core.huggingface.files import check_weights, is_adapter, read_config, refuse
 from core.huggingface.load import check_vocabulary, read_weights
 from core.huggingface.model import most_tokens
@@ -11,7 +12,6 @@ from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import freeze_in, is_huggingface
 from core.prompts import as_messages
 from core.settings.optional import quiet_transformers
-from core.settings.user_code import guarded
 from grpo.reward_functions.judge import distinct
 from grpo.reward_functions.registry import reward
 
@@ -41,7 +41,7 @@ class RewardModel:
 
     @torch.no_grad()
     def scores(self, texts):
-        """Score of each text, (N,) float32 on the model's device. Raises ValueError if one is longer than it can read.
+        """Score of each text, (N,) float32 on the model's device. Raises Mistake if one is longer than it can read.
         texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the records' prompts"""
         ids, same = distinct(map(tuple, self.token_ids(texts)))  # equal texts get scores that are exactly equal
         room, longest = min(most_tokens(self.model), self.tokenizer.model_max_length), max(map(len, ids))
@@ -72,7 +72,7 @@ class RewardModel:
     def chat_ids(self, prompt, completion):
         """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone."""
         messages = as_messages(prompt)
-        with guarded(f"the chat template of {KEY} refuses a prompt", "change the prompt, or take a reward model whose "
+        with others(f"the chat template of {KEY} refuses a prompt", "change the prompt, or take a reward model whose "
                      "template accepts it"):
             chat = self.tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": completion}],
                                                       tokenize=False)

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import regex as timed_re  # as re, with a timeout: a pattern such as ^(a|aa)+$ can take years
 
+from core.errors import Mistake
 from grpo.reward_functions.registry import reward
 
 FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # the last may be open
@@ -16,7 +17,7 @@ SEARCH_SECONDS = 1.0  # CPU time of one search
 def length_penalty(prompts, completions, *, length_min=20, length_max=500, **columns):
     """-1 outside [length_min, length_max] characters; inside, a triangle: 0 at the ends, 1 at the middle."""
     if length_min >= length_max:
-        raise ValueError(f"length_min={length_min} must be below length_max={length_max}; set reward_settings")
+        raise Mistake(f"length_min={length_min} must be below length_max={length_max}; set reward_settings")
     middle = (length_min + length_max) / 2
     shares = [abs(len(text) - middle) / (length_max - middle) for text in completions]  # of the way to an end
     return [1 - share if share <= 1 else -1.0 for share in shares]
@@ -36,11 +37,11 @@ def contains(prompts, completions, answer, **columns):
 
 
 def check_pattern(pattern, **columns):
-    """Raises ValueError unless a record's `pattern` is a valid regular expression."""
+    """Raises Mistake unless a record's `pattern` is a valid regular expression."""
     try:
         timed_re.compile(pattern)
     except (timed_re.error, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"reward regex: pattern {pattern!r} of a record: {error}") from None
+        raise Mistake(f"reward regex: pattern {pattern!r} of a record: {error}") from None
 
 
 @reward(0, 1, check=check_pattern)

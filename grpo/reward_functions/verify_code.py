@@ -13,6 +13,7 @@ import operator
 import re
 from typing import NamedTuple
 
+from core.errors import Mistake
 from grpo.reward_functions.registry import reward
 from grpo.reward_functions.text import FENCE
 from grpo.reward_functions.verify_math import syntax_tree
@@ -43,7 +44,7 @@ def code_correctness(prompts, completions, **columns):
 
 
 def read_tests(tests, **columns):
-    """The tests of a record as Claims, a text, or a list of inputs and outputs. Raises ValueError for another form."""
+    """The tests of a record as Claims, a text, or a list of inputs and outputs. Raises Mistake for another form."""
     match tests:
         case [*_] if all(isinstance(x, dict) for x in tests):
             texts = [x.get(key) for x in tests for key in ("input", "output")]
@@ -53,8 +54,8 @@ def read_tests(tests, **columns):
             tests = "\n".join(tests)
     if isinstance(tests, str) and tests.strip() and syntax_tree(tests.encode(errors="surrogatepass"), "exec"):
         return cut(tests) or tests
-    raise ValueError(f"reward code_execution: tests={tests!r:.200} of a record must be Python code, as a text or a "
-                     "list of texts, or a list of {'input': text, 'output': text}, and not blank")
+    raise Mistake(f"reward code_execution: tests={tests!r:.200} of a record must be Python code, as a text or a "
+                  "list of texts, or a list of {'input': text, 'output': text}, and not blank")
 
 
 @reward(0, 1, slow=True, check=read_tests)

@@ -8,6 +8,7 @@ import re
 import warnings
 from fractions import Fraction
 
+from core.errors import Mistake
 from core.settings.optional import require
 from grpo.reward_functions.registry import reward
 
@@ -91,11 +92,11 @@ def math_working(prompts, completions, **columns):
 
 
 def countdown_task(numbers, target, **columns):
-    """(sorted numbers, target) of a countdown record, exact. Raises ValueError if they are not numbers."""
+    """(sorted numbers, target) of a countdown record, exact. Raises Mistake if they are not numbers."""
     exact = [number(str(x)) for x in (*numbers, target)] if isinstance(numbers, (list, tuple)) else [None]
     if None in exact:
-        raise ValueError(f"reward countdown: numbers={numbers!r:.100} and target={target!r:.100} of a record must be "
-                         f"a list of numbers and a number, of at most {MAX_DIGITS} characters each")
+        raise Mistake(f"reward countdown: numbers={numbers!r:.100} and target={target!r:.100} of a record must be "
+                      f"a list of numbers and a number, of at most {MAX_DIGITS} characters each")
     return sorted(exact[:-1]), exact[-1]
 
 

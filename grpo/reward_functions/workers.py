@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from core.settings.user_code import guarded
+from core.errors import Mistake
 from grpo.reward_functions.registry import load_reward_file, run_reward
 from grpo.rollout import join
 
@@ -29,7 +29,7 @@ class Workers:
         """(values, {metric: (sum, count)}) of a reward, which gets each completion in a call of its own.
 
         A completion is late if it is not done after `timeout` seconds, or if a process ends before: its value is NaN,
-        and the processes are replaced. Raises ValueError if the reward does, or if the processes cannot start.
+        and the processes are replaced. Raises Mistake if the reward does, or if the processes cannot start.
         """
         if self.pool is None:
             self.start()
@@ -40,10 +40,9 @@ class Workers:
                     fields = {key: x[i : i + 1] for key, x in call.fields.items()}
                     jobs.append(self.pool.submit(run_reward, call._replace(fields=fields, N=1)))
             wait(jobs, self.timeout, FIRST_EXCEPTION)
-            with guarded(f"reward {call.name} failed", "correct it, or set reward_workers=0"):
-                for i, job in enumerate(jobs):
-                    if job.done() and not isinstance(job.exception(), BrokenProcessPool):
-                        found[i] = job.result()
+            for i, job in enumerate(jobs):
+                if job.done() and not isinstance(job.exception(), BrokenProcessPool):
+                    found[i] = job.result()
         finally:
             if len(found) < call.N:
                 self.close()
@@ -51,12 +50,12 @@ class Workers:
         return sum(values, []), join(metrics)
 
     def start(self):
-        """Starts the processes. Raises ValueError if they cannot start."""
+        """Starts the processes. Raises Mistake if they cannot start."""
         self.folder = tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True)
         self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, self.folder.name))
         if any(job.exception() for job in [self.pool.submit(os.getpid) for _ in range(self.count)]):
             self.close()
-            raise ValueError("a worker process of reward_workers could not start, see above")
+            raise Mistake("a worker process of reward_workers could not start, see above")
 
     def close(self):
         """Ends the processes, and removes the files that they left. The next call starts new ones."""

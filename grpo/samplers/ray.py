@@ -14,11 +14,11 @@ import torch
 
 from core.device import moved
 from core.distributed import Distributed
+from core.errors import ROOT, Mistake, one_line
 from core.settings.optional import require
-from core.settings.user_code import ROOT, one_line
 from grpo.build import load_policy
 from grpo.rollout import join
-from grpo.samplers.sampler import LONGEST_CALL, SamplerError
+from grpo.samplers.sampler import LONGEST_CALL
 
 START_SECONDS = 300  # for a worker to import and to load its model
 MOST_TRIES = 5       # of the same problems, by workers that die
@@ -125,11 +125,15 @@ class RaySampler:
             self.ray.shutdown()
 
     def _values(self, answers, seconds, remedy):
-        """Returns what workers return. Raises SamplerError if they are late, fail, or die too often."""
+        """Returns what workers return. Raises Mistake if they are late, fail, or die too often."""
         try:
             return self.ray.get(answers, timeout=seconds)
+        except self.ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, Mistake):
+                raise Mistake(f"a worker of sampler='ray' failed: {error.cause}") from None
+            raise  # a bug, with the traceback of the worker
         except self.ray.exceptions.RayError as error:
-            raise SamplerError(f"a worker of sampler='ray' failed or took more than {seconds:g} seconds: "
+            raise Mistake(f"a worker of sampler='ray' failed or took more than {seconds:g} seconds: "
                                f"{last_line(error)}; {remedy}") from None
 
 
@@ -155,7 +159,7 @@ def join_ray(ray, config, dist):
                 code["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             start_ray(ray, code, num_cpus=config.ray_workers * threads_of_worker(config), num_gpus=len(gpus))
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise SamplerError(f"sampler='ray': no Ray at {ADDRESS}={address} ({last_line(error)}); docs/scaling.md has "
+        raise Mistake(f"sampler='ray': no Ray at {ADDRESS}={address} ({last_line(error)}); docs/scaling.md has "
                            "the command for a cluster") from None
 
 

@@ -2,7 +2,7 @@
 
 grpo/samplers/NAME.py is the module of sampler=NAME. It has two functions:
 
-    check(config)               raises ValueError if its package or its server is missing; starts nothing
+    check(config)               raises Mistake if its package or its server is missing; starts nothing
     build(policy, config, dist) returns its Sampler
 """
 
@@ -12,16 +12,12 @@ from typing import Protocol
 LONGEST_CALL = 1500.0  # seconds that a call of Ray may take, or a server be silent: other ranks wait for half an hour
 
 
-class SamplerError(ValueError):
-    """A sampler failed or was too slow. One line that names the setting or the address."""
-
-
 class Sampler(Protocol):
     """Samples completions, in this process or elsewhere. Each rank has its own, for its share of the problems.
 
     The version of weights is the number of iterations that they were trained on. The noise depends on (config.seed,
     iteration, number of the problem, member of the group) alone: samplers that hold the policy sample the same
-    completions with the same weights. A call that takes longer than LONGEST_CALL seconds raises SamplerError.
+    completions with the same weights. A call that takes longer than LONGEST_CALL seconds raises Mistake.
     """
 
     def start(self, problems, iteration):

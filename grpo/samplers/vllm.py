@@ -19,13 +19,13 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from core.device import moved
+from core.errors import Mistake, described, one_line
 from core.files import VLLM_WEIGHTS, writing
 from core.generation import Generation, Stop
 from core.huggingface.export import write_generator
 from core.huggingface.files import writing_folder
 from core.model import GPT, LANGUAGE_MODEL
-from core.settings.user_code import one_line
-from grpo.samplers.sampler import LONGEST_CALL, SamplerError
+from grpo.samplers.sampler import LONGEST_CALL
 
 SEEDS = 7                     # keeps the servers' seeds apart from other noise; vLLM adds the number of the completion
 NEVER = -100.0                # the logit bias of a token that the policy never samples
@@ -51,8 +51,8 @@ class VllmSampler:
     def __init__(self, policy, config, dist):
         self.never = never_sampled(policy)
         if policy.model.mode != LANGUAGE_MODEL:
-            raise ValueError(f"generator_checkpoint={config.generator_checkpoint} needs sampler='local' or 'ray': a "
-                             "vLLM server writes from left to right")
+            raise Mistake(f"generator_checkpoint={config.generator_checkpoint} needs sampler='local' or 'ray': a "
+                          "vLLM server writes from left to right")
         self.policy, self.config, self.dist = policy, config, dist
         self.has_adapter = getattr(policy.model, "has_adapter", False)
         self.stop = Stop(policy.tokenizer, config.stop_sequences, config.response_prefix)
@@ -109,12 +109,12 @@ class VllmSampler:
 
     @contextlib.contextmanager
     def _reading(self):
-        """Raises SamplerError for an answer that the block cannot read, or that fails its asserts."""
+        """Raises Mistake for an answer that the block cannot read, or that fails its asserts."""
         try:
             yield
         except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
-            raise SamplerError(f"{self.server.named} answered otherwise than a vLLM server with {COMMAND} "
-                               f"({type(error).__name__}: {one_line(error)})") from None
+            raise Mistake(f"{self.server.named} answered otherwise than a vLLM server with {COMMAND} "
+                          f"({described(error)})") from None
 
     def _completions(self, text):
         """(ids, log-probabilities, whether it was truncated) of each completion of one prompt, in order."""
@@ -164,7 +164,7 @@ class VllmSampler:
 
     def _unload(self, name):
         """Some versions of vLLM refuse to unload an adapter that they have evicted."""
-        with contextlib.suppress(SamplerError):
+        with contextlib.suppress(Mistake):
             self.server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
         shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
 
@@ -185,7 +185,7 @@ class Server:
     """
 
     def __init__(self, url):
-        self.named, self.timeout = f"vllm_url={url}", LONGEST_CALL
+        self.named, self.timeout = f"vllm_url={one_line(url, 100)}", LONGEST_CALL
         self.url = urlsplit(url.rstrip("/"))
         self.headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY, "").strip():
@@ -197,7 +197,7 @@ class Server:
         return [self.threads.submit(self.ask, "POST", path, body) for body in bodies]
 
     def ask(self, method, path, body=None):
-        """The text of an answer. Raises SamplerError after the last try."""
+        """The text of an answer. Raises Mistake after the last try."""
         for pause in WAITS:
             time.sleep(pause)
             try:
@@ -205,15 +205,15 @@ class Server:
             except TimeoutError:
                 line = f"did not answer {path} within {self.timeout:g} seconds"
                 break
-            except (OSError, HTTPException) as error:
-                line = f"cannot be reached ({one_line(error)}); start the server, or correct vllm_url"
+            except (OSError, HTTPException, UnicodeError) as error:  # of a name that is no host
+                line = f"cannot be reached ({described(error)}); start the server, or correct vllm_url"
                 continue
             if status < 300:
                 return text
             line = f"refused {path} with status {status}: {one_line(text)}; start it with {COMMAND}"
             if status < 500:
                 break
-        raise SamplerError(f"{self.named} {line}")
+        raise Mistake(f"{self.named} {line}")
 
     def close(self):
         """Drops requests of `begin` that are not under way."""

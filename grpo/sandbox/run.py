@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-from core.settings.user_code import guarded
+from core.errors import Mistake
 from grpo.sandbox.kernel import PARTS
 
 CHILD = str(pathlib.Path(__file__).with_name("child.py"))
@@ -43,7 +43,7 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     address space; sandbox: "auto", or "strict" as in chosen_parts
     Returns "passed" if all ran to their end, and returned or printed what is expected; "killed" if they were stopped or
     crashed; "skipped" if the machine has no disk, memory or processes left to start them; "failed" otherwise.
-    Raises ValueError if the child cannot start for another reason.
+    Raises Mistake if the child cannot start for another reason.
     """
     try:
         parts = chosen_parts(sandbox)
@@ -53,7 +53,7 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
                 return verdict
     except OSError as error:
         if error.errno not in FULL:
-            raise ValueError(f"the sandbox cannot start ({error})") from None
+            raise Mistake(f"the sandbox cannot start ({error})") from None
         return "skipped"
     return "passed"
 
@@ -144,10 +144,10 @@ def exchange(process, messages, end):
 @functools.cache
 def missing_parts():
     """{part of PARTS that this machine's kernel does not offer: the reason}, after a trial of each. Raises OSError if
-    the machine is too full for it, ValueError if it does not run Linux."""
+    the machine is too full for it, Mistake if it does not run Linux."""
     if sys.platform != "linux":
-        raise ValueError("code_execution needs the sandbox of the Linux kernel; run in a Linux container or virtual "
-                         "machine (on Windows: WSL 2), or use other rewards")
+        raise Mistake("code_execution needs the sandbox of the Linux kernel; run in a Linux container or virtual "
+                      "machine (on Windows: WSL 2), or use other rewards")
     missing = {}
     for part in PARTS:
         try:
@@ -164,12 +164,12 @@ def missing_parts():
 
 
 def chosen_parts(sandbox):
-    """All of PARTS that this machine offers. Raises ValueError if it lacks one; with sandbox="auto" it may lack either
+    """All of PARTS that this machine offers. Raises Mistake if it lacks one; with sandbox="auto" it may lack either
     namespaces or Landlock, because the other keeps the code from files outside."""
     missing = missing_parts()
     if "seccomp" in missing or len(missing) > (sandbox == "auto"):
-        raise ValueError(f"sandbox={sandbox!r} needs what this machine does not offer: {in_words(missing)}; run where "
-                         "it does (docs/rewards.md), or use other rewards")
+        raise Mistake(f"sandbox={sandbox!r} needs what this machine does not offer: {in_words(missing)}; run where "
+                      "it does (docs/rewards.md), or use other rewards")
     return [part for part in PARTS if part not in missing]
 
 
@@ -178,12 +178,11 @@ def in_words(missing):
 
 
 def describe_sandbox(sandbox="auto", sandbox_seconds=5.0, sandbox_megabytes=256, **others):
-    """A line with the parts and limits under which code runs. Raises ValueError if an empty program does not pass."""
-    with guarded(f"the sandbox cannot start with sandbox_seconds={sandbox_seconds!r}", "set a number"):
-        verdict = run_tests("", "", sandbox_seconds, sandbox_megabytes, sandbox)
+    """A line with the parts and limits under which code runs. Raises Mistake if an empty program does not pass."""
+    verdict = run_tests("", "", sandbox_seconds, sandbox_megabytes, sandbox)
     if verdict != "passed":
-        raise ValueError(f"an empty program was {verdict} with sandbox_seconds={sandbox_seconds:g} sandbox_megabytes="
-                         f"{sandbox_megabytes}: raise them, or free memory, processes and the disk of TMPDIR")
+        raise Mistake(f"an empty program was {verdict} with sandbox_seconds={sandbox_seconds:g} sandbox_megabytes="
+                      f"{sandbox_megabytes}: raise them, or free memory, processes and the disk of TMPDIR")
     parts = ", ".join([*chosen_parts(sandbox), "limits"])
     missing = in_words(missing_parts()) or "nothing"
     return (f"code runs under {parts}, for at most {sandbox_seconds:g} s in {sandbox_megabytes} MB; missing: {missing} "

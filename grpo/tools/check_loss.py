@@ -19,10 +19,9 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
-from core.config import UsageError, load_config, run_config_file
-from core.settings.script import run_script
+from core.config import load_config, run_config_file
+from core.errors import Mistake, UsageError, definition, others, run_script
 from core.settings.setting import Settings, setting, shown
-from core.settings.user_code import naming_line_of
 from grpo.losses import AVERAGES, OBJECTIVES, SURROGATES, k2, k3, token_weights
 
 VECTORS = ROOT / "tests" / "vectors"
@@ -69,14 +68,17 @@ def measured(losses, steps):
 def loss_on(step, function):
     """The loss of the user's function on a step."""
     totals = {"total_tokens": step.mask.sum(), "total_completions": step.mask.any(1).sum()}
-    named = inspect.signature(getattr(function, "forward", function)).parameters  # forward: of a torch.nn.Module
+    with others("its parameters cannot be read", "write it in Python", function):
+        named = inspect.signature(getattr(function, "forward", function)).parameters  # forward: of a torch.nn.Module
     given = {key: x for key, x in (totals | {"max_tokens": step.max_tokens}).items() if key in named}
     loss = 0.0
     for rows in step.parts:
         tensors = step.logp, step.old_logp, step.ref_logp, step.A[:, 0], step.mask
-        part = function(*(x[rows] for x in tensors), **given)
+        with others("it failed", "correct it", function):
+            part = function(*(x[rows] for x in tensors), **given)
         if not isinstance(part, torch.Tensor) or part.numel() != 1 or not part.requires_grad:
-            raise ValueError(f"it returned {shown(part)}; return a scalar tensor that depends on logp")
+            raise Mistake(f"{definition(function)}: it returned {shown(part)}; return a scalar tensor that depends on "
+                          "logp")
         loss = loss + part.double().sum()
     return loss if given.keys() & totals.keys() else loss / len(step.parts)
 
@@ -220,7 +222,7 @@ def main(argv):
     """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
     c, steps = load_config(CheckConfig, argv[1:])[0], [load_step(x) for x in SETS]
     function = users_function("".join(argv[:1]))
-    with naming_line_of(function):
+    with others("its gradient cannot be taken", "correct it", function):
         gradient = measured([loss_on(step, function) for step in steps], steps)
     policies, kls = terms_of(policy_losses, steps, c), terms_of(kl_losses, steps, c)
     _, policy, kl, faults = min(explanations(gradient, policies, kls, c.kl_beta), key=lambda x: x[0])

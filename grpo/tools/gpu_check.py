@@ -19,14 +19,13 @@ sys.path.insert(0, str(ROOT))
 import numpy as np
 import torch
 
-from core.config import UsageError
 from core.distributed import Distributed
+from core.errors import UsageError, run_script
 from core.huggingface.lora import add_adapter
 from core.huggingface.model import HuggingFaceModel
 from core.model import LANGUAGE_MODEL
 from core.optim import build_optimizers
 from core.settings.optional import quiet_transformers
-from core.settings.script import run_script
 from grpo.build import make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step

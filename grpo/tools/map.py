@@ -12,8 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from core.config import UsageError
-from core.settings.script import run_script
+from core.errors import UsageError, run_script
 
 
 def in_order(paths):

@@ -11,9 +11,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 import numpy as np
 
-from core.config import UsageError
+from core.errors import Mistake, UsageError, run_script
 from core.files import METRICS, each_record
-from core.settings.script import run_script
 from grpo.evaluation.samples import evaluations, held_out
 from grpo.report.page import draw_curves, write_report
 
@@ -23,7 +22,7 @@ def report_seeds(folders, picture=None):
     runs = [evaluations(each_record(os.path.join(folder, METRICS))) for folder in folders]
     steps = [[record["step"] for record in run] for run in runs]
     if len(steps[0]) < 2 or any(x != steps[0] for x in steps):
-        raise ValueError(f"{folders} must be finished runs of grpo/train_grpo.py, evaluated at the same steps")
+        raise Mistake(f"{folders} must be finished runs of grpo/train_grpo.py, evaluated at the same steps")
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
     for metric in held_out(runs[0][0]):

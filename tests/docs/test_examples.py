@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from core.config import OTHER_NAMES, load_config
-from core.settings.script import exit_code
+from core.errors import exit_code
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from grpo.losses import OBJECTIVES

@@ -24,7 +24,7 @@ TABLES = {"grpo/rewards.py"}  # a script that prints the table it holds
 ROOMS = ("policies", "reward_functions", "sandbox", "samplers", "evaluation", "doctor", "report", "tools")
 SHOWS = {("report", "evaluation"), ("doctor", "evaluation")}  # rooms that show what another room measured
 TOKENS_OF_A_LINE = 45  # what is reached; it may only fall
-CATCH_ALL = ("user_code.py", "trackers.py")  # nobody knows what other people's code raises
+CATCH_ALL = ("errors.py", "trackers.py")  # nobody knows what other people's code raises
 # The files that must not ask for the kind of generator
 KINDLESS = ("losses", "reference", "shaping", "metrics",
             "grpo_training_step", "grpo_trainer", "rewards", "rollout")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.errors import Mistake
 from grpo.losses import OBJECTIVES, policy_loss, token_weights
 from tests.tiny import (
     Catcher,
@@ -123,7 +124,7 @@ def test_the_mismatch_is_that_of_the_whole_step(prompts):
 
 def test_a_sampler_of_other_processes_that_is_far_from_the_policy_ends_the_run(dataset):
     c, policy = config(sampler="ray", kl_beta=0.0), samples_with_errors(fill_policy(), lambda _: 1.0)
-    with pytest.raises(ValueError, match="mismatch_kl"):
+    with pytest.raises(Mistake, match="mismatch_kl"):
         grpo_step(policy, None, fixed_rewards(torch.rand(4, 4)), consumer(dataset, c), c)
 
 

@@ -9,6 +9,7 @@ import pytest
 from bench import bench, peer
 from bench.peer import Work
 from bench.sides import in_turns
+from core.errors import Mistake
 
 SIZES = ["--n_layer=1", "--n_embd=16", "--batch_size=2", "--group_size=3", "--device=cpu"]
 TINY = Work(n_layer=1, n_head=2, n_embd=16, batch_size=2, group_size=3, prompt_length=4, completion_length=8)
@@ -72,5 +73,5 @@ def test_sides_take_their_steps_one_after_another_and_a_child_that_ends_early_is
     in_order = [record for pair in zip(a, b, strict=True) for record in pair]
     assert [name for name, *_ in in_order] == ["a", "b"] * 3
     assert all(end <= start for (*_, end), (_, start, _) in zip(in_order, in_order[1:]))
-    with pytest.raises(ValueError, match="3"):
+    with pytest.raises(Mistake, match="3"):
         in_turns([(failing_steps,)], steps=1)

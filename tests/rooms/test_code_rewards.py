@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from core.errors import Mistake
 from grpo.reward_functions import verify_code
 from grpo.reward_functions.registry import REWARDS
 from grpo.reward_functions.verify_code import cut
@@ -63,7 +64,7 @@ def test_verdicts_are_counted_and_a_machine_that_is_full_skips_the_completion(mo
 
 @pytest.mark.parametrize("tests", [[{"input": "1", "output": " "}], 5, "(" * 5000, [{"input": "1"}, "pass"]])
 def test_tests_of_another_form_are_refused(tests):
-    with pytest.raises(ValueError, match="code_execution.*tests="):
+    with pytest.raises(Mistake, match="code_execution.*tests="):
         REWARDS["code_execution"].check(tests=tests)
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.settings.user_code import UserCodeError
+from core.errors import Mistake
 from grpo.environments import Episode, environment, find_environment
 from tests.tiny import ROOT
 
@@ -59,6 +59,6 @@ class Waiting:
 def test_an_environment_that_waits_or_raises_fails_with_the_line_of_its_file():
     one = Episode(SimpleNamespace(environment="Waiting", reward_file=None, reward_timeout=0.05, max_turns=9))
     assert one.begin(0, {}) is one.step("a") is None
-    assert isinstance(one.error, UserCodeError) and "OutOfTime" in str(one.error)
+    assert isinstance(one.error, Mistake) and "OutOfTime" in str(one.error)
     one.close()
     assert "test_environments.py, line" in str(one.error) and "no end" in str(one.error)

@@ -8,6 +8,7 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
+from core.errors import Mistake
 from core.huggingface.files import writing_folder
 from core.huggingface.load import mode_of
 from core.model import LANGUAGE_MODEL, MASKED_FILL
@@ -30,7 +31,7 @@ def llama(tmp_path_factory):
 def test_the_class_that_wrote_a_model_decides_what_it_is_for_before_its_family(kind, written_by, mode):
     config = getattr(transformers, f"{kind}Config")(architectures=written_by and [written_by])
     if mode is None:
-        with pytest.raises(ValueError, match="key=path"):
+        with pytest.raises(Mistake, match="key=path"):
             mode_of(config, "path", "key")
     else:
         assert mode_of(config, "path", "key") == mode
@@ -41,7 +42,7 @@ def test_code_of_a_folder_is_never_run(llama, tmp_path):
     path = spoiled(tmp_path / "code", llama, **own)
     with open(os.path.join(path, "mine.py"), "w") as f:
         f.write(f"open({str(tmp_path / 'it_ran')!r}, 'w')\n")
-    with pytest.raises(ValueError, match="code"):
+    with pytest.raises(Mistake, match="code"):
         load_model(path)
     assert not os.path.exists(tmp_path / "it_ran")
 

@@ -6,6 +6,7 @@ import pytest
 
 transformers = pytest.importorskip("transformers")
 
+from core.errors import Mistake
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.tokenizer import CharTokenizer
 from core.tokenizer_kinds import from_description, same_vocabulary
@@ -91,5 +92,5 @@ def test_a_vocabulary_is_known_by_its_words_and_another_in_its_folder_is_refused
     again = from_description(description, "meta.json")
     assert again.description() == a.description() and again.encode(TEXTS[0]) == a.encode(TEXTS[0])
     tokenizer_of("angle").save_pretrained(a.path)
-    with pytest.raises(ValueError, match="^meta.json"):
+    with pytest.raises(Mistake, match="^meta.json"):
         from_description(description, "meta.json")

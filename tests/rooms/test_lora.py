@@ -9,6 +9,7 @@ import torch
 
 transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
 
+from core.errors import Mistake
 from core.huggingface.settings import LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.logger import Logger
@@ -170,5 +171,5 @@ def test_a_run_resumes_from_the_state_of_its_adapter_alone_and_of_no_other(folde
     for changes in ({}, {"dtype": torch.bfloat16}, {"base": moved}):
         loop(**changes).resume()
     for changes in ({"lora_alpha": 128.0}, {"lora_rank": 8, "lora_alpha": 8.0}, {"base": other}):
-        with pytest.raises(ValueError, match="state.pt .*config.json"):
+        with pytest.raises(Mistake, match="state.pt .*config.json"):
             loop(**changes).resume()

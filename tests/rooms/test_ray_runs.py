@@ -11,7 +11,7 @@ import threading
 import pytest
 import torch
 
-from core.settings.script import exit_code
+from core.errors import exit_code
 from grpo import train_grpo
 from grpo.samplers.ray import RaySampler, start_ray
 from tests.families import model_folder, write_sums

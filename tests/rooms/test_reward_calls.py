@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.errors import Mistake
 from grpo.reward_functions import registry
 from grpo.reward_functions.registry import Call, Reward, arguments, run_reward
 
@@ -117,7 +118,7 @@ def test_values_may_be_any_numbers_none_skips_and_what_is_not_finite_is_infinite
 
 @pytest.mark.parametrize("values", [None, 1.0, "ab", [[1.0], 2.0], torch.zeros(2, 1), [0.0, 10**400], [1.0]])
 def test_what_is_no_list_of_a_number_for_each_completion_is_refused(values):
-    with pytest.raises(ValueError, match="mine .*test_reward_calls.py, line"):
+    with pytest.raises(Mistake, match="test_reward_calls.py, line .* reward mine "):
         returned(lambda completions: values)
 
 
@@ -141,7 +142,7 @@ def test_whatever_a_reward_does_it_ends_in_one_line_that_names_its_file(body, pr
     path = tmp_path / "mine.py"
     path.write_text(f"from neighbour_of_rewards import ONE\n{prefix} hostile(completions):\n    {body}\n")
     registry.register_functions(["hostile", "not there"], str(path))
-    with pytest.raises(ValueError, match="mine.py, line") as found:
+    with pytest.raises(Mistake, match="mine.py, line") as found:
         run_reward(Call("hostile", {"completions": ["a", "b"]}, {}, 2))
     assert str(found.value).isprintable() and len(str(found.value)) < 2000
     assert set(registry.REWARDS) == {"hostile"} and str(tmp_path) not in sys.path

@@ -8,6 +8,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from core.errors import Mistake
 from grpo.reward_functions.reward_model import BATCH, load_reward_model
 from tests.families import base_model, model_folder, spoiled
 from tests.tiny import TEXT
@@ -71,5 +72,5 @@ def test_what_is_no_reward_model_is_refused(tmp_path):
     model_folder(tmp_path / "causal", "llama")
     spoiled(tmp_path / "no head", tmp_path / "causal", num_labels=1)
     for name, words in (("causal", "2 labels"), ("no head", "score.weight"), ("none", "folder")):
-        with pytest.raises((ValueError, FileNotFoundError), match=f"^reward_model_checkpoint=.*{name}.*{words}"):
+        with pytest.raises(Mistake, match=f"^reward_model_checkpoint=.*{name}.*{words}"):
             load_reward_model(str(tmp_path / name))

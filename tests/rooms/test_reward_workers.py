@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from core.errors import Mistake
 from grpo.reward_functions import registry
 from grpo.reward_functions.registry import Call, Reward
 from grpo.reward_functions.workers import Workers
@@ -66,7 +67,7 @@ def test_a_completion_that_does_not_end_is_late_and_the_processes_and_their_file
 
 
 def test_an_error_of_the_reward_is_the_runs(workers):
-    with pytest.raises(ValueError, match="length .*test_reward_workers.py, line .*ZeroDivisionError"):
+    with pytest.raises(Mistake, match="test_reward_workers.py, line .*reward length .*ZeroDivisionError"):
         called(workers, "a", "raises", "endless")
     assert called(workers, "a", "bb")[0] == [1, 2]
 

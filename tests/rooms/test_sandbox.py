@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from core.errors import Mistake
 from grpo.sandbox import child as child_script
 from grpo.sandbox import run as sandbox
 from grpo.sandbox.kernel import FILES, FOLDER_BYTES
@@ -254,13 +255,13 @@ def test_code_runs_only_where_the_kernel_guards_calls_and_files(monkeypatch, mis
             if "namespaces" in missing:  # only a folder in memory is writable
                 assert run_tests("open('a', 'w')", "pass", sandbox=setting) == "failed"
             continue
-        with pytest.raises(ValueError, match=missing[0]):
+        with pytest.raises(Mistake, match=missing[0]):
             run_tests("x = 1", "pass", sandbox=setting)
 
 
 def test_code_does_not_run_on_another_system(child, monkeypatch):
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
-    with pytest.raises(ValueError, match="code_execution.*Linux"):
+    with pytest.raises(Mistake, match="code_execution.*Linux"):
         run_tests("x = 1", "pass")
 
 
@@ -272,7 +273,7 @@ def test_a_part_that_the_kernel_refuses_is_missing_and_a_machine_that_is_full_is
     for number in (errno.EAGAIN, errno.ENOMEM):
         child(f"{number} unshare: no room")
         assert run_tests("x = 1", "pass") == "skipped"
-        with pytest.raises(ValueError, match="TMPDIR"):
+        with pytest.raises(Mistake, match="TMPDIR"):
             describe_sandbox("auto", 5.0, 256)
 
 
@@ -288,7 +289,7 @@ def test_a_full_machine_skips_the_completion_and_another_error_ends_the_run(chil
             monkeypatch.setattr(sandbox.subprocess if refused == "Popen" else sandbox.tempfile, refused, refuse)
         if number == errno.EAGAIN:
             assert run_tests("x = 1", "pass") == "skipped"
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(Mistake, match="no"):
         run_tests("x = 1", "pass")
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from core.errors import Mistake
 from core.trackers import check_trackers, tracker_names
 from tests.tiny import ROOT, config, read_records
 
@@ -109,5 +110,5 @@ def test_wandb_log_asks_for_wandb_and_a_missing_package_is_named_with_its_comman
     c = config(wandb_log=True, report_to=("tensorboard", "wandb"))
     assert tracker_names(c) == ["wandb", "tensorboard"]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="pip install wandb"):
+    with pytest.raises(Mistake, match="pip install wandb"):
         check_trackers(c)

@@ -15,6 +15,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from core.errors import Mistake
 from core.files import VLLM_WEIGHTS
 from core.huggingface.export import write_generator
 from core.huggingface.settings import LoraConfig
@@ -142,7 +143,7 @@ def test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from
     w.server.fault = fault
     w.move(1.0)
     w.sync(1)
-    with pytest.raises(ValueError, match="mismatch_kl"):
+    with pytest.raises(Mistake, match="mismatch_kl"):
         w.step()
     w.server.fault = None
     w.sync(2)

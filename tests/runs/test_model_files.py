@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+from core.errors import Mistake
 from core.model import MASKED_FILL
 from core.models import load_tokenizer, read_model_file, save_model
 from tests.tiny import TOKENIZER, model
@@ -26,5 +27,5 @@ def test_a_model_with_numbers_that_are_not_finite_is_refused(tmp_path, bad):
     net = model()
     list(net.parameters())[-1].view(-1)[2] = bad
     save_model(str(tmp_path / "m"), net, TOKENIZER)
-    with pytest.raises(ValueError, match="judge_checkpoint=.*/m"):
+    with pytest.raises(Mistake, match="judge_checkpoint=.*/m"):
         read_model_file(str(tmp_path / "m"), key="judge_checkpoint")

@@ -8,6 +8,7 @@ import torch
 
 from core.checkpoint_manager import check_same_step
 from core.distributed import Distributed
+from core.errors import Mistake
 from core.models import load_model
 from tests.tiny import same, same_momentum, without_clock
 from tests.trainers import evaluated_trainer, logged_keys, records, run, trainer, training_records
@@ -82,7 +83,7 @@ def test_a_state_within_an_iteration_is_of_as_many_ranks(dataset, tmp_path):
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     state["buffers"].append({})
     torch.save(state, tmp_path / "state.pt")
-    with pytest.raises(ValueError, match="state.pt .*2 ranks"):
+    with pytest.raises(Mistake, match="state.pt .*2 ranks"):
         trainer(dataset, tmp_path, max_iters=2, resume=True, **settings)
 
 
@@ -99,5 +100,5 @@ class OfTwo(Distributed):
 def test_ranks_must_resume_from_the_same_step():
     check_same_step(OfTwo("cpu"), 8, "out")
     for step in (5, 9):
-        with pytest.raises(ValueError, match="out_dir=out"):
+        with pytest.raises(Mistake, match="out_dir=out"):
             check_same_step(OfTwo("cpu"), step, "out")

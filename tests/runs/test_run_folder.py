@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from core.errors import Mistake
 from core.run import check_run_folder, locked, set_aside
 from tests.tiny import ROOT, Cut, contents, cut_after
 
@@ -65,7 +66,7 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_has_ended_however_i
     with subprocess.Popen([sys.executable, "-c", HOLDER.format(root=ROOT, folder=out)], stdout=subprocess.PIPE,
                           text=True) as process:
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match="out_dir="), locked(out):
+        with pytest.raises(Mistake, match="out_dir="), locked(out):
             pytest.fail("two runs hold the folder")
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from core.checkpoint_manager import CheckpointManager
+from core.errors import Mistake
 from core.logger import Logger
 from core.run import BadSteps
 from tests.tiny import ROOT
@@ -42,5 +43,5 @@ def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_pat
         if good_before:
             bad.in_a_row = 0
         bad.add(step, metrics)
-    with pytest.raises(ValueError, match="max_bad_steps=3.* loss; .*state.pt"):
+    with pytest.raises(Mistake, match="max_bad_steps=3.* loss; .*state.pt"):
         bad.add(5, metrics)

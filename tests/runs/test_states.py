@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from core.checkpoint_manager import CheckpointManager, read_state, states
+from core.errors import Mistake
 from core.files import each_record, keep_records
 from core.logger import Logger, visible
 from core.models import load_model, save_model
@@ -45,7 +46,7 @@ def test_a_state_of_another_model_optimizer_or_identity_is_refused(tmp_path, lay
     optimizer = torch.optim.AdamW(net.parameters())
     manager_of(tmp_path, net, identity={"alpha": 2.0}).save(1, net.state_dict(), [optimizer], {})
     net = model(n_layer=layers)
-    with pytest.raises(ValueError, match=f"state.pt .* {differs}[^\n]*config.json"):
+    with pytest.raises(Mistake, match=f"state.pt .* {differs}[^\n]*config.json"):
         manager_of(tmp_path, net, identity={"alpha": alpha}).load(net.state_dict(), [kind(net.parameters())])
 
 
@@ -59,7 +60,7 @@ def test_a_state_that_is_damaged_or_would_run_code_is_refused_in_one_line(tmp_pa
     monkeypatch.chdir(tmp_path)
     torch.save({"step": 1, "model": Bomb()}, "state.pt")
     (tmp_path / "state.pt").write_bytes((tmp_path / "state.pt").read_bytes()[:kept])
-    with pytest.raises(ValueError, match="^[^\n]*state.pt [^\n]*resume"):
+    with pytest.raises(Mistake, match="^[^\n]*state.pt [^\n]*resume"):
         manager_of(tmp_path, model()).load({}, [])
     assert not (tmp_path / "boom").exists()
 

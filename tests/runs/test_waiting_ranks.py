@@ -12,7 +12,7 @@ from datetime import timedelta
 sys.path.insert(0, {root!r})
 from core import distributed
 distributed.EXCHANGE_WAIT = timedelta(seconds=3)
-from core.settings.script import run_script
+from core.errors import run_script
 
 def main(argv):
     with distributed.Distributed("cpu") as dist:

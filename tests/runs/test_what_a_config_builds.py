@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from core.config import load_config
+from core.errors import Mistake
 from core.models import save_model
 from grpo.build import build_data, build_models, build_reference
 from grpo.grpo_config import GRPOConfig
@@ -32,7 +33,7 @@ def test_canonical_defaults():
 
 def test_a_wrong_word_in_the_row_of_an_objective_is_refused(monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "mine", replace(OBJECTIVES["grpo"], ratio="completion"))
-    with pytest.raises(ValueError, match="ratio='completion'"):
+    with pytest.raises(Mistake, match="ratio='completion'"):
         load("--objective=mine")
 
 

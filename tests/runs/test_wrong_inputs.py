@@ -1,4 +1,5 @@
-"""Wrong inputs end in one line that names the key or file and the remedy; nothing of the user's is lost."""
+"""Wrong inputs end in one line that names the key or file and the remedy; nothing of the user's is lost. A bug of ours
+keeps its traceback."""
 
 import pathlib
 import re
@@ -8,8 +9,8 @@ import pytest
 from core.model import SEQUENCE_SCORER
 from core.models import save_model
 from tests.families import change_folder, model_folder
-from tests.tiny import CAUSAL, causal_model, model, run_here, save
-from tests.wrong_inputs import FILES, FOLDERS, PRETRAIN, ROWS, TRAIN
+from tests.tiny import CAUSAL, ROOT, causal_model, model, run_here, save
+from tests.wrong_inputs import BUGS, FILES, FOLDERS, PRETRAIN, ROWS, TRAIN
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +35,14 @@ def braces(text, places):
     return re.sub(r"\{([^}]+)\}", lambda name: places.get(name[1], name[0]), text)
 
 
+def command(script, arguments, places):
+    """The arguments of a row, as a list; a run has a folder of its own."""
+    text = braces(arguments, places)
+    if script in (TRAIN, PRETRAIN) and "--out_dir" not in text:
+        text += f" --out_dir={places['out']}"
+    return text.split()
+
+
 def inputs(places):
     """The bytes of every input."""
     return {name: pathlib.Path(path).read_bytes() for name, path in places.items() if pathlib.Path(path).is_file()}
@@ -43,14 +52,28 @@ def inputs(places):
 def test_a_wrong_input_is_one_line_with_its_key_and_the_remedy(row, places, tmp_path):
     script, arguments, code, words = row
     places = places | {"out": str(tmp_path / "out")}
-    text = braces(arguments, places)
-    if script in (TRAIN, PRETRAIN) and "--out_dir" not in text:
-        text += f" --out_dir={places['out']}"
     before = inputs(places)
-    done = run_here(script, *text.split())
+    done = run_here(script, *command(script, arguments, places))
     lines = done.stderr.strip().split("\n")
     assert done.returncode == code and len(lines) == 1, (done.returncode, done.stderr)
     assert lines[0].isprintable()
     for word in braces(words, places).split():
         assert re.search(rf"(?<!\w){re.escape(word)}(?!\w)", lines[0]), (word, lines)
     assert inputs(places) == before
+
+
+def function_with_a_bug():
+    """A function in a file of ours that raises the ValueError of int("x"), whatever it is called with."""
+    names = {}
+    exec(compile("def bug(*_, **__): int('x')", f"{ROOT}/core/bug.py", "exec"), names)
+    return names["bug"]
+
+
+@pytest.mark.parametrize("row", BUGS, ids=lambda row: row[2])
+def test_a_bug_of_ours_keeps_its_traceback(row, places, tmp_path, monkeypatch):
+    script, arguments, function = row
+    monkeypatch.setattr(function, function_with_a_bug())
+    places = places | {"out": str(tmp_path / "out")}
+    with pytest.raises(ValueError, match="invalid literal") as found:
+        run_here(script, *command(script, arguments, places))
+    assert type(found.value) is ValueError and str(found.traceback[-1].path).endswith("core/bug.py")

@@ -1,0 +1,177 @@
+"""Mistakes of the user's, which end a script in one line; bugs of this project, which keep their traceback.
+
+What this project raises for its users is a Mistake. What code of others raises (a library that reads a user's file, a
+reward, an environment, a mask, a config) becomes one in a block of `others`. Every other exception is a bug of ours.
+"""
+
+import os
+import pathlib
+import signal
+import sys
+import sysconfig
+import threading
+import traceback
+import warnings
+from contextlib import contextmanager
+
+ROOT = str(pathlib.Path(__file__).resolve().parents[1])
+OWN = tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo"))
+LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
+PACKAGES = {"site-packages", "dist-packages"}
+MOST = 300  # characters of an error of others
+
+
+class Mistake(ValueError):
+    """A mistake of the user's. Its text is one line that names the key or the file, and the remedy."""
+    exit_code = 1
+
+
+class UsageError(Mistake):
+    """A mistake in the command itself."""
+    exit_code = 2
+
+
+class OutOfTime(BaseException):
+    """A time_limit is over. It is no Exception, so that user code which catches those does not go on."""
+
+
+class others:
+    """Code of others runs in the block: what it raises becomes a Mistake, "{what} ({the exception}); {remedy}".
+
+    It begins with the innermost line of the user's that had a part in it, or with the definition of the user's
+    `function`, if there is one. A Mistake and an interrupt pass as they are, and so does a bug of ours: an exception
+    of a function of this project that the block calls, without a line of the user's in between. Whatever the lines of
+    the block itself raise counts as the others', so the block should only call them. Warnings are hidden.
+
+    ours_too: what functions of this project raise is the others' as well: they try something that nobody has tried
+    """
+
+    def __init__(self, what, remedy, function=None, ours_too=False):
+        self.what, self.remedy = what, remedy
+        self.function, self.ours_too = function, ours_too
+        self.warnings = warnings.catch_warnings()
+
+    def __enter__(self):
+        self.warnings.__enter__()
+        warnings.simplefilter("ignore")
+
+    def __exit__(self, kind, error, trace):
+        self.warnings.__exit__(kind, error, trace)
+        if error is None or isinstance(error, (Mistake, KeyboardInterrupt)):
+            return
+        called = traceback.extract_tb(trace)[1:]  # the first frame is the block's
+        places = [(frame.filename, frame.lineno, frame.line) for frame in called]
+        if isinstance(error, SyntaxError) and error.filename and error.lineno:
+            places.append((error.filename, error.lineno, error.text))
+        lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in places if is_users(file)]
+        is_bug = called and is_ours(called[-1].filename) and not self.ours_too
+        if not lines and (is_bug or isinstance(error, MemoryError)):  # core/start.py tells what lowers the memory
+            return
+        place = ""
+        if lines:
+            place = f"{one_line(lines[-1])}: "
+        elif self.function is not None:
+            place = f"{definition(self.function)}: "
+        raise Mistake(f"{place}{self.what} ({described(error)}); {self.remedy}") from error
+
+
+@contextmanager
+def time_limit(seconds):
+    """Raises OutOfTime within, after so many seconds; but not in a thread or on Windows, where signals do not reach."""
+    def end(*_):
+        raise OutOfTime(f"it was not done after {seconds} seconds")
+
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def is_ours(file):
+    """True for a source file of this project, this one aside, which raises in the name of others."""
+    path = os.path.realpath(file)
+    return path.startswith(OWN) and path != os.path.realpath(__file__)
+
+
+def is_users(file):
+    """True for a source file that belongs neither to this project nor to Python and its packages."""
+    path = os.path.realpath(file)
+    return not (path.startswith((LIBRARY, *OWN)) or file.startswith("<") or PACKAGES & set(path.split(os.sep)))
+
+
+def definition(function):
+    """"FILE, line N" of where a function is defined; the name of one without Python's code."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return getattr(function, "__name__", type(function).__name__)
+    return f"{shortest(code.co_filename)}, line {code.co_firstlineno}"
+
+
+def shortest(file):
+    """The path of a file from the working directory, if the file is in it."""
+    return file.removeprefix(os.getcwd() + os.sep)
+
+
+def described(error):
+    """The type and the text of an exception in one line."""
+    kind = type(error).__name__
+    text = one_line(error)
+    return f"{kind}: {text}" if text else kind
+
+
+def one_line(value, most=MOST, write=str):
+    """str(value), or what `write` makes of it, in one printable line."""
+    try:
+        text = write(value)
+    except Exception:  # a class of the user's may fail at that
+        text = f"a {type(value).__name__} that cannot be written as text"
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
+    return f"{line[:most]}..." if len(text) > most else line
+
+
+def exit_code(main):
+    """Calls main(argv) and returns the exit code. A Mistake, a file that cannot be opened and an interrupt are one line
+    on stderr; a bug is not caught. A script that does not know --help itself prints its docstring."""
+    try:
+        main(sys.argv[1:])
+    except Mistake as mistake:
+        if isinstance(mistake, UsageError) and {"--help", "-h"} & set(sys.argv):
+            print(sys.modules[main.__module__].__doc__.strip())
+            return 0
+        tell(mistake)
+        return mistake.exit_code
+    except OSError as error:
+        if error.filename is None:
+            raise
+        tell(f"{error.filename}: {error.strerror}")
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def tell(mistake):
+    """Writes the line of a mistake to stderr, at once: other ranks write there too."""
+    sys.stderr.write(one_line(f"error: {mistake}", 2000) + "\n")
+
+
+def run_script(main):
+    """Runs main(argv): a mistake of the user's is one line and exit code 1 (2 for usage), a bug a traceback."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal for ASCII alone shows other letters as \u....
+    try:
+        code = exit_code(main)
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `| head`, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    if code:
+        raise SystemExit(code)

@@ -1,0 +1,100 @@
+"""What code of others raises is a mistake with the user's line; what ours raises is a bug, which passes as it is."""
+
+import json
+import time
+
+import pytest
+
+from core.config import run_config_file
+from core.errors import ROOT, Mistake, described, others, time_limit
+from core.settings.setting import is_inside
+
+
+class NoException(BaseException):
+    """As those of extensions in Rust."""
+
+
+class Unprintable(Exception):
+    """An exception whose text raises."""
+
+    def __str__(self):
+        raise KeyError
+
+
+def raising(exception):
+    def fails():
+        raise exception
+    return fails
+
+
+def waits():
+    with time_limit(0.02):
+        time.sleep(100)
+
+
+def asks_ours():
+    return is_inside(1, "no interval")
+
+
+def takes_one(a):
+    return a
+
+
+HERE = r"^tests/runs/test_errors.py, line \d+: "
+USERS = {
+    "an error": (raising(ZeroDivisionError("by zero")), "ZeroDivisionError: by zero"),
+    "an error of ours that he caused": (asks_ours, "ValueError"),
+    "a library's that he caused": (lambda: json.loads("{"), "JSONDecodeError"),
+    "an exit": (raising(SystemExit(3)), "SystemExit: 3"),
+    "no Exception": (raising(NoException("at all")), "NoException: at all"),
+    "a text that raises": (raising(Unprintable()), "Unprintable"),
+    "no memory": (raising(MemoryError()), "MemoryError"),
+    "no end": (waits, "OutOfTime"),
+    "no such argument": (takes_one, "TypeError")}
+
+
+@pytest.mark.parametrize("case", USERS)
+def test_an_exception_of_the_users_code_is_a_mistake_with_his_line(case, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    function, told = USERS[case]
+    with pytest.raises(Mistake, match=f"{HERE}.*it failed .*{told}.*; remedy$") as found:
+        with others("it failed", "remedy", function):
+            function()
+    assert str(found.value).isprintable()
+
+
+@pytest.mark.parametrize("text", ["a = 1\nb = a +\n", "a = 1\nb = a / 0\n"])
+def test_a_config_names_its_line(tmp_path, text):
+    (tmp_path / "c.py").write_text(text)
+    with pytest.raises(Mistake, match="c.py, line 2: b = a"):
+        run_config_file(str(tmp_path / "c.py"))
+
+
+def test_without_a_line_of_the_users_a_library_is_named_by_what_it_did():
+    with pytest.raises(Mistake, match=r"^a\.json is not JSON \(JSONDecodeError: .*\); copy it again$"):
+        with others("a.json is not JSON", "copy it again"):
+            json.loads("{")
+
+
+@pytest.mark.parametrize("exception", [Mistake("a remedy"), KeyboardInterrupt()])
+def test_a_mistake_and_an_interrupt_pass_as_they_are(exception):
+    with pytest.raises(type(exception)) as found:
+        with others("it failed", "remedy"):
+            raise exception
+    assert found.value is exception
+
+
+def test_a_bug_of_ours_passes_as_it_is_unless_the_block_is_a_trial():
+    with pytest.raises(ValueError) as found:
+        with others("it failed", "remedy"):
+            is_inside(1, "no interval")
+    assert type(found.value) is ValueError
+    with pytest.raises(Mistake, match="it failed"):
+        with others("it failed", "remedy", ours_too=True):
+            is_inside(1, "no interval")
+
+
+def test_an_exception_in_words_is_one_printable_line():
+    assert described(ValueError("a\n\x1b b" + "c" * 1000)).startswith("ValueError: a ? b")
+    assert described(ValueError()) == "ValueError"
+    assert len(described(ValueError("c" * 10_000_000))) < 400
