@@ -6,6 +6,7 @@ reward, an environment, a mask, a config) becomes one in a block of `others`. Ev
 
 import os
 import pathlib
+import re
 import signal
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ OWN = tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo"))
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 PACKAGES = {"site-packages", "dist-packages"}
 MOST = 300  # characters of an error of others
+NO_MEMORY = "out of memory|can't allocate memory|ALLOC_FAILED"  # of CUDA and MPS, of a CPU, of CUDA's libraries
 
 
 class Mistake(ValueError):
@@ -65,7 +67,7 @@ class others:
             places.append((error.filename, error.lineno, error.text))
         lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in places if is_users(file)]
         is_bug = called and is_ours(called[-1].filename) and not self.ours_too
-        if not lines and (is_bug or isinstance(error, MemoryError)):  # core/start.py tells what lowers the memory
+        if not lines and (is_bug or is_out_of_memory(error)):  # core/start.py tells what lowers the memory
             return
         place = ""
         if lines:
@@ -91,6 +93,12 @@ def time_limit(seconds):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def is_out_of_memory(error):
+    """True for an exception of Python or torch about too little memory."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and re.search(NO_MEMORY, str(error)) is not None)
 
 
 def is_ours(file):
@@ -119,9 +127,10 @@ def shortest(file):
 
 
 def described(error):
-    """The type and the text of an exception in one line."""
-    kind = type(error).__name__
-    text = one_line(error)
+    """The type and the text of an exception in one line; of a Mistake the text alone."""
+    kind, text = type(error).__name__, one_line(error)
+    if isinstance(error, Mistake):
+        return text
     return f"{kind}: {text}" if text else kind
 
 

@@ -17,14 +17,13 @@ import torch
 
 from core.config import changed_settings
 from core.data_folder import dataset_folder
-from core.errors import ROOT, Mistake, described, one_line, shortest
+from core.errors import ROOT, Mistake, described, is_out_of_memory, one_line, shortest
 from core.files import CONFIG, read_object, write_json
 from core.run import set_aside
 
 MODELS = ("data/smollm2/model",)  # models that the prepare.py beside them makes
 MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
           "grad_checkpoint", "dtype", "lora_rank", "load_in_4bit")  # settings that change what a run needs
-NO_MEMORY = "out of memory|can't allocate memory|ALLOC_FAILED"  # of CUDA and MPS, of a CPU, of CUDA's libraries
 
 
 def build_missing(config, checkpoints, dist):
@@ -68,7 +67,7 @@ def naming_what_lowers_memory(config):
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or re.search(NO_MEMORY, str(error))):
+        if not is_out_of_memory(error):
             raise
         settings = ", ".join(f"{key}={getattr(config, key)}" for key in MEMORY if hasattr(config, key))
         raise Mistake(f"out of memory ({one_line(error, 100)}); change what lowers it: {settings}") from error

@@ -255,6 +255,7 @@ CLAIMS = {
             "runs/test_wrong_inputs.py::test_a_wrong_input_is_one_line_with_its_key_and_the_remedy",
         "later arguments win; a room has its settings only while it is open":
             "runs/test_settings.py::test_a_room_has_its_settings_only_while_it_is_open",
+        "a bug of ours keeps its traceback": "runs/test_wrong_inputs.py::test_a_bug_of_ours_keeps_its_traceback",
         "an error in the user's code names the user's file and line":
             "runs/test_errors.py::test_an_exception_of_the_users_code_is_a_mistake_with_his_line",
         "a save that was cut anywhere leaves a whole state and model":
@@ -370,6 +371,8 @@ CLAIMS = {
             "rooms/test_sandbox.py::test_code_runs_only_where_the_kernel_guards_calls_and_files",
         "the filter allows the listed system calls alone, on both architectures":
             "rooms/test_system_calls.py::test_calls_in_the_table_are_allowed_and_all_others_refused",
+        "what an environment returns is read within its time; nonsense ends the run":
+            "rooms/test_environments.py::test_what_fails_while_it_is_read_fails_the_completion_alone",
         "environments that wait, raise or return nonsense are named":
             "rooms/test_environments.py::test_an_environment_that_waits_or_raises_fails_with_the_line_of_its_file",
         "Ray workers sample what the policy samples, whatever their number":
@@ -447,9 +450,14 @@ CLAIMS = {
             "docs/test_house.py::test_no_imports_run_in_a_circle_and_a_layer_imports_only_those_before_it",
         "nothing evaluates text or catches every error":
             "docs/test_house.py::test_nothing_evaluates_text_or_catches_every_error",
-        "files, lines, tokens, words and settings do not grow": "docs/test_budget.py::test_nothing_has_grown",
-        "a step of the main job runs through few files":
-            "docs/test_path.py::test_a_step_of_the_main_job_runs_through_few_files",
+        "tokens, density, settings and words stay below their ceilings":
+            "docs/test_budget.py::test_there_is_no_more_to_read_than_the_ceilings_say",
+        "a statement that is only wrapped is as dense as before":
+            "docs/test_budget.py::test_a_statement_that_is_wrapped_is_as_dense_as_before",
+        "the files that a step runs through stay below their ceilings":
+            "docs/test_budget.py::test_a_step_of_the_main_job_runs_through_no_more_than_the_ceilings_say",
+        "the main job loads no feature that is off":
+            "docs/test_house.py::test_the_main_job_loads_no_feature_that_is_off",
     },
 }
 

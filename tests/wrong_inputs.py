@@ -32,7 +32,6 @@ FILES = {
     "raises.py": "seed = 1\n\nbatch_size = 1 // 0\n",
     "silent.py": "seed = 1\nclass Error(Exception):\n    def __str__(self):\n        raise KeyError\nraise Error\n",
     "half_pair.jsonl": lines(*MANY, {"prompt": "1+1", "answer": "\ud800"}),
-    "stride/meta.json": json.dumps({"tokenizer": {"kind": "char"}, "stride": 0}),
     "mine/thesis.tex": "mine",
     "damaged/metrics.jsonl": b'{"step": 1}\n{"step": \xff}\n',
     "plain/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}, {"step": 1, "loss": 0.5}),

@@ -1,12 +1,15 @@
 """Running text: what was written is read, and a problem depends on its number alone, however a step is cut."""
 
+import json
 import os
+import shutil
 
 import numpy as np
 import pytest
 
 from core.data import MASKS, DatasetConsumer, draw_mask, unpack_batch
 from core.data_folder import write_dataset
+from core.errors import Mistake
 from core.model import LANGUAGE_MODEL
 from core.tokenizer import CharTokenizer
 from tests.tiny import TEXT, TOKENIZER, config, consumer
@@ -22,6 +25,15 @@ def test_every_id_of_a_large_vocabulary_is_read_as_it_was_written(tmp_path, voca
     data = DatasetConsumer(str(tmp_path), LANGUAGE_MODEL, 16, 4, tokenizer=t)
     assert data.tokens["train"].tolist() == ids and data.tokens["val"].tolist() == ids[::-1]
     assert set(data.batch("train", 0)["input"].flatten()) <= set(ids)
+
+
+@pytest.mark.parametrize("stride", [0, -1, "x", 1.5, True, None])
+def test_windows_that_cannot_begin_anywhere_are_refused(dataset, tmp_path, stride):
+    folder = shutil.copytree(dataset, tmp_path / "strided")
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(meta | {"stride": stride}))
+    with pytest.raises(Mistake, match="meta.json: stride="):
+        DatasetConsumer(str(folder), LANGUAGE_MODEL, 16, 4)
 
 
 def equal(a, b):

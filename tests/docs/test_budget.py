@@ -1,80 +1,172 @@
-"""How much there is to read. A ceiling may fall and never rise: what comes in takes the place of something."""
+"""How much there is to read, and how densely it is written. Lines, files, docstrings and comments are never limited.
+
+MEASURED and STEP say what is there; what is found may be ROOM times as much. A feature raises its numbers in the commit
+that adds it, by what it says that it costs.
+"""
 
 import ast
-import dataclasses
-import io
+import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tokenize
 
-from core.model import SEQUENCE_SCORER
-from tests.tiny import ROOT, model, save
+import pytest
 
-CEILINGS = {"files": 94, "lines": 12579, "tokens": 92127, "tests' tokens": 121105, "docs' words": 17702,
-            "settings": 64, "raises": 155, "requirements files": 3, "configs": 20, "files of the main job": 43,
-            "lines of the main job": 5848}
-LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+from grpo.train_grpo import main
+from tests.tiny import ROOT, all_settings
+
+ROOM = 1.10  # while faults are mended; 1.02 once the code is unpacked
+MEASURED = {
+    "tokens": 92127,
+    "tokens a line": 10.71,
+    "tokens a line, median": 9,
+    "% of lines with 25 tokens or more": 5.98,
+    "tokens of the fullest line": 41,
+    "tokens a statement": 11.45,
+    "% of statements with 40 tokens or more": 0.66,
+    "getattr, hasattr and setattr": 100,
+    "settings": 105,
+    "requirements files": 3,
+    "words of docs": 16810,
+}
+STEP = {"tokens": 20054, "tokens a line": 11.58, "tokens a statement": 12.28}  # of the files that a step runs through
+LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
-def python_files(*folders):
-    return [path for folder in folders for path in sorted(pathlib.Path(ROOT, folder).rglob("*.py"))]
-
-
-def count_lines(paths):
-    return sum(len(path.read_text().splitlines()) for path in paths)
-
-
-def count_tokens(path):
-    """Python's tokens without comments, docstrings and layout. A formatted string is one, as up to Python 3.11."""
-    text, docstrings = path.read_text(), set()
-    for node in ast.walk(ast.parse(text)):
-        can_have_one = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+def lines_of_docstrings(tree):
+    """The numbers of the lines that docstrings take."""
+    found = set()
+    for node in ast.walk(tree):
+        can_have_one = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         if can_have_one and ast.get_docstring(node, clean=False) is not None:
-            docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    count = depth = 0
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        name = tokenize.tok_name[token.type]
-        depth -= name == "FSTRING_END"
-        count += depth == 0 and token.type not in LAYOUT and token.start[0] not in docstrings and name != "FSTRING_END"
-        depth += name == "FSTRING_START"
-    return count
+            found |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return found
 
 
-def loaded_by_the_main_job(dataset, folder):
-    """The files of core/ and grpo/ that a run of the main job imports, here with a small dataset and small models."""
-    judge = save(folder / "judge.safetensors", model(SEQUENCE_SCORER))
-    generator = save(folder / "generator.safetensors", model())
-    argv = ["config/grpo_example.py", f"--dataset={dataset}", f"--generator_checkpoint={generator}",
-            f"--judge_checkpoint={judge}", f"--gold_judge_checkpoint={judge}", f"--out_dir={folder}/out",
-            "--block_size=16", "--max_iters=1", "--batch_size=2", "--eval_problems=2"]
-    code = (f"import os, runpy, sys; sys.path.insert(0, os.getcwd()); sys.argv = ['', *{argv}]; "
-            "runpy.run_path('grpo/train_grpo.py', run_name='__main__'); "
-            "print(*{getattr(x, '__file__', None) or '' for x in list(sys.modules.values())}, sep='\\n')")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    ours = set(python_files("core", "grpo"))
-    return [path for line in done.stdout.split("\n") if (path := pathlib.Path(line)) in ours]
+def tokens_of(path):
+    """Yields the tokens of a file that are code, and the NEWLINE that ends each statement.
+
+    A formatted string is one token, as up to Python 3.11, however many later versions make of it.
+    """
+    docstrings = lines_of_docstrings(ast.parse(path.read_text()))
+    depth = 0  # of formatted strings
+    with open(path) as f:
+        for token in tokenize.generate_tokens(f.readline):
+            name = tokenize.tok_name[token.type]
+            if name == "FSTRING_END":
+                depth -= 1
+            elif depth == 0 and token.type not in LAYOUT and token.start[0] not in docstrings:
+                yield token
+            if name == "FSTRING_START":
+                depth += 1
 
 
-def test_nothing_has_grown(dataset, tmp_path):
-    from grpo.grpo_config import GRPOConfig
-    code, loaded = python_files("core", "grpo"), loaded_by_the_main_job(dataset, tmp_path)
-    raises = [node for path in code for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
-    documents = [pathlib.Path(ROOT, name) for name in listed.stdout.split()]
-    found = {
-        "files": len(code),
-        "lines": count_lines(code),
-        "tokens": sum(map(count_tokens, code)),
-        "tests' tokens": sum(map(count_tokens, python_files("tests"))),
-        "docs' words": sum(len(path.read_text().split()) for path in documents if path.exists()),
-        "settings": len(dataclasses.fields(GRPOConfig)),
-        "raises": len(raises),
-        "requirements files": len(list(pathlib.Path(ROOT).glob("requirements*.txt"))),
-        "configs": len(python_files("config")),
-        "files of the main job": len(loaded),
-        "lines of the main job": count_lines(loaded),
+def density(paths):
+    """How much code there is, and how much of it a line and a statement hold. A statement may have several lines: one
+    that is only wrapped is as hard to read as before."""
+    lines, statements = [], []
+    for path in paths:
+        in_line, in_statement = {}, 0
+        for token in tokens_of(path):
+            if token.type == tokenize.NEWLINE:
+                statements.append(in_statement)
+                in_statement = 0
+            else:
+                in_line[token.start[0]] = in_line.get(token.start[0], 0) + 1
+                in_statement += 1
+        lines += in_line.values()
+    return {
+        "tokens": sum(lines),
+        "tokens a line": statistics.fmean(lines),
+        "tokens a line, median": statistics.median_low(lines),
+        "% of lines with 25 tokens or more": 100 * statistics.fmean(count >= 25 for count in lines),
+        "tokens of the fullest line": max(lines),
+        "tokens a statement": statistics.fmean(statements),
+        "% of statements with 40 tokens or more": 100 * statistics.fmean(count >= 40 for count in statements),
     }
-    assert found.keys() == CEILINGS.keys()
-    grown = {name: (count, CEILINGS[name]) for name, count in found.items() if count > CEILINGS[name]}
-    assert not grown, "more than the ceilings: take something away"
+
+
+def python_files():
+    return [path for folder in ("core", "grpo") for path in sorted(pathlib.Path(ROOT, folder).rglob("*.py"))]
+
+
+def dynamic(paths):
+    """The number of calls that look up an attribute by a name in a string."""
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+    names = [getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)]
+    return sum(name in ("getattr", "hasattr", "setattr") for name in names)
+
+
+def words_of_docs():
+    """The words of all documents but those of dev/."""
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [pathlib.Path(ROOT, name) for name in listed.stdout.split() if not name.startswith("dev/")]
+    return sum(len(path.read_text().split()) for path in paths if path.exists())
+
+
+def above(found, measured):
+    """What is more than its ceiling: {name: (found, ceiling)}."""
+    ceilings = {name: ROOM * count for name, count in measured.items()}
+    return {name: (found[name], ceiling) for name, ceiling in ceilings.items() if found[name] > ceiling}
+
+
+def test_there_is_no_more_to_read_than_the_ceilings_say():
+    from grpo.grpo_config import GRPOConfig
+    found = density(python_files())
+    found["getattr, hasattr and setattr"] = dynamic(python_files())
+    found["settings"] = len(all_settings(GRPOConfig))
+    found["requirements files"] = len(list(pathlib.Path(ROOT).glob("requirements*.txt")))
+    found["words of docs"] = words_of_docs()
+    assert found.keys() == MEASURED.keys()
+    assert not above(found, MEASURED), "more than the ceilings: unpack, or say in MEASURED what the feature costs"
+
+
+PACKED = "x = f([g(a, b) for a, b in zip(c, d) if a], {e: h for e in i}, j[k : l + m], f'{n} {o}')  # a comment\n"
+WRAPPED = PACKED.replace(", ", ",\n      ")
+UNPACKED = "found = []\nfor a, b in zip(c, d):\n    if a:\n        found.append(g(a, b))\nlengths = {}\n"
+
+
+def test_a_statement_that_is_wrapped_is_as_dense_as_before(tmp_path):
+    found = []
+    for number, text in enumerate((PACKED, WRAPPED, UNPACKED)):
+        path = tmp_path / f"{number}.py"
+        path.write_text(f'"""Words that do not count."""\n{text}')
+        found.append(density([path]))
+    packed, wrapped, unpacked = found
+    assert wrapped["tokens a line"] < packed["tokens a line"] == packed["tokens a statement"] == 47
+    assert wrapped["tokens a statement"] == packed["tokens a statement"] > 4 * unpacked["tokens a statement"]
+    assert wrapped["% of statements with 40 tokens or more"] == 100 and unpacked["tokens"] == 34
+
+
+@pytest.fixture(scope="module")
+def files_of_a_step(tmp_path_factory):
+    """The files of core/ and grpo/ in which a function runs during one step of the main job."""
+    files, in_step = set(), False
+
+    def note(frame, event, arg):
+        nonlocal in_step
+        code = frame.f_code
+        if event in ("call", "return") and code.co_filename.startswith((f"{ROOT}{os.sep}core", f"{ROOT}{os.sep}grpo")):
+            if code.co_name == "train_step":
+                in_step = event == "call"
+            if in_step:
+                files.add(pathlib.Path(code.co_filename))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        sys.setprofile(note)
+        try:
+            main(["config/grpo_example.py", "--max_iters=1", "--batch_size=2", "--group_size=4", "--eval_problems=2",
+                  "--eval_interval=9", "--sample_interval=9", "--dtype=float32",
+                  f"--out_dir={tmp_path_factory.mktemp('path')}"])
+        finally:
+            sys.setprofile(None)
+    return sorted(files)
+
+
+@pytest.mark.slow
+def test_a_step_of_the_main_job_runs_through_no_more_than_the_ceilings_say(files_of_a_step):
+    assert pathlib.Path(ROOT, "grpo/grpo_training_step.py") in files_of_a_step
+    assert not above(density(files_of_a_step), STEP), files_of_a_step

@@ -1,20 +1,20 @@
 """The rules of the house that a machine can check."""
 
 import ast
-import collections
 import dataclasses
 import functools
 import importlib
 import inspect
+import os
 import pathlib
 import subprocess
 import sys
-import tokenize
 
 import pytest
 
+from core.model import SEQUENCE_SCORER
 from tests.claims import CLAIMS
-from tests.tiny import ROOT
+from tests.tiny import ROOT, model, save
 
 LAYERS = ("core", "grpo", "bench")  # a file imports those of its own layer and of the ones before it
 OURS = [str(p.relative_to(ROOT)) for folder in LAYERS for p in sorted(pathlib.Path(ROOT, folder).rglob("*.py"))]
@@ -23,8 +23,12 @@ FILES = [pathlib.Path(ROOT, name) for name in OURS] + sorted(
 TABLES = {"grpo/rewards.py"}  # a script that prints the table it holds
 ROOMS = ("policies", "reward_functions", "sandbox", "samplers", "evaluation", "doctor", "report", "tools")
 SHOWS = {("report", "evaluation"), ("doctor", "evaluation")}  # rooms that show what another room measured
-TOKENS_OF_A_LINE = 45  # what is reached; it may only fall
 CATCH_ALL = ("errors.py", "trackers.py")  # nobody knows what other people's code raises
+# What the main job loads from folders of features: fill-in, its judge and its evaluation, the page of a run
+USED_BY_THE_MAIN_JOB = {
+    "core/performance/prepacked.py", "core/settings/setting.py", "grpo/evaluation/fill_in.py",
+    "grpo/evaluation/samples.py", "grpo/policies/fill.py", "grpo/policies/policy.py", "grpo/report/page.py",
+    "grpo/reward_functions/judge.py", "grpo/reward_functions/registry.py", "grpo/reward_functions/settings.py"}
 # The files that must not ask for the kind of generator
 KINDLESS = ("losses", "reference", "shaping", "metrics",
             "grpo_training_step", "grpo_trainer", "rewards", "rollout")
@@ -94,24 +98,6 @@ def test_after_the_policies_nothing_asks_for_the_kind_of_generator(name):
             assert not node.module.startswith("grpo.policies") and node.module != "core.model", name
 
 
-def test_files_and_functions_are_short_and_a_line_says_one_thing():
-    """Files are not made short by packing. Those of config/ and data/ are mostly tables."""
-    wrong = []
-    for path in FILES:
-        if len(path.read_text().split("\n")) > 401:
-            wrong.append(f"{path} is too long")
-        for node in nodes_of(path):
-            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno > 80:
-                wrong.append(f"{path}:{node.lineno}: {node.name} is too long")
-        if {"config", "data"} & set(path.parts):
-            continue
-        with open(path) as f:
-            code = [token.start[0] for token in tokenize.generate_tokens(f.readline) if token.type in (
-                tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)]
-        wrong += [f"{path}:{line}" for line, count in collections.Counter(code).items() if count > TOKENS_OF_A_LINE]
-    assert not wrong, "\n".join(wrong)
-
-
 def test_nothing_evaluates_text_or_catches_every_error():
     wrong = []
     for path in FILES:
@@ -137,6 +123,24 @@ def test_the_algorithm_loads_no_plotting_and_nothing_optional():
             + "print({*'matplotlib wandb tensorboard trackio tiktoken trl ray transformers'.split()} & {*sys.modules})")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_main_job_loads_no_feature_that_is_off(dataset, tmp_path):
+    """Features are in folders; the main job asks for a judge and an evaluation of fill-in."""
+    judge = save(tmp_path / "judge.safetensors", model(SEQUENCE_SCORER))
+    generator = save(tmp_path / "generator.safetensors", model())
+    argv = ["config/grpo_example.py", f"--dataset={dataset}", f"--generator_checkpoint={generator}",
+            f"--judge_checkpoint={judge}", f"--gold_judge_checkpoint={judge}", f"--out_dir={tmp_path}/out",
+            "--block_size=16", "--max_iters=1", "--batch_size=2", "--eval_problems=2"]
+    code = (f"import os, runpy, sys; sys.path.insert(0, os.getcwd()); sys.argv = ['', *{argv}]; "
+            "runpy.run_path('grpo/train_grpo.py', run_name='__main__'); "
+            "print(*{getattr(x, '__file__', None) or '' for x in list(sys.modules.values())}, sep='\\n')")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split("\n")) & {str(path) for path in FILES}
+    assert f"{ROOT}/grpo/grpo_training_step.py" in loaded
+    names = {os.path.relpath(path, ROOT) for path in loaded}
+    assert {name for name in names if name.count(os.sep) == 2} == USED_BY_THE_MAIN_JOB
 
 
 def test_expected_names_are_importable():

@@ -43,6 +43,14 @@ class Echo:
         return answer, len(text) / 10
 
 
+@environment
+class Halves(Echo):
+    """Answers with half a surrogate pair, as the JSON of a web tool can hold it."""
+
+    def step(self, text):
+        return "a \ud800 b", 0.0
+
+
 @pytest.fixture(autouse=True)
 def without_memory(monkeypatch):
     MADE.clear()
@@ -109,6 +117,17 @@ def test_each_token_has_the_probability_of_the_whole_text_before_it(prompts):
                 (alone * weight[n, columns]).sum().backward()
             text, place = text + part, columns.stop
     assert (shared - flat_gradient(policy)).norm() < 1e-6 * shared.norm() > 0
+
+
+def test_half_a_surrogate_pair_in_an_answer_is_read_as_a_question_mark(tmp_path):
+    pytest.importorskip("transformers")
+    tokenizer = load_tokenizer(model_folder(str(tmp_path / "llama"), "llama"))
+    c = prompt_config(**SETTINGS | {"environment": "Halves"})
+    given = Episodes({"record": [{}], "number": [0]}, 0, c, Stop(tokenizer, ()))
+    end = tokenizer.stop_token_id
+    assert not given.ends(0, [end])
+    answer = tokenizer.encode("a ? b")
+    assert given.given[0, 1 : 1 + len(answer)].tolist() == answer
 
 
 def test_turns_of_a_chat_model_make_the_text_of_its_template(tmp_path):

@@ -46,6 +46,12 @@ def numbers_of(svg):
     return [list(point) for point in zip(*axes, strict=True)]
 
 
+def test_numbers_too_large_to_draw_are_gaps(page_of):
+    records = [{"step": step, "loss": x} for step, x in enumerate((1.0, 1.7e308, -1.7e308, 2.0))]
+    path = page_of(records)[1].find(".//path[@class='raw']").get("d")
+    assert path.count("h0") == 2
+
+
 @pytest.mark.parametrize("numbers", [[0.1, 0.9, 0.4, 0.5], [-3e-5, 2e-5, 0.0, 1e-5], [2e4, 1.2e4, 1.7e4, 1.5e4]])
 def test_the_numbers_on_a_page_are_those_of_metrics_jsonl(page_of, numbers):
     steps = (1, 100, 250, 320)

@@ -4,8 +4,10 @@ import json
 import time
 
 import pytest
+import torch
 
 from core.config import run_config_file
+from core.distributed import Distributed
 from core.errors import ROOT, Mistake, described, others, time_limit
 from core.settings.setting import is_inside
 
@@ -76,12 +78,20 @@ def test_without_a_line_of_the_users_a_library_is_named_by_what_it_did():
             json.loads("{")
 
 
-@pytest.mark.parametrize("exception", [Mistake("a remedy"), KeyboardInterrupt()])
-def test_a_mistake_and_an_interrupt_pass_as_they_are(exception):
+@pytest.mark.parametrize("exception", [
+    Mistake("a remedy"), KeyboardInterrupt(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_mistakes_interrupts_and_too_little_memory_pass_as_they_are(exception):
     with pytest.raises(type(exception)) as found:
         with others("it failed", "remedy"):
             raise exception
     assert found.value is exception
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "x"), ("WORLD_SIZE", "-1"), ("LOCAL_RANK", "1.5")])
+def test_a_variable_of_torchrun_that_is_no_number_is_named(name, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(Mistake, match=f"^{name}='{value}' .*torchrun"):
+        Distributed("cpu")
 
 
 def test_a_bug_of_ours_passes_as_it_is_unless_the_block_is_a_trial():
@@ -96,5 +106,5 @@ def test_a_bug_of_ours_passes_as_it_is_unless_the_block_is_a_trial():
 
 def test_an_exception_in_words_is_one_printable_line():
     assert described(ValueError("a\n\x1b b" + "c" * 1000)).startswith("ValueError: a ? b")
-    assert described(ValueError()) == "ValueError"
+    assert described(ValueError()) == "ValueError" and described(Mistake("correct it")) == "correct it"
     assert len(described(ValueError("c" * 10_000_000))) < 400

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from core import data
 from core.model import SEQUENCE_SCORER
 from core.models import save_model
 from tests.families import change_folder, model_folder
@@ -28,6 +29,12 @@ def places(dataset, prompts, tmp_path_factory):
         "llama": model_folder(folder / "llama", "llama"),
         "judge": save(folder / "judge.safetensors", model(SEQUENCE_SCORER)),
         "generator": save(folder / "generator.safetensors", model()), "causal": str(folder / "causal.safetensors")}
+
+
+@pytest.fixture(autouse=True)
+def own_masks(monkeypatch):
+    """The masks of the users' files are not those of other tests."""
+    monkeypatch.setattr(data, "MASKS", dict(data.MASKS))
 
 
 def braces(text, places):
