@@ -200,14 +200,19 @@ def checked(key, value, hints, where):
         value = tuple(value)
     if item is str and str not in kinds and type(value) is str and WORD.fullmatch(value):
         value = (value,)
-    if float in kinds and type(value) is int:
-        value = float(value)
+    if float in kinds:
+        value = as_float(value)
     if item is float and type(value) is tuple:
-        value = tuple(float(x) if type(x) is int else x for x in value)
+        value = tuple(map(as_float, value))
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
         return value
     what = "True or False" if bool in kinds else inspect.formatannotation(hints[key])
     raise UsageError(f"{where}: {key}={shown(value)} must be {what}")
+
+
+def as_float(value):
+    """A whole number as a float, if it can be one; another value as it is."""
+    return float(value) if type(value) is int and abs(value) < 1e300 else value
 
 
 def changed_settings(config, origin):

@@ -83,8 +83,8 @@ def load_meta(folder, tokenizer=None):
 
 
 def open_tokens(folder, split, tokenizer, block_size):
-    """The token ids of a split, as an array that stays on disk. Raises Mistake, naming the
-    file, unless it has more than a window of block_size."""
+    """The token ids of a split, as an array that stays on disk. Raises Mistake, naming the file,
+    unless it has more than a window of block_size."""
     path = file_of(folder, f"{split}.bin")
     dtype = dtype_of_ids(tokenizer)
     count = os.path.getsize(path) // dtype.itemsize

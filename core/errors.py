@@ -13,7 +13,7 @@ import sysconfig
 import threading
 import traceback
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 OWN = tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo"))
@@ -43,28 +43,31 @@ class others:
     It begins with the innermost line of the user's that had a part in it, or with the definition of the user's
     `function`, if there is one. A Mistake and an interrupt pass as they are, and so does a bug of ours: an exception
     of a function of this project that the block calls, without a line of the user's in between. Whatever the lines of
-    the block itself raise counts as the others', so the block should only call them. Warnings are hidden.
+    the block itself raise counts as the others', so the block should only call them.
 
-    ours_too: what functions of this project raise is the others' as well: they try something that nobody has tried
+    quiet: warnings are hidden
+    ours_too: what functions of this project raise is the others' as well: they try a model that nobody has tried
     """
 
-    def __init__(self, what, remedy, function=None, ours_too=False):
+    def __init__(self, what, remedy, function=None, quiet=False, ours_too=False):
         self.what, self.remedy = what, remedy
         self.function, self.ours_too = function, ours_too
-        self.warnings = warnings.catch_warnings()
+        self.warnings = warnings.catch_warnings(action="ignore") if quiet else nullcontext()
 
     def __enter__(self):
         self.warnings.__enter__()
-        warnings.simplefilter("ignore")
 
     def __exit__(self, kind, error, trace):
         self.warnings.__exit__(kind, error, trace)
         if error is None or isinstance(error, (Mistake, KeyboardInterrupt)):
             return
-        called = traceback.extract_tb(trace)[1:]  # the first frame is the block's
+        block, *called = traceback.extract_tb(trace)
+        # A comprehension or lambda of the block is a frame of its own, comprehensions only in some versions of Python
+        while called and called[0].filename == block.filename and called[0].name.startswith("<"):
+            called.pop(0)
         places = [(frame.filename, frame.lineno, frame.line) for frame in called]
         if isinstance(error, SyntaxError) and error.filename and error.lineno:
-            places.append((error.filename, error.lineno, error.text))
+            places.append((error.filename, error.lineno, error.text or ""))
         lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in places if is_users(file)]
         is_bug = called and is_ours(called[-1].filename) and not self.ours_too
         if not lines and (is_bug or is_out_of_memory(error)):  # core/start.py tells what lowers the memory
@@ -114,11 +117,12 @@ def is_users(file):
 
 
 def definition(function):
-    """"FILE, line N" of where a function is defined; the name of one without Python's code."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return getattr(function, "__name__", type(function).__name__)
-    return f"{shortest(code.co_filename)}, line {code.co_firstlineno}"
+    """"FILE, line N" of where a function is defined, or the first method of a class or of an object; else its name."""
+    kind = function if isinstance(function, type) else type(function)
+    for part in (function, *vars(kind).values()):
+        if hasattr(part, "__code__"):
+            return f"{shortest(part.__code__.co_filename)}, line {part.__code__.co_firstlineno}"
+    return getattr(function, "__name__", kind.__name__)
 
 
 def shortest(file):

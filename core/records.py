@@ -54,7 +54,7 @@ def read_records(path):
         raise Mistake(f"dataset={path} does not exist; correct the path")
     if path.endswith(".parquet"):
         parquet = require("pyarrow.parquet", f"dataset={path}")
-        with others(f"{path} is not a parquet file", "copy it again"):
+        with others(f"{path} is not a parquet file", "copy it again", quiet=True):
             rows = parquet.read_table(path).to_pylist()
         return check_rows(rows, path)
     with others(f"{path}: not UTF-8 text", "save it as such"), open(path, encoding="utf-8-sig", newline="\n") as f:
@@ -96,7 +96,7 @@ def read_hub(dataset):
     datasets = require("datasets", f"dataset={dataset}")
     quiet_hub(f"dataset={dataset}")
     name, _, subset = dataset.removeprefix(HUB).partition(":")
-    with others(f"dataset={dataset} could not be loaded", "check the name and the network, or name a file"):
+    with others(f"dataset={dataset} could not be loaded", "check the name and the network, or name a file", quiet=True):
         found = datasets.load_dataset(name, subset or None)
     if "train" not in found:
         raise Mistake(f"dataset={dataset} has the splits {', '.join(found)} but none named train; name a file")

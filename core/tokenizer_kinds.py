@@ -49,9 +49,13 @@ def from_description(description, where):
     """The tokenizer that wrote `description`; `where` names its file, for the error."""
     kind = description.get("kind")
     with others(f"{where}: its tokenizer of kind={shown(kind)} cannot be read", AGAIN):
+        tags = tuple(description.get("tags", ()))
+        texts = [description.get(key, "") for key in ("characters", "encoding", "name")]
+        if not all(isinstance(text, str) for text in (*texts, *tags)):
+            raise Mistake(f"{where}: what describes its tokenizer must be texts; {AGAIN}")
         if kind == "char":
             stop = description.get("stop_token_id") is not None
-            tokenizer = CharTokenizer(description["characters"], description.get("tags", ()), stop)
+            tokenizer = CharTokenizer(description["characters"], tags, stop)
         else:
             tokenizer = named_tokenizer(description["encoding" if kind == "bpe" else "name"], key=f"{where}: tokenizer")
     if not same_vocabulary(description, tokenizer):

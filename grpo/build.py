@@ -62,8 +62,8 @@ def build_data(config, dist):
 
 
 def build_models(config, data, dist):
-    """The models that a config names: Models. Raises Mistake naming the setting that does not
-    fit the others, or a dataset that is not of the generator's kind."""
+    """The models that a config names: Models. Raises Mistake naming the setting that does not fit the others, or a
+    dataset that is not of the generator's kind."""
     policy = load_policy("generator_checkpoint", config, data.tokenizer, dist, adapter=config)
     check_kind(config, policy.model.mode, data)
     judge = load_judge("judge_checkpoint", config, policy, dist)

@@ -1,6 +1,5 @@
 """Environments: classes that answer what a model writes, so that a completion has several turns.
 
-from core.errors import Mistake, one_line, time_limit
 from grpo.environments import environment
 
 @environment

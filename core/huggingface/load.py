@@ -35,7 +35,8 @@ def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
             settings.base_model_name_or_path = local_name(path)
-    with others(f"{named}: {type(net).__name__} does not work with hidden states alone", FAMILIES, ours_too=True):
+    with others(f"{named}: {type(net).__name__} does not work with hidden states alone", FAMILIES, quiet=True,
+                ours_too=True):
         model = HuggingFaceModel(net, own, mode, adapter).eval()
         if not adapter.load_in_4bit:
             model.to(device)
@@ -51,7 +52,10 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
         refuse(named, (adapter.has_adapter, f"is an adapter: to train it further, set {key} to the model that it was "
                        f"trained on and lora_init_from={path}"))
         net, found = open_transformer(base_of(path, key), key, mode)
-        return open_adapter(net, path, key).merge_and_unload().requires_grad_(True), found
+        net = open_adapter(net, path, key)
+        with others(f"{named} cannot be merged into its base model", "name a plain LoRA adapter"):
+            net = net.merge_and_unload()
+        return net.requires_grad_(True), found
     config = read_config(path, key)
     found = mode_of(config, path, key)
     quantised = getattr(config, "quantization_config", None)
@@ -84,7 +88,7 @@ def mode_of(config, path, key):
     """The mode of a model with this config, by the class that saved it or its family. Raises Mistake for others."""
     from transformers.models.auto import modeling_auto as known
     fills, writes = known.MODEL_FOR_MASKED_LM_MAPPING_NAMES, known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    name = (config.architectures or [""])[0]  # of the class
+    name = [*(config.architectures or ()), ""][0]  # of the class
     is_known = config.model_type in (*fills, *writes) and not config.is_encoder_decoder
     refuse(f"{key}={path}",
            (name.endswith("ForSequenceClassification"), f"is a reward model or classifier ({name}); name it in "

@@ -52,7 +52,7 @@ def new_adapter(net, adapter):
     settings = peft.LoraConfig(
         r=adapter.lora_rank, lora_alpha=adapter.lora_alpha or 2.0 * adapter.lora_rank, lora_dropout=0.0,
         target_modules=adapter.targets or ALL_LINEAR, exclude_modules=left_out)
-    with others(f"{named} does not fit the model", "name linear layers of it"):
+    with others(f"{named} does not fit the model", "name linear layers of it", quiet=True):
         net = peft.get_peft_model(net, settings, POLICY)
     refuse(named, (adapts_tied_weights(net), TIED))
     return net
@@ -63,7 +63,7 @@ def open_adapter(net, path, key, trainable=False):
     named, name = f"{key}={path}", local_name(path)
     peft = require("peft", named)
     with others(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
-                 f"{WEIGHTS} that was trained on it"):
+                f"{WEIGHTS} that was trained on it", quiet=True):
         file = require("transformers", named).utils.cached_file(name, WEIGHTS)
         net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
         with safetensors.safe_open(file, "pt") as f:

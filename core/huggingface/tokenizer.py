@@ -34,7 +34,7 @@ class HuggingFaceTokenizer:
         self.stop_token_names = tuple(backend.convert_ids_to_tokens(list(self.stop_token_ids)))
         self.start_ids, self.end_ids = ids_around(backend)
         added = {i for i, token in backend.added_tokens_decoder.items() if token.special}
-        self.special_ids = added.union(backend.all_special_ids)
+        self.special_ids = added.union(backend.all_special_ids) - {None}  # None: of a token that it does not have
         banned = set(range(self.vocab_size)) - set(vocabulary.values())
         if fills:
             banned |= self.special_ids
@@ -70,7 +70,7 @@ class HuggingFaceTokenizer:
     def render_chat(self, messages, **chat_template_kwargs):
         """The text of a chat up to where the assistant's turn begins, by the model's own chat template."""
         with others(f"template='model': the tokenizer of {self.path} does not render a prompt", "change the prompt or "
-                     "chat_template_kwargs, or use template='chat'"):
+                    "chat_template_kwargs, or use template='chat'"):
             return self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
                                                     **chat_template_kwargs)
 

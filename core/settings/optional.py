@@ -46,7 +46,7 @@ def opening(path, key, what=""):
     if on_hub(path):
         remedy = "check the name and the network, or download it elsewhere (hf download) and name its folder"
     return others(f"{key}={path}{what} could not be read",
-                   f"{remedy}; if it needs code of its own, which is never run here, use another model")
+                  f"{remedy}; if it needs code of its own, which is never run here, use another model", quiet=True)
 
 
 def quiet_hub(why):

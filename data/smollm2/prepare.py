@@ -108,7 +108,8 @@ def open_gguf(path, mask_token=""):
     transformers = quiet_transformers(path, "gguf")
     folder, file = os.path.split(os.path.abspath(path))
     unpacked = transformers.GgufConfig(file, dequantize=True)
-    with others(f"gguf={path} could not be read", "use the GGUF file of a language model of a family in transformers"):
+    with others(f"gguf={path} could not be read", "use the GGUF file of a language model of a family in transformers",
+                quiet=True):
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
         if mask_token and mask_token not in tokenizer.get_vocab():
             raise Mistake(f"it has no token {mask_token}; name one as mask_token that no text has, such as "

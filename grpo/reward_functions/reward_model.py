@@ -73,7 +73,7 @@ class RewardModel:
         """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone."""
         messages = as_messages(prompt)
         with others(f"the chat template of {KEY} refuses a prompt", "change the prompt, or take a reward model whose "
-                     "template accepts it"):
+                    "template accepts it"):
             chat = self.tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": completion}],
                                                       tokenize=False)
         return self.tokenizer(chat, add_special_tokens=False)["input_ids"]

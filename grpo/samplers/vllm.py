@@ -19,7 +19,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from core.device import moved
-from core.errors import Mistake, described, one_line
+from core.errors import Mistake, described, one_line, others
 from core.files import VLLM_WEIGHTS, writing
 from core.generation import Generation, Stop
 from core.huggingface.export import write_generator
@@ -107,14 +107,9 @@ class VllmSampler:
                 self._unload(name)
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    @contextlib.contextmanager
     def _reading(self):
-        """Raises Mistake for an answer that the block cannot read, or that fails its asserts."""
-        try:
-            yield
-        except (TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
-            raise Mistake(f"{self.server.named} answered otherwise than a vLLM server with {COMMAND} "
-                          f"({described(error)})") from None
+        """A block that raises Mistake for an answer that it cannot read, or that fails its asserts."""
+        return others(f"{self.server.named} answered otherwise than a vLLM server", f"start it with {COMMAND}")
 
     def _completions(self, text):
         """(ids, log-probabilities, whether it was truncated) of each completion of one prompt, in order."""
@@ -126,6 +121,7 @@ class VllmSampler:
                 ids = choice["token_ids"]
                 logp = choice["logprobs"]["token_logprobs"]
                 assert ids and len(ids) == len(logp), f"{len(logp)} log-probabilities of {len(ids)} token_ids"
+                assert all(type(i) is int and 0 <= i < self.policy.vocabulary for i in ids), "ids of another vocabulary"
                 ends = self.stop(torch.tensor([ids]), 0)[0]
                 assert not ends[:-1].any(), f"a completion of {len(ids)} tokens that goes on behind its end"
                 found.append((torch.tensor(ids), torch.tensor(logp), not ends[-1]))

@@ -94,6 +94,16 @@ def test_a_variable_of_torchrun_that_is_no_number_is_named(name, value, monkeypa
         Distributed("cpu")
 
 
+def test_a_comprehension_of_the_block_is_the_block():
+    with pytest.raises(Mistake, match="KeyError: 'b'"):
+        with others("it failed", "remedy"):
+            [x["b"] for x in ({"a": 1},)]
+    with pytest.raises(ValueError) as found:
+        with others("it failed", "remedy"):
+            sorted([is_inside(x, "no interval") for x in (1, 2)])
+    assert type(found.value) is ValueError
+
+
 def test_a_bug_of_ours_passes_as_it_is_unless_the_block_is_a_trial():
     with pytest.raises(ValueError) as found:
         with others("it failed", "remedy"):
