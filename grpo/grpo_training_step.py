@@ -13,9 +13,15 @@ from grpo.metrics import add_up, end_step, logged_sums, mismatch, rollout_sums
 from grpo.reference import choose_estimator, penalty_weight, with_proximal, with_reference
 from grpo.rollout import Rollouts, Scored, Scores
 
-# What a step does with rewards beyond the algorithm: {setting, and function of grpo/shaping.py: its value without it}
-SHAPES = {"reward_normalisation": "none", "train_pass_k": 1, "overlong_buffer": 0, "kl_in_reward": False,
-          "mask_truncated": False}
+# What a step does with rewards beyond the algorithm, in this order:
+# {setting, and function of grpo/shaping.py: its value without it}
+SHAPES = {
+    "reward_normalisation": "none",
+    "train_pass_k": 1,
+    "overlong_buffer": 0,
+    "kl_in_reward": False,
+    "mask_truncated": False,
+}
 
 
 class Timer:

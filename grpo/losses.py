@@ -84,8 +84,14 @@ def step(reward: Tensor, mask: Tensor, total) -> Tensor:
     return over_std(x, total(x.square().sum()), count)
 
 
-ADVANTAGES = {"group_std": group_std, "group_mean": group_mean, "leave_one_out": leave_one_out, "batch_std": batch_std,
-              "max_rl": max_rl, "step": step}
+ADVANTAGES = {
+    "group_std": group_std,
+    "group_mean": group_mean,
+    "leave_one_out": leave_one_out,
+    "batch_std": batch_std,
+    "max_rl": max_rl,
+    "step": step,
+}
 
 
 def compute_advantages(reward: Tensor, name: str, mask: Tensor | None = None, total=lambda x: x) -> Tensor:
@@ -211,7 +217,11 @@ def probability_mask(r: Tensor, low: float, high: float, logp: Tensor, advantage
     return (r * advantage).masked_fill(too_high | too_low, 0.0)
 
 
-SURROGATES = {"clip": clip, "detached_ratio": detached_ratio, "probability_mask": probability_mask}
+SURROGATES = {
+    "clip": clip,
+    "detached_ratio": detached_ratio,
+    "probability_mask": probability_mask,
+}
 
 
 def token_weights(mask: Tensor, average: str, max_new_tokens: int, total=lambda x: x) -> Tensor:
@@ -276,7 +286,10 @@ def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
     return x.expm1() - x  # exp(x) - x - 1 would round to values below 0 where the policies are close
 
 
-KL_ESTIMATORS = {"k2": k2, "k3": k3}  # from the log-probabilities of sampled tokens; "exact" sums over the vocabulary
+KL_ESTIMATORS = {  # from the log-probabilities of sampled tokens; "exact" sums over the vocabulary
+    "k2": k2,
+    "k3": k3,
+}
 
 
 def kl_per_token(scores, rollouts, estimator: str | None, ratio: Tensor | None = None) -> Tensor | None:

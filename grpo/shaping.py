@@ -1,4 +1,4 @@
-"""Optional changes of rewards: overlong penalty, KL in the reward, GDPO, pass@k, resampling of equal groups.
+"""Optional changes of rewards and of what is trained on.
 
 Each function has the name of the setting that asks for it (SHAPES of grpo/grpo_training_step.py), and takes and returns
 rollouts and their Scored; rewards: the Rewards that scored them.

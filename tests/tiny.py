@@ -202,7 +202,7 @@ def config(**settings):
 
 
 def prompt_config(**settings):
-    """A config for the prompts of write_prompt_dataset."""
+    """A config for the prompts of write_prompt_dataset and for causal_policy, which reads 64 tokens."""
     return config(**{"max_new_tokens": 6, "task_type": "general"} | settings)
 
 

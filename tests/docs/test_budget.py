@@ -1,7 +1,7 @@
 """How much there is to read, and how densely it is written. Lines, files, docstrings and comments are never limited.
 
-MEASURED and STEP say what is there; what is found may be ROOM times as much. A feature raises its numbers in the commit
-that adds it, by what it says that it costs.
+MEASURED and STEP say what is there; what is found may be ROOM times as much. A feature that passes a ceiling raises it
+in the commit that adds it, by what it says that it costs.
 """
 
 import ast

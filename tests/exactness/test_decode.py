@@ -12,7 +12,7 @@ from core.performance import decode
 from core.performance.decode import Decoder, can_decode
 from tests.exactness.test_generation import PROMPTS, expect_same
 from tests.exactness.test_turns import SETTINGS as TURNS
-from tests.families import CAUSAL_FAMILIES, model_folder
+from tests.families import CAUSAL_FAMILIES, FAMILIES, model_folder
 from tests.tiny import CAUSAL, causal_model, causal_policy, prompt_config, prompt_consumer
 
 NOISE = draw_uniforms(3, 7, range(3), (4, 24))
@@ -48,7 +48,7 @@ def test_every_batch_and_order_of_refilling_writes_what_the_loop_writes(rows, tr
 def test_models_of_others_are_decoded_where_every_layer_keeps_all_tokens(family, tmp_path):
     path = model_folder(tmp_path / family, family)
     net, tokenizer = load_model(path)[0], load_tokenizer(path)
-    assert can_decode(net) == (family in ("gpt2", "llama", "qwen2", "qwen3"))
+    assert can_decode(net) == (FAMILIES[family].keeps == "all tokens")
     if family == "llama":  # where the rotation of a row depends on the longest one
         assert can_decode(net)
         net.config.rope_parameters |= {"rope_type": "dynamic", "factor": 2.0}

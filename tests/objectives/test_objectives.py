@@ -35,6 +35,11 @@ def objective_by_hand(name, logits, rollouts, reference, reward, estimator, kl_b
     return loss_by_hand(row, logp, old, advantage, lengths, MAX_TOKENS, kl, kl_beta)
 
 
+def clips(surrogate, clip):
+    """True for a surrogate that cuts tokens of these rollouts; some do within narrower bounds than their own alone."""
+    return surrogate == "clip" or (clip is not None and surrogate in ("detached_ratio", "probability_mask"))
+
+
 @pytest.mark.parametrize("name, estimator", list(itertools.product(OBJECTIVES, ESTIMATORS)))
 @pytest.mark.parametrize("clip", [None, (0.05, 0.15)])
 def test_loss_and_gradient_equal_the_papers_sum(name, estimator, clip):
@@ -48,10 +53,10 @@ def test_loss_and_gradient_equal_the_papers_sum(name, estimator, clip):
     twin = policy.logits.detach().clone().requires_grad_()
     by_hand = objective_by_hand(name, twin, rollouts, reference, reward, estimator, 0.3, clip)
     by_hand.backward()
-    torch.testing.assert_close(loss, by_hand)
-    torch.testing.assert_close(policy.logits.grad, twin.grad)
+    torch.testing.assert_close(loss, by_hand, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(policy.logits.grad, twin.grad, rtol=1e-10, atol=1e-12)
     clipped, tokens = metrics["clip_fraction"]
-    assert tokens == rollouts.mask.sum() and (clipped > 0 or (name in ("cispo", "dppo") and not clip))
+    assert tokens == rollouts.mask.sum() and (clipped > 0 or not clips(OBJECTIVES[name].surrogate, clip))
     if estimator == "none" and name != "cispo":
         without_gradient = (policy.logits.grad == 0).all(-1) & (rollouts.mask > 0)
         assert clipped == without_gradient.sum()
@@ -101,7 +106,7 @@ def test_weights_count_over_all_ranks_and_only_completions_with_a_token_in_the_l
 
 
 def test_a_new_algorithm_is_a_row(dataset, monkeypatch):
-    """Ten lines: GRPO with the soft ratio of SAPO, sigmoid(4 (r - 1)) A instead of a clip."""
+    """Ten lines: GRPO with a soft ratio, sigmoid(4 (r - 1)) A instead of a clip."""
     def soft(r, low, high, logp, advantage):
         return (4 * (r - 1)).sigmoid() * advantage
 

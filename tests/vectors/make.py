@@ -88,6 +88,7 @@ def loss_by_hand(row, logp, old, advantage, lengths, max_tokens, kl=None, kl_bet
                 moved = (torch.exp(logp[i, t]) - torch.exp(old[i, t])).item()
                 term = r * A * (moved <= row.high if A > 0 else moved >= -row.low)
             else:
+                assert row.surrogate == "clip", f"no formula for {row.surrogate}"
                 term = torch.minimum(r * A, clipped * A)
             if kl:
                 term = term - kl_beta * kl(i, t)
@@ -161,8 +162,27 @@ def vectors():
     return {name: with_expected(step) for name, step in steps.items()}
 
 
+def kept(made, stored):
+    """What was made, but what is stored where that is equal up to rounding: the last bits depend on the processor."""
+    if isinstance(made, dict) and isinstance(stored, dict):
+        return {key: kept(value, stored.get(key)) for key, value in made.items()}
+    if isinstance(made, list) and isinstance(stored, list) and len(made) == len(stored):
+        return [kept(x, other) for x, other in zip(made, stored)]
+    if isinstance(made, float) and isinstance(stored, float) and math.isclose(made, stored, abs_tol=1e-14):
+        return stored
+    return made
+
+
+def family(case):
+    return case["average"], case["ratio"], case["surrogate"], case["kl"]
+
+
 def main():
     for name, step in vectors().items():
+        stored = json.loads((HERE / f"{name}.json").read_text())
+        cases = {family(case): case for case in stored.pop("expected")}
+        expected = [kept(case, cases.get(family(case))) for case in step.pop("expected")]
+        step = kept(step, stored) | {"expected": expected}
         *lines, last = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in step.items()]
         last = last.replace("}, {", "},\n  {")
         (HERE / f"{name}.json").write_text("{\n" + ",\n".join([*lines, last]) + "\n}\n")
