@@ -162,7 +162,7 @@ def run_config_file(path):
     """The public names that a file assigns; it runs in a namespace of its own. Raises Mistake."""
     if not os.path.isfile(path):
         raise Mistake(f"{path} does not exist; correct the path")
-    with others(f"{path} does not run", "correct it"):
+    with others("it does not run", "correct it", place=path):
         names = runpy.run_path(path)
     return {name: value for name, value in names.items() if not name.startswith("_")}
 

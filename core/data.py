@@ -80,10 +80,11 @@ def draw_mask(rng, tokens: np.ndarray, weights: dict, low: float, high: float, n
     name = rng.choice(list(weights), p=p / p.sum())
     share = rng.uniform(low, high)
     count = max(1, round(share * len(tokens)))
-    with others(f"masks: {name} failed", "correct it", MASKS[name]):
+    place = definition(MASKS[name])
+    with others(f"masks: {name} failed", "correct it", place):
         mask = np.asarray(MASKS[name](rng, tokens, count, newline))
     if mask.dtype != bool or mask.shape != tokens.shape:
-        raise Mistake(f"{definition(MASKS[name])}: masks: {name} returned an array of {mask.dtype} of shape "
+        raise Mistake(f"{place}: masks: {name} returned an array of {mask.dtype} of shape "
                       f"{mask.shape}; return one of bool of shape {tokens.shape}")
     if not mask.any():  # newlines alone: no line to mask
         return random(rng, tokens, count, newline)

@@ -40,18 +40,18 @@ class OutOfTime(BaseException):
 class others:
     """Code of others runs in the block: what it raises becomes a Mistake, "{what} ({the exception}); {remedy}".
 
-    It begins with the innermost line of the user's that had a part in it, or with the definition of the user's
-    `function`, if there is one. A Mistake and an interrupt pass as they are, and so does a bug of ours: an exception
-    of a function of this project that the block calls, without a line of the user's in between. Whatever the lines of
-    the block itself raise counts as the others', so the block should only call them.
+    It begins with the innermost line of the user's that had a part in it; without one with `place`, such as the
+    definition of the user's function. A Mistake and an interrupt pass as they are, and so does a bug of ours: an
+    exception of a function of this project that the block calls, without a line of the user's in between. Whatever the
+    lines of the block itself raise counts as the others', so the block should only call them.
 
     quiet: warnings are hidden
     ours_too: what functions of this project raise is the others' as well: they try a model that nobody has tried
     """
 
-    def __init__(self, what, remedy, function=None, quiet=False, ours_too=False):
+    def __init__(self, what, remedy, place="", quiet=False, ours_too=False):
         self.what, self.remedy = what, remedy
-        self.function, self.ours_too = function, ours_too
+        self.place, self.ours_too = place, ours_too
         self.warnings = warnings.catch_warnings(action="ignore") if quiet else nullcontext()
 
     def __enter__(self):
@@ -72,12 +72,9 @@ class others:
         is_bug = called and is_ours(called[-1].filename) and not self.ours_too
         if not lines and (is_bug or is_out_of_memory(error)):  # core/start.py tells what lowers the memory
             return
-        place = ""
-        if lines:
-            place = f"{one_line(lines[-1])}: "
-        elif self.function is not None:
-            place = f"{definition(self.function)}: "
-        raise Mistake(f"{place}{self.what} ({described(error)}); {self.remedy}") from error
+        place = one_line(lines[-1]) if lines else self.place
+        what = f"{place}: {self.what}" if place else self.what
+        raise Mistake(f"{what} ({described(error)}); {self.remedy}") from error
 
 
 @contextmanager
@@ -132,7 +129,8 @@ def shortest(file):
 
 def described(error):
     """The type and the text of an exception in one line; of a Mistake the text alone."""
-    kind, text = type(error).__name__, one_line(error)
+    kind = type(error).__name__
+    text = one_line(error.msg if isinstance(error, SyntaxError) else error)  # str() of that one repeats its place
     if isinstance(error, Mistake):
         return text
     return f"{kind}: {text}" if text else kind

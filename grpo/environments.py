@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from core.data_folder import OF_CONSUMER
-from core.errors import Mistake, others, time_limit
+from core.errors import Mistake, definition, others, time_limit
 from core.prompts import PromptFormat
 from core.records import are_messages
 from core.settings.setting import shown
@@ -69,7 +69,7 @@ class Attempt:
         config = episode.config
         self.episode = episode
         self.time_limit = time_limit(config.reward_timeout)
-        self.others = others(f"environment={config.environment!r} failed", "correct it", episode.make)
+        self.others = others(f"environment={config.environment!r} failed", "correct it", definition(episode.make))
 
     def __enter__(self):
         self.others.__enter__()

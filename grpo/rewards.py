@@ -109,22 +109,26 @@ def check_settings(config, names, models):
     """Raises Mistake if a reward is unknown, or settings do not fit together. models: {parameter: model}"""
     for name in names:
         if name not in REWARDS:
-            raise Mistake(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; "
-                          "or define your own in reward_file")
+            file = config.reward_file or "reward_file=FILE.py"
+            raise Mistake(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; correct the name or "
+                          f"define it in {file}")
         for parameter, key in MODELS.items():
             if parameter in REWARDS[name].settings and models[parameter] is None:
                 raise Mistake(f"reward {name} needs {key}; name a model, or set other reward_functions")
     for key, value in (config.reward_settings or {}).items():
         takers = [name for name in names if key in REWARDS[name].settings]
         if not takers:
-            raise Mistake(f"reward_settings: {key!r} is not a keyword-only parameter of {' or '.join(names)}")
+            raise Mistake(f"reward_settings: {key!r} is not a setting (a parameter behind *) of {' or '.join(names)}; "
+                          "correct the name")
         for name in takers:
             default = REWARDS[name].parameters[key].default
             if not is_alike(value, default):
-                raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be like its default, "
-                              f"{shown(default)}")
+                kind = "a text" if isinstance(default, str) else "a number"
+                raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be {kind}, as its "
+                              f"default {shown(default)} is")
     if config.reward_weights and len(config.reward_weights) != len(names):
-        raise Mistake(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}")
+        raise Mistake(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}; () "
+                      "weights them alike")
     if config.credit_window is not None and names != ("judge",):
         raise Mistake(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
                       "reward_functions=('judge',)")
@@ -145,8 +149,8 @@ def success(config, names):
     if name in usable:
         return name
     if config.success_reward is not None or config.train_pass_k > 1:
-        raise Mistake(f"success_reward={config.success_reward!r}, which train_pass_k needs, must be a reward of "
-                      f"texts with a highest value: {', '.join(usable) or 'this run has none'}")
+        raise Mistake(f"success_reward={config.success_reward!r} with train_pass_k={config.train_pass_k} must be a "
+                      f"reward of this run with a highest value: {', '.join(usable) or 'there is none'}")
     return None
 
 

@@ -140,11 +140,13 @@ def check_records(name, records):
     for record in records:
         for key in needed:
             if record.get(FIELD_OF.get(key, key)) is None:
-                raise Mistake(f"{record['where']}: reward {name} needs the field '{key}' in every record")
+                own = one_line(", ".join(sorted(record.keys() - OF_CONSUMER)))
+                raise Mistake(f"{record['where']}: reward {name} needs the field '{key}' in every record, and this one "
+                              f"has {own}; add the field, or give the parameter a default")
         if check is not None:
             own = {key: x for key, x in record.items() if key not in OF_CONSUMER}
             try:
-                with others(f"reward {name} cannot score this record", "correct it", check):
+                with others(f"reward {name} cannot score this record", "correct it", definition(check)):
                     check(**own)
             except Mistake as mistake:
                 raise Mistake(f"{record['where']}: {mistake}") from None
@@ -187,12 +189,13 @@ def run_reward(call):
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}
     logs = {"log_metric": log_metric, "log_extra": lambda column, values: None}
     given |= {key: log for key, log in logs.items() if REWARDS[name].gets(key)}
-    with others(f"reward {name} failed", "correct it", fn):
+    place = definition(fn)
+    with others(f"reward {name} failed", "correct it", place):
         returned = fn(**given, **settings)
         if inspect.iscoroutine(returned):
             returned = event_loop().run_until_complete(returned)
-    values, remedy = [], f"return a list of {N} numbers or None"
-    with others(f"reward {name} returned something that is no list of numbers", remedy, fn):
+    values, remedy = [], f"return a list of {N} values, each a number or None"
+    with others(f"reward {name} returned something that is no list of numbers", remedy, place):
         if hasattr(returned, "tolist"):
             returned = returned.tolist()
         for x in returned:
@@ -201,5 +204,5 @@ def run_reward(call):
             else:
                 values.append(float(x) if math.isfinite(x) else math.inf)
     if len(values) != N:
-        raise Mistake(f"{definition(fn)}: reward {name} returned {len(values)} values for {N} completions; {remedy}")
+        raise Mistake(f"{place}: reward {name} returned {len(values)} values for {N} completions; {remedy}")
     return values, metrics

@@ -68,13 +68,13 @@ def measured(losses, steps):
 def loss_on(step, function):
     """The loss of the user's function on a step."""
     totals = {"total_tokens": step.mask.sum(), "total_completions": step.mask.any(1).sum()}
-    with others("its parameters cannot be read", "write it in Python", function):
+    with others("its parameters cannot be read", "write it in Python", definition(function)):
         named = inspect.signature(getattr(function, "forward", function)).parameters  # forward: of a torch.nn.Module
     given = {key: x for key, x in (totals | {"max_tokens": step.max_tokens}).items() if key in named}
     loss = 0.0
     for rows in step.parts:
         tensors = step.logp, step.old_logp, step.ref_logp, step.A[:, 0], step.mask
-        with others("it failed", "correct it", function):
+        with others("it failed", "correct it", definition(function)):
             part = function(*(x[rows] for x in tensors), **given)
         if not isinstance(part, torch.Tensor) or part.numel() != 1 or not part.requires_grad:
             raise Mistake(f"{definition(function)}: it returned {shown(part)}; return a scalar tensor that depends on "
@@ -222,7 +222,7 @@ def main(argv):
     """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
     c, steps = load_config(CheckConfig, argv[1:])[0], [load_step(x) for x in SETS]
     function = users_function("".join(argv[:1]))
-    with others("its gradient cannot be taken", "correct it", function):
+    with others("its gradient cannot be taken", "correct it", definition(function)):
         gradient = measured([loss_on(step, function) for step in steps], steps)
     policies, kls = terms_of(policy_losses, steps, c), terms_of(kl_losses, steps, c)
     _, policy, kl, faults = min(explanations(gradient, policies, kls, c.kl_beta), key=lambda x: x[0])

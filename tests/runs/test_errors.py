@@ -8,7 +8,7 @@ import torch
 
 from core.config import run_config_file
 from core.distributed import Distributed
-from core.errors import ROOT, Mistake, described, others, time_limit
+from core.errors import ROOT, Mistake, definition, described, others, time_limit
 from core.settings.setting import is_inside
 
 
@@ -60,7 +60,7 @@ def test_an_exception_of_the_users_code_is_a_mistake_with_his_line(case, monkeyp
     monkeypatch.chdir(ROOT)
     function, told = USERS[case]
     with pytest.raises(Mistake, match=f"{HERE}.*it failed .*{told}.*; remedy$") as found:
-        with others("it failed", "remedy", function):
+        with others("it failed", "remedy", definition(function)):
             function()
     assert str(found.value).isprintable()
 
