@@ -19,19 +19,23 @@ from tests.tiny import ROOT, all_settings
 
 ROOM = 1.10  # while faults are mended; 1.02 once the code is unpacked
 MEASURED = {
-    "tokens": 92127,
-    "tokens a line": 10.71,
-    "tokens a line, median": 9,
-    "% of lines with 25 tokens or more": 5.98,
+    "tokens": 92926,
+    "tokens a line": 10.68,
+    "tokens a line, median": 8,
+    "% of lines with 25 tokens or more": 5.91,
     "tokens of the fullest line": 41,
-    "tokens a statement": 11.45,
-    "% of statements with 40 tokens or more": 0.66,
+    "tokens a statement": 11.43,
+    "% of statements with 40 tokens or more": 0.65,
     "getattr, hasattr and setattr": 100,
     "settings": 105,
     "requirements files": 3,
-    "words of docs": 16810,
+    "words of docs": 17555,
 }
-STEP = {"tokens": 20054, "tokens a line": 11.58, "tokens a statement": 12.28}  # of the files that a step runs through
+STEP = {  # of the files that a step of the main job runs through
+    "tokens": 21250,
+    "tokens a line": 11.25,
+    "tokens a statement": 12.01,
+}
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
