@@ -64,7 +64,7 @@ def line(rng, tokens, count, newline):
 def check_masks(masks: dict | None) -> dict:
     """masks, {key of MASKS: weight}, with its default. Raises Mistake for a key or weight that cannot be."""
     masks = {"random": 1.0, "span": 1.0} if masks is None else masks
-    are_weights = all(isinstance(weight, (int, float)) and 0 < weight < np.inf for weight in masks.values())
+    are_weights = all(isinstance(weight, (int, float)) and 0 < weight < 1e100 for weight in masks.values())
     if not masks or not masks.keys() <= MASKS.keys() or not are_weights:
         raise Mistake(f"masks={masks} must have weights above 0 of {', '.join(MASKS)}, or of your @mask functions")
     return masks

@@ -46,7 +46,8 @@ class others:
     lines of the block itself raise counts as the others', so the block should only call them.
 
     quiet: warnings are hidden
-    ours_too: what functions of this project raise is the others' as well: they try a model that nobody has tried
+    ours_too: what functions of this project raise is the others' as well: they try a model, or a version of a package,
+        that nobody has tried
     """
 
     def __init__(self, what, remedy, place="", quiet=False, ours_too=False):
@@ -116,7 +117,8 @@ def is_users(file):
 def definition(function):
     """"FILE, line N" of where a function is defined, or the first method of a class or of an object; else its name."""
     kind = function if isinstance(function, type) else type(function)
-    for part in (function, *vars(kind).values()):
+    methods = [part for each in kind.__mro__ for part in vars(each).values()]
+    for part in (function, *methods):
         if hasattr(part, "__code__"):
             return f"{shortest(part.__code__.co_filename)}, line {part.__code__.co_firstlineno}"
     return getattr(function, "__name__", kind.__name__)
@@ -124,12 +126,15 @@ def definition(function):
 
 def shortest(file):
     """The path of a file from the working directory, if the file is in it."""
-    return file.removeprefix(os.getcwd() + os.sep)
+    try:
+        return file.removeprefix(os.getcwd() + os.sep)
+    except FileNotFoundError:  # a user's function may have left for a folder that is gone
+        return file
 
 
 def described(error):
     """The type and the text of an exception in one line; of a Mistake the text alone."""
-    kind = type(error).__name__
+    kind = one_line(type(error).__name__)
     text = one_line(error.msg if isinstance(error, SyntaxError) else error)  # str() of that one repeats its place
     if isinstance(error, Mistake):
         return text

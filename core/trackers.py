@@ -88,7 +88,7 @@ class Trackers:
         settings = dataclasses.asdict(self.config)
         del settings["system_prompt"], settings["prompt_format"]  # texts stay here
         for name in tracker_names(self.config):
-            with others(f"{name} did not start", "leave it out of report_to"):
+            with others(f"{name} did not start", "leave it out of report_to", ours_too=True):
                 self.running[name] = TRACKERS[name](self.config, settings)
 
     def log(self, step, metrics):

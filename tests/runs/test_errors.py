@@ -12,6 +12,19 @@ from core.errors import ROOT, Mistake, definition, described, others, time_limit
 from core.settings.setting import is_inside
 
 
+@pytest.fixture
+def gone(tmp_path, monkeypatch):
+    """The working directory was removed."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+
+
+def test_a_folder_that_is_gone_hides_no_error(gone):
+    with pytest.raises(Mistake, match="test_errors.py, line .*ZeroDivisionError"):
+        with others("it failed", "remedy", definition(waits)):
+            raising(ZeroDivisionError())()
+
+
 class NoException(BaseException):
     """As those of extensions in Rust."""
 
@@ -115,6 +128,7 @@ def test_a_bug_of_ours_passes_as_it_is_unless_the_block_is_a_trial():
 
 
 def test_an_exception_in_words_is_one_printable_line():
+    assert described(type("a\nb", (Exception,), {})("c")) == "a b: c"
     assert described(ValueError("a\n\x1b b" + "c" * 1000)).startswith("ValueError: a ? b")
     assert described(ValueError()) == "ValueError" and described(Mistake("correct it")) == "correct it"
     assert len(described(ValueError("c" * 10_000_000))) < 400
