@@ -232,7 +232,7 @@ REWARDS = [
     (TRAIN, RECORDS % ("half", "exact_match"), 1, "half.jsonl 3 exact_match 'answer'"),
     (TRAIN, RECORDS % ("spoiled", "countdown"), 1, "spoiled.jsonl 1 countdown numbers"),
     (TRAIN, RECORDS % ("spoiled", "code_execution"), 1, "spoiled.jsonl 1 code_execution tests"),
-    (TRAIN, f"{SUMS} --reward_file=none.py", 1, "none.py"),
+    (TRAIN, f"{SUMS} --reward_file=none.py", 1, "reward_file=none.py path"),
     (TRAIN, SUMS + " --reward_file={broken.py}", 1, "broken.py 1 package_that_nobody_has"),
     (TRAIN, SUMS + " --reward_file={ranged.py}", 1, "ranged.py 3 ValueError"),
     (TRAIN, SUMS + " --reward_file={moved.py} --reward_functions=one --max_iters=1", 1, "moved.py 3 one list"),

@@ -113,6 +113,8 @@ def load_reward_file(path):
     """Runs a Python file once, whose @reward functions are then in REWARDS, and returns {name: function or class}."""
     if path is None:
         return {}
+    if not os.path.isfile(path):
+        raise Mistake(f"reward_file={path} does not exist; correct the path")
     import_rewards()  # the file may build on them, and may not take their names
     folder = os.path.dirname(path)
     sys.path.insert(0, folder)
