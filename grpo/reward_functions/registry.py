@@ -144,7 +144,7 @@ def check_records(name, records):
             if record.get(FIELD_OF.get(key, key)) is None:
                 own = one_line(", ".join(sorted(record.keys() - OF_CONSUMER)))
                 raise Mistake(f"{record['where']}: reward {name} needs the field '{key}' in every record, and this one "
-                              f"has {own}; add the field, or give the parameter a default")
+                              f"has {own}; add it, correct the parameter's name, or give it a default")
         if check is not None:
             own = {key: x for key, x in record.items() if key not in OF_CONSUMER}
             try:
