@@ -31,7 +31,7 @@ def is_sharded(x):
 def variable(name: str, default: int) -> int:
     """An environment variable of torchrun, a whole number."""
     text = os.environ.get(name, str(default))
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 9:
         raise Mistake(f"{name}={text!r} must be a whole number; start the ranks with torchrun, which sets it")
     return int(text)
 

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import threading
 import traceback
+import types
 import warnings
 from contextlib import contextmanager, nullcontext
 
@@ -119,7 +120,7 @@ def definition(function):
     kind = function if isinstance(function, type) else type(function)
     methods = [part for each in kind.__mro__ for part in vars(each).values()]
     for part in (function, *methods):
-        if hasattr(part, "__code__"):
+        if isinstance(part, (types.FunctionType, types.MethodType)):
             return f"{shortest(part.__code__.co_filename)}, line {part.__code__.co_firstlineno}"
     return getattr(function, "__name__", kind.__name__)
 

@@ -35,6 +35,7 @@ FILES = {
     "mine/thesis.tex": "mine",
     "damaged/metrics.jsonl": b'{"step": 1}\n{"step": \xff}\n',
     "plain/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}, {"step": 1, "loss": 0.5}),
+    "ended/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}, {"step": 9, "eval/x": 0.6}),
     "short/metrics.jsonl": '{"step": 0, "eval/x": 0.5}\n',
     "masks.py": "from core.data import mask\n@mask\ndef broken(rng, tokens, count, newline):\n    return 1 / 0\n"
                 "@mask\ndef whole(rng, tokens, count, newline):\n    return [1] * len(tokens)\n",
@@ -263,6 +264,8 @@ SAMPLERS_AND_TOOLS = [
     (TRAIN, f"{VLLM} --top_p=1.0 --temperature=3.0", 1, "temperature=3.0 0.01"),
     (TRAIN, f"{VLLM} --top_p=1.0 --environment=Guess --reward_functions=environment", 1, "sampler='vllm' environment"),
     (REPORT, "", 2, "seeds FOLDER"),
+    (REPORT, "seeds --picture=a.png", 2, "seeds FOLDER"),
+    (REPORT, "seeds {folder}/ended --picture={out}.foo", 1, "out.foo .png"),
     (REPORT, "seeds {folder}/damaged", 1, "damaged/metrics.jsonl line 2"),
     (REPORT, "seeds {folder}/short", 1, "short finished"),
     (CHECK_LOSS, "{out}.py:loss", 1, "out.py"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from core.errors import Mistake
+from core.errors import Mistake, others
 from core.files import CONFIG, METRICS, REPORT, SAMPLES, each_record, read_object, replacing, writing
 from core.logger import format_number, visible
 from core.start import now, without_home
@@ -237,5 +237,5 @@ def draw_curves(runs, path):
         axis.fill_between(steps, mean - sd, mean + sd, alpha=0.3)
         axis.axhline(mean[0], color="gray", linestyle="--", linewidth=1)
         axis.grid(alpha=0.3)
-    with writing(path):
+    with others(f"{path} could not be drawn", "end its name in .png, .svg or .pdf"), writing(path):
         figure.savefig(path, dpi=100)

@@ -45,12 +45,13 @@ def seeds_row(ends):
 
 
 def main(argv):
+    folders = [x for x in argv[1:] if not x.startswith("-")]
     match argv:
         case ["html", folder] if not folder.startswith("-"):
             print(write_report(folder))
-        case ["seeds", _, *_]:
+        case ["seeds", *_] if folders:
             pictures = [x.partition("=")[2] for x in argv if x.startswith("--picture=")]
-            report_seeds([x for x in argv[1:] if not x.startswith("-")], *pictures)
+            report_seeds(folders, *pictures[-1:])
         case _:
             raise UsageError("python grpo/tools/report.py html FOLDER, or seeds FOLDER... [--picture=FILE]")
 
