@@ -4,6 +4,7 @@ import ast
 import difflib
 import functools
 import inspect
+import json
 import os
 import re
 import runpy
@@ -195,6 +196,9 @@ def checked(key, value, hints, where):
     if key not in hints:
         raise UsageError(f"{where}: {unknown_key(key, hints)}")
     kinds = allowed_types(hints[key])
+    if type(value) is dict:
+        with others(f"{where}: {key}={shown(value)} cannot be kept", "use texts, numbers, lists, True, False and None"):
+            json.dumps(value)
     item = kinds[tuple][0] if tuple in kinds else None
     if item and type(value) is list:
         value = tuple(value)

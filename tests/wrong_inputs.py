@@ -52,6 +52,7 @@ SETTINGS = [
     (PRETRAIN, "n_layer=4", 2, "n_layer=4 --key=value"),
     (PRETRAIN, "--n_layer=four", 2, "n_layer='four' int"),
     (PRETRAIN, f"--learning_rate=1{'0' * 400}", 2, "learning_rate float"),
+    (PRETRAIN, "--masks={'random':{1,2}}", 1, "masks lists"),
     (PRETRAIN, "{typo.py}", 2, "typo.py n_layer"),
     (PRETRAIN, "{raises.py}", 1, "raises.py line 3 ZeroDivisionError"),
     (PRETRAIN, "{silent.py}", 1, "silent.py line 5 Error correct"),

@@ -23,7 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
 from core.data_folder import write_dataset
-from core.errors import Mistake, run_script
+from core.errors import Mistake, others, run_script
 from core.records import write_prompts
 from core.tokenizer import CharTokenizer
 
@@ -92,8 +92,9 @@ def read_puzzles(path, every):
     """The (puzzle, solution) pairs of a CSV file with the columns Puzzle and Solution."""
     if not os.path.isfile(path):
         raise Mistake(f"evaluate={path} does not exist; data/sudoku/README.md says where to download one")
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        pairs = [(row.get("Puzzle") or "", row.get("Solution") or "") for row in csv.DictReader(file)]
+    with others(f"{path} is not a CSV file", "save it as UTF-8"), open(path, encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    pairs = [(row.get("Puzzle") or "", row.get("Solution") or "") for row in rows]
     if not pairs:
         raise Mistake(f"{path} has no puzzles")
     for line, (puzzle, solution) in enumerate(pairs, 2):
