@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from core.data_folder import SPLITS, check_meta, dataset_folder, load_meta, open_tokens
-from core.errors import Mistake, definition, others
+from core.errors import Mistake, calling, definition
 from core.model import LANGUAGE_MODEL
 
 PROBLEMS = 0  # the first number of the seeds of problems, so that sampling draws other noise (core/distributions.py)
@@ -80,11 +80,10 @@ def draw_mask(rng, tokens: np.ndarray, weights: dict, low: float, high: float, n
     name = rng.choice(list(weights), p=p / p.sum())
     share = rng.uniform(low, high)
     count = max(1, round(share * len(tokens)))
-    place = definition(MASKS[name])
-    with others(f"masks: {name} failed", "correct it", place):
+    with calling(MASKS[name], f"masks: {name} failed"):
         mask = np.asarray(MASKS[name](rng, tokens, count, newline))
     if mask.dtype != bool or mask.shape != tokens.shape:
-        raise Mistake(f"{place}: masks: {name} returned an array of {mask.dtype} of shape "
+        raise Mistake(f"{definition(MASKS[name])}: masks: {name} returned an array of {mask.dtype} of shape "
                       f"{mask.shape}; return one of bool of shape {tokens.shape}")
     if not mask.any():  # newlines alone: no line to mask
         return random(rng, tokens, count, newline)

@@ -42,9 +42,9 @@ class others:
     """Code of others runs in the block: what it raises becomes a Mistake, "{what} ({the exception}); {remedy}".
 
     It begins with the innermost line of the user's that had a part in it; without one with `place`, such as the
-    definition of the user's function. A Mistake and an interrupt pass as they are, and so does a bug of ours: an
-    exception of a function of this project that the block calls, without a line of the user's in between. Whatever the
-    lines of the block itself raise counts as the others', so the block should only call them.
+    definition of the user's function. An interrupt passes as it is. So do, without a line of the user's in between, a
+    Mistake, too little memory, and a bug of ours: an exception of a function of this project that the block calls.
+    Whatever the lines of the block itself raise counts as the others', so the block should only call them.
 
     quiet: warnings are hidden
     ours_too: what functions of this project raise is the others' as well: they try a model, or a version of a package,
@@ -61,7 +61,7 @@ class others:
 
     def __exit__(self, kind, error, trace):
         self.warnings.__exit__(kind, error, trace)
-        if error is None or isinstance(error, (Mistake, KeyboardInterrupt)):
+        if error is None or isinstance(error, KeyboardInterrupt):
             return
         block, *called = traceback.extract_tb(trace)
         # A comprehension or lambda of the block is a frame of its own, comprehensions only in some versions of Python
@@ -72,11 +72,18 @@ class others:
             places.append((error.filename, error.lineno, error.text or ""))
         lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in places if is_users(file)]
         is_bug = called and is_ours(called[-1].filename) and not self.ours_too
-        if not lines and (is_bug or is_out_of_memory(error)):  # core/start.py tells what lowers the memory
+        if not lines and (is_bug or isinstance(error, Mistake) or is_out_of_memory(error)):
             return
         place = one_line(lines[-1]) if lines else self.place
         what = f"{place}: {self.what}" if place else self.what
         raise Mistake(f"{what} ({described(error)}); {self.remedy}") from error
+
+
+def calling(function, what):
+    """The block in which a function is called that may be the user's: a block of `others`, but none for ours."""
+    if is_own_function(function):
+        return nullcontext()
+    return others(what, "correct it", definition(function))
 
 
 @contextmanager
@@ -101,6 +108,11 @@ def is_out_of_memory(error):
     """True for an exception of Python or torch about too little memory."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and re.search(NO_MEMORY, str(error)) is not None)
+
+
+def is_own_function(function):
+    """True for a function that a file of this project defines."""
+    return str(getattr(function, "__module__", "")).startswith(("core.", "grpo."))
 
 
 def is_ours(file):
@@ -146,15 +158,16 @@ def one_line(value, most=MOST, write=str):
     """str(value), or what `write` makes of it, in one printable line."""
     try:
         text = write(value)
-    except Exception:  # a class of the user's may fail at that
+    except (Exception, SystemExit):  # a class of the user's may fail at that
         text = f"a {type(value).__name__} that cannot be written as text"
     line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
     return f"{line[:most]}..." if len(text) > most else line
 
 
 def exit_code(main):
-    """Calls main(argv) and returns the exit code. A Mistake, a file that cannot be opened and an interrupt are one line
-    on stderr; a bug is not caught. A script that does not know --help itself prints its docstring."""
+    """Calls main(argv) and returns the exit code. A Mistake, a file that cannot be opened, too little memory and an
+    interrupt are one line on stderr; a bug is not caught. A script that does not know --help itself prints its
+    docstring."""
     try:
         main(sys.argv[1:])
     except Mistake as mistake:
@@ -167,6 +180,11 @@ def exit_code(main):
         if error.filename is None:
             raise
         tell(f"{error.filename}: {error.strerror}")
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        tell(f"out of memory ({one_line(error, 100)}); use a smaller model or a machine with more")
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

@@ -62,21 +62,18 @@ def check_begins(config, data):
 
 
 class Attempt:
-    """The user's class is called in the block. What it raises, or that it takes more than reward_timeout seconds, ends
-    the block and becomes the `error` of the episode. A Mistake, about what a method returned, ends the run."""
+    """The user's class is called in the block, within a time_limit. What it raises, or that it takes longer, ends the
+    block and becomes the `error` of the episode. A Mistake, about what a method returned, ends the run."""
 
     def __init__(self, episode):
         config = episode.config
         self.episode = episode
-        self.time_limit = time_limit(config.reward_timeout)
         self.others = others(f"environment={config.environment!r} failed", "correct it", definition(episode.make))
 
     def __enter__(self):
         self.others.__enter__()
-        self.time_limit.__enter__()
 
     def __exit__(self, kind, error, trace):
-        self.time_limit.__exit__(kind, error, trace)
         try:
             self.others.__exit__(kind, error, trace)
         except Mistake as mistake:
@@ -101,7 +98,7 @@ class Episode:
     def begin(self, seed, record):
         """Makes the environment and hands it the record."""
         own = copy.deepcopy({key: x for key, x in record.items() if key not in OF_CONSUMER})
-        with Attempt(self):
+        with Attempt(self), time_limit(self.config.reward_timeout):
             takes_a_seed = inspect.signature(self.make).parameters
             self.one = self.make(seed) if takes_a_seed else self.make()
             result = self.one.reset(own)
@@ -112,7 +109,7 @@ class Episode:
         """Returns the answer to the text of a turn; None ends the episode."""
         if self.error is not None:
             return None
-        with Attempt(self):
+        with Attempt(self), time_limit(self.config.reward_timeout):
             result = self.one.step(text)
             found = answer_and_reward(result)
             if found is None:
@@ -124,7 +121,7 @@ class Episode:
     def measure(self):
         """Returns {"environment/name": (sum, count)} of what it measured."""
         metrics = {}
-        with Attempt(self):
+        with Attempt(self), time_limit(self.config.reward_timeout):
             for name in self.make.metrics:
                 total, count = getattr(self.one, name)
                 metrics[f"environment/{name}"] = float(total), float(count)
@@ -132,7 +129,7 @@ class Episode:
         return {}
 
     def close(self):
-        with Attempt(self):
+        with Attempt(self), time_limit(self.config.reward_timeout):
             if hasattr(self.one, "close"):
                 self.one.close()
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import torch
 
 from core.data_folder import OF_CONSUMER
-from core.errors import Mistake, UsageError, run_script
+from core.errors import Mistake, UsageError, is_own_function, run_script
 from core.settings.setting import shown
 from grpo.reward_functions.registry import (
     REWARDS, arguments, check_records, import_rewards, register_functions, reward, run_reward)
@@ -122,7 +122,7 @@ def check_settings(config, names, models):
                           "correct the name")
         for name in takers:
             default = REWARDS[name].parameters[key].default
-            if not is_alike(value, default):
+            if is_own_function(REWARDS[name].fn) and not is_alike(value, default):
                 kind = "a text" if isinstance(default, str) else "a number"
                 raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be {kind}, as its "
                               f"default {shown(default)} is")

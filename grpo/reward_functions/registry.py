@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from core.config import run_config_file
 from core.data_folder import FIELDS, OF_CONSUMER
-from core.errors import Mistake, definition, one_line, others
+from core.errors import Mistake, calling, definition, one_line, others
 from grpo.rollout import join
 
 
@@ -148,7 +148,7 @@ def check_records(name, records):
         if check is not None:
             own = {key: x for key, x in record.items() if key not in OF_CONSUMER}
             try:
-                with others(f"reward {name} cannot score this record", "correct it", definition(check)):
+                with calling(check, f"reward {name} cannot score this record"):
                     check(**own)
             except Mistake as mistake:
                 raise Mistake(f"{record['where']}: {mistake}") from None
@@ -192,7 +192,7 @@ def run_reward(call):
     logs = {"log_metric": log_metric, "log_extra": lambda column, values: None}
     given |= {key: log for key, log in logs.items() if REWARDS[name].gets(key)}
     place = definition(fn)
-    with others(f"reward {name} failed", "correct it", place):
+    with calling(fn, f"reward {name} failed"):
         returned = fn(**given, **settings)
         if inspect.iscoroutine(returned):
             returned = event_loop().run_until_complete(returned)

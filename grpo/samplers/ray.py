@@ -134,7 +134,7 @@ class RaySampler:
             raise  # a bug, with the traceback of the worker
         except self.ray.exceptions.RayError as error:
             raise Mistake(f"a worker of sampler='ray' failed or took more than {seconds:g} seconds: "
-                               f"{last_line(error)}; {remedy}") from None
+                          f"{last_line(error)}; {remedy}") from None
 
 
 def pack(weights):
@@ -160,7 +160,7 @@ def join_ray(ray, config, dist):
             start_ray(ray, code, num_cpus=config.ray_workers * threads_of_worker(config), num_gpus=len(gpus))
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise Mistake(f"sampler='ray': no Ray at {ADDRESS}={address} ({last_line(error)}); docs/scaling.md has "
-                           "the command for a cluster") from None
+                      "the command for a cluster") from None
 
 
 def cluster():

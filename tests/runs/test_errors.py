@@ -8,7 +8,7 @@ import torch
 
 from core.config import run_config_file
 from core.distributed import Distributed
-from core.errors import ROOT, Mistake, definition, described, others, time_limit
+from core.errors import ROOT, Mistake, calling, definition, described, others, time_limit
 from core.settings.setting import is_inside
 
 
@@ -33,7 +33,7 @@ class Unprintable(Exception):
     """An exception whose text raises."""
 
     def __str__(self):
-        raise KeyError
+        raise SystemExit
 
 
 def raising(exception):
@@ -88,6 +88,25 @@ def test_a_config_names_its_line(tmp_path, text):
 def test_without_a_line_of_the_users_a_library_is_named_by_what_it_did():
     with pytest.raises(Mistake, match=r"^a\.json is not JSON \(JSONDecodeError: .*\); copy it again$"):
         with others("a.json is not JSON", "copy it again"):
+            json.loads("{")
+
+
+def test_a_mistake_of_ours_under_the_users_line_is_told_with_it():
+    def reads():
+        run_config_file("gone.py")
+
+    with pytest.raises(Mistake, match="test_errors.py, line .*it failed .gone.py does not exist; correct the path.; r"):
+        with others("it failed", "remedy"):
+            reads()
+
+
+def test_a_function_of_ours_is_called_without_a_guard():
+    with pytest.raises(ValueError) as found:
+        with calling(is_inside, "it failed"):
+            json.loads("{")
+    assert type(found.value) is json.JSONDecodeError
+    with pytest.raises(Mistake, match="^tests|/test_errors.py, line .*it failed"):
+        with calling(takes_one, "it failed"):
             json.loads("{")
 
 
