@@ -124,7 +124,9 @@ def is_ours(file):
 def is_users(file):
     """True for a source file that belongs neither to this project nor to Python and its packages."""
     path = os.path.realpath(file)
-    return not (path.startswith((LIBRARY, *OWN)) or file.startswith("<") or PACKAGES & set(path.split(os.sep)))
+    if path.startswith((LIBRARY, *OWN)) or file.startswith("<"):
+        return False
+    return PACKAGES.isdisjoint(path.split(os.sep))
 
 
 def definition(function):
@@ -160,7 +162,8 @@ def one_line(value, most=MOST, write=str):
         text = write(value)
     except (Exception, SystemExit):  # a class of the user's may fail at that
         text = f"a {type(value).__name__} that cannot be written as text"
-    line = "".join(c if c.isprintable() else "?" for c in " ".join(text[: most + 1].split()))
+    words = " ".join(text[: most + 1].split())
+    line = "".join(c if c.isprintable() else "?" for c in words)
     return f"{line[:most]}..." if len(text) > most else line
 
 
