@@ -19,22 +19,22 @@ from tests.tiny import ROOT, all_settings
 
 ROOM = 1.10  # while faults are mended; 1.02 once the code is unpacked
 MEASURED = {
-    "tokens": 92926,
-    "tokens a line": 10.68,
+    "tokens": 93123,
+    "tokens a line": 10.67,
     "tokens a line, median": 8,
-    "% of lines with 25 tokens or more": 5.91,
+    "% of lines with 25 tokens or more": 5.86,
     "tokens of the fullest line": 41,
     "tokens a statement": 11.43,
     "% of statements with 40 tokens or more": 0.65,
     "getattr, hasattr and setattr": 100,
     "settings": 105,
     "requirements files": 3,
-    "words of docs": 17555,
+    "words of docs": 17658,
 }
 STEP = {  # of the files that a step of the main job runs through
-    "tokens": 21250,
-    "tokens a line": 11.25,
-    "tokens a statement": 12.01,
+    "tokens": 21372,
+    "tokens a line": 11.21,
+    "tokens a statement": 11.95,
 }
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
