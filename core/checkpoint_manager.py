@@ -11,8 +11,9 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from core.distributed import is_sharded
-from core.errors import Mistake, others
+from core.errors import Mistake, others, shortest
 from core.files import BEFORE, CONFIG, STATE, CannotWrite, replacing
+from core.resume import earlier_runs, resume_command
 
 
 def shapes(weights):
@@ -28,6 +29,15 @@ def layout(weights, optimizers):
 def states(out_dir: str) -> list[str]:
     """The paths of the states in a folder, the newest first."""
     return [path for name in (STATE, BEFORE) if os.path.exists(path := os.path.join(out_dir, name))]
+
+
+def no_state(out_dir):
+    """The Mistake of a run that cannot resume. A start that failed may have set the run aside that the user means."""
+    what = f"resume=True, but {shortest(out_dir)} has no {STATE}"
+    for folder in earlier_runs(out_dir):
+        if states(folder):
+            return Mistake(f"{what}; an earlier run is in {shortest(folder)}, resume it with {resume_command(folder)}")
+    return Mistake(f"{what}; name the folder of the run with --out_dir=FOLDER, or the config file of the run")
 
 
 class CheckpointManager:
@@ -72,11 +82,11 @@ class CheckpointManager:
                 os.replace(newest, self.path(BEFORE))
         self.last, self.last_step = newest, step
 
-    def how_to_go_on(self) -> str:
+    def how_to_resume(self) -> str:
         """The remedy for a run that has to end, in words."""
         if self.last_step is None:
-            return "start again: no state has been saved"
-        return f"go on with resume=True from {self.last}, the last state (step {self.last_step})"
+            return "no state has been saved, start again"
+        return f"the last state is {self.last} (step {self.last_step}), resume with {resume_command(self.out_dir)}"
 
     @contextlib.contextmanager
     def keeping(self):
@@ -84,7 +94,7 @@ class CheckpointManager:
         try:
             yield
         except CannotWrite as error:
-            raise CannotWrite(f"{error}; make room or make it writable, then {self.how_to_go_on()}") from None
+            raise CannotWrite(f"{error}; make room or make it writable; {self.how_to_resume()}") from None
 
     def load(self, weights: dict, optimizers: list, say=print) -> dict:
         """Restores the optimizers in place and returns what else was saved, the weights under "model". If the newest
@@ -92,7 +102,10 @@ class CheckpointManager:
 
         weights: {name: tensor} of the run that resumes; only their names and shapes are read
         """
-        path, *before = states(self.out_dir) or [self.path(STATE)]
+        found = states(self.out_dir)
+        if not found:
+            raise no_state(self.out_dir)
+        path, *before = found
         mapped = any(map(is_sharded, weights.values()))
         try:
             state = read_state(path, mapped)
@@ -101,13 +114,13 @@ class CheckpointManager:
                 raise
             path, = before
             state = read_state(path, mapped)
-            say(f"{mistake}: going on from {path}, the state before it")
+            say(f"{mistake}: resuming from {path}, the state before it")
         saved = state.pop("layout") | state.pop("identity", {})
         now = layout(weights, optimizers) | self.identity
         differing = [key for key, value in now.items() if saved.get(key) != value]
         if differing:
-            raise Mistake(f"{path} is of a run that differs in {', '.join(differing)}; resume with the settings of "
-                          f"{self.path(CONFIG)} or choose another out_dir")
+            raise Mistake(f"{path} is of a run that differs in {', '.join(differing)}; choose another out_dir, or "
+                          f"resume with the settings of {self.path(CONFIG)}: {resume_command(self.out_dir)}")
         for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
             saved["param_groups"] = optimizer.state_dict()["param_groups"]  # the settings of this run
             if mapped:
@@ -121,8 +134,6 @@ class CheckpointManager:
 def read_state(path, mapped=False):
     """The content of a state. Raises Mistake if it is damaged.
     mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory"""
-    if not os.path.exists(path):
-        raise Mistake(f"resume=True, but {path} does not exist; start without resume or correct out_dir")
     with others(f"{path} is damaged or cut short", "start without resume"):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 

@@ -106,6 +106,7 @@ OTHER_NAMES = {  # {a name in TRL, verl or nanoGPT: the settings here}; docs/com
     "use_vllm": "sampler", "output_dir": "out_dir", "resume_from_checkpoint": "resume"}
 COMMAND = "command line"  # where a setting was set
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what a config file has for itself
+WITH_CODE = set()  # the config files that define or import something, such as an objective
 WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
 
 
@@ -155,8 +156,11 @@ def settings_in(argument, known):
         return COMMAND, {key: text if equals else None}
     if not argument.endswith(".py"):
         raise UsageError(f"{argument}: expected a config file ending in .py, or --key=value")
-    return argument, {name: x for name, x in run_config_file(argument).items()
-                      if name in known or not isinstance(x, CODE)}
+    names = run_config_file(argument)
+    settings = {name: x for name, x in names.items() if name in known or not isinstance(x, CODE)}
+    if len(settings) < len(names):
+        WITH_CODE.add(argument)
+    return argument, settings
 
 
 def run_config_file(path):

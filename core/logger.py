@@ -52,7 +52,7 @@ class Logger:
         self.doing = self.bar.set_postfix_str  # doing(text) shows beside the bar what the run is doing
 
     def start(self, step=0):
-        """A run begins or goes on at `step`: the records of later steps will be written again."""
+        """A run begins or resumes at `step`: the records of later steps will be written again."""
         if self.silent:
             return
         self.bar.update(step)

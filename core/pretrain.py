@@ -28,7 +28,7 @@ from core.trainer import COLUMNS, Trainer
 def main(argv):
     """Trains the model that the config files and --key=value settings in argv describe."""
     config, origin = load_config(PretrainConfig, argv)
-    check_run_folder(config.absolute_out_dir)
+    check_run_folder(config.absolute_out_dir, config.resume)
     if config.wandb_log or config.report_to:
         from core.trackers import check_trackers
         check_trackers(config)

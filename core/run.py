@@ -5,10 +5,11 @@ import os
 import re
 import signal
 
-from core.checkpoint_manager import states
+from core.checkpoint_manager import no_state, states
 from core.errors import Mistake
 from core.files import BEFORE, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, writing
 from core.optim import not_finite
+from core.resume import PREVIOUS, earlier_runs, resume_command
 
 try:
     import fcntl
@@ -16,7 +17,6 @@ except ImportError:  # Windows
     fcntl = None
 
 LOCK = "lock"
-PREVIOUS = "previous"  # the folder of earlier runs
 OTHERS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models are files or folders; TensorBoard's
 SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{OTHERS})(\.tmp)?")
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
@@ -24,8 +24,10 @@ SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if 
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 
 
-def check_run_folder(out_dir: str) -> None:
-    """Raises Mistake if the folder holds files but no run."""
+def check_run_folder(out_dir: str, resume: bool | str = False) -> None:
+    """Raises Mistake if the folder holds files but no run, or no state although resume is True."""
+    if resume is True and not states(out_dir):
+        raise no_state(out_dir)
     names = listed(out_dir)
     foreign = [name for name in names if name not in STAYING]
     if foreign and not {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS} & set(names):
@@ -34,7 +36,7 @@ def check_run_folder(out_dir: str) -> None:
 
 @contextlib.contextmanager
 def run_folder(config, dist):
-    """Keeps other runs out of out_dir during the block. Gives whether the run goes on from a state there.
+    """Keeps other runs out of out_dir during the block. Gives whether the run resumes from a state there.
     config: absolute_out_dir, resume (True, False, or 'auto': if there is a state)"""
     dist.barrier()  # every rank has seen the folder as it was
     with locked(config.absolute_out_dir) if dist.is_main else contextlib.nullcontext():
@@ -65,9 +67,8 @@ def set_aside(out_dir: str) -> str | None:
     names = [name for name in listed(out_dir) if SET_ASIDE.fullmatch(name)]
     if not names:
         return None
-    previous = os.path.join(out_dir, PREVIOUS)
-    numbers = [int(name) for name in listed(previous) if name.isdecimal()]
-    folder = os.path.join(previous, str(1 + max(numbers, default=0)))
+    numbers = [int(os.path.basename(folder)) for folder in earlier_runs(out_dir)]
+    folder = os.path.join(out_dir, PREVIOUS, str(1 + max(numbers, default=0)))
     with writing(folder):
         os.makedirs(folder)
         for name in reversed(names):  # the states early, so that no run resumes half of another
@@ -127,7 +128,7 @@ class BadSteps:
         self.logger.say(f"step {step} is skipped, because these are not finite: {names}")
         if self.in_a_row >= self.limit:
             raise Mistake(f"{self.in_a_row} steps in a row were skipped (max_bad_steps={self.limit}), the last one "
-                          f"for {names}; lower learning_rate and {self.checkpoints.how_to_go_on()}")
+                          f"for {names}; lower learning_rate; {self.checkpoints.how_to_resume()}")
 
 
 def run_loop(trainer, stop) -> bool:
@@ -162,7 +163,8 @@ def run_loop(trainer, stop) -> bool:
         trainer.logger.tick()
         if came and not last:
             trainer.stopped_by = came
-            trainer.logger.say(f"stopped by {came} after step {trainer.step}; go on with --resume=True")
+            command = resume_command(c.absolute_out_dir)
+            trainer.logger.say(f"stopped by {came} after step {trainer.step}; resume with {command}")
             return True
     return False
 

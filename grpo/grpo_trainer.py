@@ -174,8 +174,8 @@ class GRPOTrainer:
         self.dist.barrier()  # it may take longer than an exchange
 
     def resume(self):
-        """Goes on from the state in out_dir. Between iterations a buffer holds nothing of its rank alone, so another
-        number of ranks can go on."""
+        """Resumes from the state in out_dir. Between iterations a buffer holds nothing of its rank alone, so another
+        number of ranks can resume."""
         state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
         self.step = state["step"]
         check_same_step(self.dist, self.step, self.config.out_dir)

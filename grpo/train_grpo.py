@@ -27,7 +27,7 @@ from grpo.plan import plan, plan_of_settings
 def main(argv):
     """Config, device, data, models, evaluation, trainer; then run."""
     config, origin = load_config(GRPOConfig, argv)
-    check_run_folder(config.absolute_out_dir)
+    check_run_folder(config.absolute_out_dir, config.resume)
     if config.wandb_log or config.report_to:
         from core.trackers import check_trackers
         check_trackers(config)

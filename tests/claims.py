@@ -227,6 +227,10 @@ CLAIMS = {
             "runs/test_ranks.py::test_both_ranks_skip_a_step_that_one_cannot_take",
         "a resumed run has the bits of the uninterrupted one":
             "runs/test_resume.py::test_a_resumed_run_equals_the_uninterrupted_one",
+        "the command that a stopped run prints resumes it":
+            "runs/test_starts_and_ends.py::test_the_command_that_a_stopped_run_prints_resumes_it",
+        "an earlier run that a failed start set aside is named, and resumes":
+            "runs/test_starts_and_ends.py::test_an_earlier_run_that_failed_starts_set_aside_is_named_with_the_command_that_resumes_it",
         "max_iters is the number of optimizer steps":
             "runs/test_resume.py::test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written",
         "a rollout serves all its epochs; the reference reads it once":

@@ -12,9 +12,11 @@ from functools import partial
 import numpy as np
 import torch
 
+from core.checkpoint_manager import states
 from core.device import moved
 from core.distributed import Distributed
 from core.errors import ROOT, Mistake, one_line
+from core.resume import resume_command
 from core.settings.optional import require
 from grpo.build import load_policy
 from grpo.rollout import join
@@ -29,7 +31,6 @@ OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_U
        "RAY_worker_niceness": "0"}
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 FEWER = "lower ray_workers, or OMP_NUM_THREADS (CPUs per worker)"
-LATER = "lower batch_size or max_new_tokens, or go on with --resume=auto"
 ADDRESS = "RAY_ADDRESS"      # the variable, which Ray itself reads, that names a cluster: host:port, or auto
 
 
@@ -89,6 +90,7 @@ class RaySampler:
         self.starts = deque()  # for each start the object references of RayWorker.sample
         self.weights = None    # (version, object reference of packed weights) of the last sync
         self.workers = []
+        self.out_dir = config.absolute_out_dir
         self.ray = require_ray()
         self.joined = not self.ray.is_initialized()  # otherwise the caller started it, and ends it
         with contextlib.ExitStack() as undo:
@@ -113,7 +115,8 @@ class RaySampler:
         self.starts.append(answers)
 
     def finish(self):
-        parts = self._values(self.starts.popleft(), LONGEST_CALL, LATER)
+        again = f"resume with {resume_command(self.out_dir)}" if states(self.out_dir) else "start again"
+        parts = self._values(self.starts.popleft(), LONGEST_CALL, f"lower batch_size or max_new_tokens and {again}")
         return moved(join(parts), self.policy.device)
 
     def close(self):

@@ -6,10 +6,13 @@ Here Ray is a stand-in that runs in this process. Real workers, and their deaths
 import copy
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from core.errors import Mistake
+from core.resume import resume_command
 from grpo.samplers import ray as module
 from grpo.samplers.ray import RaySampler, gpus_beside, pack
 from tests.tiny import (
@@ -81,6 +84,26 @@ def test_a_start_is_sampled_with_the_weights_of_the_last_sync_before_it(world):
     sampler.start(problems(2), 2)
     for i, writer in enumerate((before, before, policy)):
         expect_same(sampler.finish(), writer, problems(i), i, sampler.config)
+
+
+class WorkerFailed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("has_state", [True, False])
+def test_of_a_worker_that_fails_the_command_that_resumes_is_told_if_there_is_a_state(world, tmp_path, monkeypatch,
+                                                                                     has_state):
+    monkeypatch.setattr("sys.argv", ["grpo/train_grpo.py"])
+    sampler, _, problems = world(out_dir=str(tmp_path))
+    if has_state:
+        (tmp_path / "state.pt").touch()
+    errors = SimpleNamespace(RayTaskError=KeyError, RayError=WorkerFailed)
+    get = Mock(side_effect=WorkerFailed("it died"))
+    sampler.start(problems(0), 0)
+    sampler.ray = SimpleNamespace(get=get, exceptions=errors)
+    with pytest.raises(Mistake, match="it died") as found:
+        sampler.finish()
+    assert (resume_command(str(tmp_path)) in str(found.value)) == has_state
 
 
 def test_weights_of_every_kind_come_to_the_last_bit():

@@ -1,15 +1,18 @@
-"""A resumed run has the bits of the uninterrupted one; what a run writes."""
+"""A resumed run has the bits of the uninterrupted one; what a run writes; the command that resumes."""
 
 import os
+import shlex
 import signal
 
 import pytest
 import torch
 
+from core import resume
 from core.checkpoint_manager import check_same_step
 from core.distributed import Distributed
 from core.errors import Mistake
 from core.models import load_model
+from core.resume import resume_command
 from tests.tiny import same, same_momentum, without_clock
 from tests.trainers import evaluated_trainer, logged_keys, records, run, trainer, training_records
 
@@ -54,7 +57,9 @@ def test_after_a_signal_the_run_is_saved_at_once_and_the_resumed_one_has_the_sam
     setattr(cut, place, signalling)
     cut.run()
     assert (cut.step, cut.evaluated) == (step, (place, step) != ("rewards", 3))
-    assert cut.stopped_by and "--resume=True" in capsys.readouterr().out
+    assert cut.stopped_by
+    told = capsys.readouterr().out.strip().split("\n")[-1]
+    assert "resume=True" in told and str(tmp_path / "cut") in told, "no script of this project was called"
     resumed = run(evaluated_trainer(dataset, tmp_path / "cut", **settings), resume=True)
     expect_bits(whole, resumed)
     assert whole.buffer.evaluations == resumed.buffer.evaluations
@@ -102,3 +107,31 @@ def test_ranks_must_resume_from_the_same_step():
     for step in (5, 9):
         with pytest.raises(Mistake, match="out_dir=out"):
             check_same_step(OfTwo("cpu"), step, "out")
+
+
+TRAIN, PRETRAIN = "grpo/train_grpo.py", "core/pretrain.py"
+SEVERAL = ["torchrun", "--nproc_per_node=4", "--shutdown-timeout=900"]
+COMMANDS = {  # {how a run was started: the words of the command that resumes it; None: it was not by a script}
+    (TRAIN, "out", 1, 1): ["python", TRAIN, "--resume=True", "--out_dir=out"],
+    (f"{resume.STARTED_IN}/{PRETRAIN}", "my runs/1", 1, 1): [
+        "python", f"{resume.STARTED_IN}/{PRETRAIN}", "--resume=True", "--out_dir=my runs/1"],
+    (TRAIN, "/tmp/it's", 4, 4): [*SEVERAL, TRAIN, "--resume=True", "--out_dir=/tmp/it's"],
+    (TRAIN, "out", 4, 8): ["--resume=True", "--out_dir=out", "on", "every", "machine"],
+    ("/usr/lib/ipykernel_launcher.py", "/tmp/out", 1, 1): None,
+    ("", "/tmp/out", 1, 1): None,
+    ("-c", "/tmp/out", 1, 1): None,
+}
+
+
+@pytest.mark.parametrize("start", COMMANDS, ids=str)
+def test_the_command_that_resumes_a_run_is_that_of_its_start(monkeypatch, tmp_path, start):
+    script, out_dir, ranks, all_ranks = start
+    monkeypatch.setattr("sys.argv", [script, "config/grpo_example.py", "--seed=2", "--resume=auto"])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("WORLD_SIZE", str(all_ranks))
+    monkeypatch.chdir(tmp_path)  # as a user's reward may do
+    told = resume_command(os.path.join(resume.STARTED_IN, out_dir))
+    if COMMANDS[start] is None:
+        assert told == f"resume=True, out_dir={out_dir!r}"
+    else:
+        assert shlex.split(told) == COMMANDS[start]

@@ -9,6 +9,7 @@ import pytest
 from core.checkpoint_manager import CheckpointManager
 from core.errors import Mistake
 from core.logger import Logger
+from core.resume import resume_command
 from core.run import BadSteps
 from tests.tiny import ROOT
 
@@ -34,7 +35,8 @@ def test_a_second_signal_ends_the_process_at_once(first):
     assert done.returncode == -signal.SIGTERM and done.stdout == f"{first.name}\n"
 
 
-def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_path):
+def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["core/pretrain.py"])
     manager = CheckpointManager(str(tmp_path), lambda path, **facts: None)
     manager.save(1, {}, [], {})
     bad = BadSteps(3, manager, Logger(str(tmp_path), 10, ("loss",)))
@@ -43,5 +45,6 @@ def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_pat
         if good_before:
             bad.in_a_row = 0
         bad.add(step, metrics)
-    with pytest.raises(Mistake, match="max_bad_steps=3.* loss; .*state.pt"):
+    with pytest.raises(Mistake, match="max_bad_steps=3.* loss; .*state.pt") as found:
         bad.add(5, metrics)
+    assert resume_command(str(tmp_path)) in str(found.value)

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import torch
 from core import start
 from core.models import save_model
 from core.run import SET_ASIDE, STAYING
+from grpo.losses import OBJECTIVES
 from grpo.report import page
 from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_dataset
 
@@ -44,20 +46,21 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def launch(monkeypatch, base, tmp_path):
-    """Runs the command in this process, in the folder `out`, and checks its exit code. No picture is drawn."""
+    """Runs the command in this process, in the folder `out`, and checks its exit code. No picture is drawn.
+    files: config files"""
     monkeypatch.setattr(page, "draw_curves", lambda runs, path: open(path, "w").close())
 
-    def launched(code=0, **changes):
+    def launched(code=0, files=(), **changes):
         settings = base | {"out_dir": tmp_path / "out"} | changes
-        done = run_here(TRAIN, *(f"--{key}={value}" for key, value in settings.items()))
+        done = run_here(TRAIN, *files, *(f"--{key}={value}" for key, value in settings.items()))
         assert done.returncode == code, done.stdout + done.stderr
         return done
     return launched
 
 
-def trouble(tmp_path, trouble):
-    """Settings of a run in `out` whose reward makes trouble after the first step."""
-    text = REWARDS.format(metrics=str(tmp_path / "out" / "metrics.jsonl"), trouble=trouble)
+def trouble(tmp_path, trouble, name="out"):
+    """Settings of a run in the folder `name` whose reward makes trouble after the first step."""
+    text = REWARDS.format(metrics=str(tmp_path / name / "metrics.jsonl"), trouble=trouble)
     (tmp_path / "rewards.py").write_text(text)
     return {"reward_file": tmp_path / "rewards.py", "reward_functions": "('troubled',)"}
 
@@ -89,6 +92,59 @@ def test_a_run_that_a_signal_stops_records_it_and_goes_on(launch, tmp_path):
     assert f"{tmp_path}/out/state.pt, step {end['step']} of 3" in shown
     assert [r["end"]["ended"] for r in starts(out)] == ["stopped", "finished"]
     assert (out / "console.log").read_text().endswith(shown), "the console goes on where it was"
+
+
+OWN_OBJECTIVE = """
+from grpo import losses
+losses.OBJECTIVES["mine"] = losses.OBJECTIVES["grpo"]
+objective = "mine"
+"""
+
+
+def run_command_in(text, *more):
+    """Runs the command with which a text says that a run resumes, and more arguments."""
+    command = re.search("python .*--resume=True.*", text)[0]
+    _, script, *arguments = shlex.split(command)
+    return run_here(script, *arguments, *more)
+
+
+@pytest.fixture
+def own_objective(tmp_path):
+    """A config file with an objective of its own, which another process does not know."""
+    (tmp_path / "own.py").write_text(OWN_OBJECTIVE)
+    yield tmp_path / "own.py"
+    OBJECTIVES.pop("mine", None)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["settings", "an objective of its own"])
+def test_the_command_that_a_stopped_run_prints_resumes_it(launch, tmp_path, own_objective, own):
+    out = tmp_path / "it's out"
+    settings = trouble(tmp_path, "os.kill(os.getpid(), signal.SIGTERM)", out.name)
+    shown = launch(files=[own_objective] * own, out_dir=out, seed=7, **settings).stdout
+    OBJECTIVES.pop("mine", None)
+    trouble(tmp_path, "pass", out.name)
+    done = run_command_in(shown)
+    assert done.returncode == 0, done.stderr
+    first, last = starts(out)
+    assert (first["end"]["ended"], last["end"]["ended"], last["end"]["step"]) == ("stopped", "finished", 3)
+    assert first["end"]["step"] == last["step"] > 0
+    assert json.loads((out / "config.json").read_text())["seed"] == 7
+
+
+def test_an_earlier_run_that_failed_starts_set_aside_is_named_with_the_command_that_resumes_it(launch, tmp_path):
+    out = tmp_path / "out"
+    launch(max_iters=1)
+    failing = trouble(tmp_path, "raise KeyError('no such thing')") | {"save_interval": 3}
+    for _ in range(2):  # the second one sets the first aside, from which nothing resumes
+        launch(1, **failing)
+        line = launch(1, resume=True).stderr
+        assert line.count("\n") == 1 and f"{out}/previous/1" in line and f"{out}/previous/2" not in line
+        assert run_here(TRAIN, "--resume=True", f"--out_dir={out}").stderr == line
+    assert (out / "previous" / "2").exists()
+    done = run_command_in(line, "--max_iters=2")
+    assert done.returncode == 0, done.stderr
+    last = starts(out / "previous" / "1")[-1]
+    assert (last["step"], last["end"]["step"]) == (1, 2) and not (out / "state.pt").exists()
 
 
 def test_a_start_that_is_refused_leaves_a_finished_run_as_it_was(launch, tmp_path, monkeypatch):
