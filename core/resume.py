@@ -1,15 +1,20 @@
-"""The command that resumes a run, and the earlier runs of a folder."""
+"""The command that resumes a run, what has changed since its last start, and the earlier runs of a folder."""
 
+import dataclasses
+import json
 import os
 import shlex
 import sys
 
 from core.config import WITH_CODE
+from core.data_folder import dataset_folder
 from core.distributed import variable
 from core.errors import is_ours
+from core.settings.setting import defaults, load_class, shown
 
 PREVIOUS = "previous"  # the folder of earlier runs
 STARTED_IN = os.getcwd()  # a user's class or reward may call os.chdir, the shell that gets the command does not
+OF_A_START = ("resume", "out_dir", "dry_run", "doctor", "starts")  # what config.json has of a start, not of the run
 
 
 def resume_command(out_dir):
@@ -40,3 +45,46 @@ def earlier_runs(out_dir):
     names = os.listdir(folder) if os.path.isdir(folder) else []
     numbers = [name for name in names if name.isdecimal()]
     return [os.path.join(folder, name) for name in sorted(numbers, key=int, reverse=True)]
+
+
+def changed_since(saved, config, ranks):
+    """The settings and the number of ranks that differ from those of the last start, in one line; "" if none does.
+
+    saved: the content of config.json, perhaps of a version with other settings
+    ranks: those of this start
+    """
+    known = {}
+    for room in config.rooms:
+        known |= defaults(load_class(room))
+    known |= defaults(type(config))  # a setting of a room that is closed has its default
+    before = as_json(known) | saved
+    now = as_json(known | dataclasses.asdict(config))
+    changes = []
+    for key in before:
+        if key in OF_A_START or is_same(key, before[key], now.get(key)):
+            continue
+        value = shown(now[key]) if key in now else "-"
+        changes.append(f"{key} {shown(before[key])} -> {value}")
+    last = (saved.get("starts") or [{}])[-1]
+    ranks_before = last.get("ranks", ranks)
+    parts = [", ".join(changes)] if changes else []
+    if ranks_before != ranks:
+        parts.append(f"ranks {ranks_before} -> {ranks}")
+    return "; ".join(parts)
+
+
+def as_json(settings):
+    """Settings as they are read back from a file: tuples are lists."""
+    return json.loads(json.dumps(settings))
+
+
+def is_same(key, one, other):
+    """True for equal values, and for two spellings of the path of one file."""
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return all(is_same(key, *pair) for pair in zip(one, other, strict=True))
+    if isinstance(one, str) and isinstance(other, str):
+        if key == "dataset":
+            one, other = dataset_folder(one), dataset_folder(other)
+        if os.path.exists(one) and os.path.exists(other):
+            return os.path.samefile(one, other)
+    return one == other

@@ -19,6 +19,7 @@ from core.config import changed_settings
 from core.data_folder import dataset_folder
 from core.errors import ROOT, Mistake, described, is_out_of_memory, one_line, shortest
 from core.files import CONFIG, read_object, write_json
+from core.resume import changed_since
 from core.run import set_aside
 
 MODELS = ("data/smollm2/model",)  # models that the prepare.py beside them makes
@@ -89,9 +90,12 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
         return
     path, starts, logger = os.path.join(config.absolute_out_dir, CONFIG), [], trainer.logger
     if resume:
+        logger.say(f"resuming from {shortest(trainer.checkpoints.last)}, step {trainer.step} of {config.max_iters}")
         if os.path.exists(path):
-            starts = read_object(path, path, "delete it").get("starts", [])
-        logger.say(f"going on from {shortest(trainer.checkpoints.last)}, step {trainer.step} of {config.max_iters}")
+            saved = read_object(path, path, "delete it")
+            starts = saved.get("starts", [])
+            if changes := changed_since(saved, config, dist.world):
+                logger.say(f"changed since the last start: {changes}")
     elif previous := set_aside(config.absolute_out_dir):
         logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
     starts.append(json.loads(without_home(json.dumps(start(config, origin, dist, trainer.step)))))

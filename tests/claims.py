@@ -229,6 +229,8 @@ CLAIMS = {
             "runs/test_resume.py::test_a_resumed_run_equals_the_uninterrupted_one",
         "the command that a stopped run prints resumes it":
             "runs/test_starts_and_ends.py::test_the_command_that_a_stopped_run_prints_resumes_it",
+        "a resumed run says which settings and how many ranks have changed":
+            "runs/test_resume.py::test_what_has_changed_since_the_last_start_is_told_and_nothing_else",
         "an earlier run that a failed start set aside is named, and resumes":
             "runs/test_starts_and_ends.py::test_an_earlier_run_that_failed_starts_set_aside_is_named_with_the_command_that_resumes_it",
         "max_iters is the number of optimizer steps":

@@ -1,6 +1,9 @@
-"""A resumed run has the bits of the uninterrupted one; what a run writes; the command that resumes."""
+"""A resumed run has the bits of the uninterrupted one; what a run writes; the command and the changes that it tells."""
 
+import dataclasses
+import json
 import os
+import re
 import shlex
 import signal
 
@@ -12,8 +15,10 @@ from core.checkpoint_manager import check_same_step
 from core.distributed import Distributed
 from core.errors import Mistake
 from core.models import load_model
-from core.resume import resume_command
-from tests.tiny import same, same_momentum, without_clock
+from core.resume import changed_since, resume_command
+from core.supervised.config import PretrainConfig
+from grpo.grpo_config import GRPOConfig
+from tests.tiny import all_settings, same, same_momentum, without_clock
 from tests.trainers import evaluated_trainer, logged_keys, records, run, trainer, training_records
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -135,3 +140,45 @@ def test_the_command_that_resumes_a_run_is_that_of_its_start(monkeypatch, tmp_pa
         assert told == f"resume=True, out_dir={out_dir!r}"
     else:
         assert shlex.split(told) == COMMANDS[start]
+
+
+FULL = {"kl_beta": 0.1, "max_iters": 400, "reward_functions": ("exact_match",)}
+CHANGES = [  # (what the last start had, what this one has, {setting: (before, now)} that is told)
+    (FULL, FULL, {}),
+    (FULL, FULL | {"out_dir": "b", "resume": True, "dry_run": True, "doctor": True}, {}),
+    (FULL, FULL | {"max_iters": 30}, {"max_iters": (400, 30)}),
+    (FULL, FULL | {"reward_functions": ("judge", "exact_match")},
+     {"reward_functions": (["exact_match"], ["judge", "exact_match"])}),
+    # rooms that close or open: their other settings have their defaults on both sides
+    (FULL, FULL | {"kl_beta": 0.0}, {"kl_beta": (0.1, 0.0)}),
+    (FULL | {"kl_target": 0.5}, FULL | {"kl_beta": 0.0}, {"kl_beta": (0.1, 0.0), "kl_target": (0.5, None)}),
+    (FULL, FULL | {"sampler": "ray", "ray_workers": 3}, {"sampler": ("local", "ray"), "ray_workers": (1, 3)}),
+    # two spellings of a path, also in a list; another path
+    ({"dataset": "char_diffusion"}, {"dataset": "./data/char_diffusion/"}, {}),
+    ({"judge_checkpoint": "README.md"}, {"judge_checkpoint": os.path.abspath("README.md")}, {}),
+    ({"judge_checkpoint": "README.md"}, {"judge_checkpoint": "docs"}, {"judge_checkpoint": ("README.md", "docs")}),
+    ({"response_prefix": ""}, {"response_prefix": "."}, {"response_prefix": ("", ".")}),
+    ({"mode": "sequence_scorer", "fill_checkpoints": ("README.md", "docs")},
+     {"mode": "sequence_scorer", "fill_checkpoints": ("./README.md", "docs/")}, {}),
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("before, now, told", CHANGES, ids=str)
+def test_what_has_changed_since_the_last_start_is_told_and_nothing_else(monkeypatch, before, now, told, ranks):
+    monkeypatch.chdir(resume.STARTED_IN)
+    kind = PretrainConfig if "mode" in before else GRPOConfig
+    saved = json.loads(json.dumps(dataclasses.asdict(kind(**before)) | {"starts": [{"ranks": 1}]}))
+    line = changed_since(saved, kind(**now), ranks)
+    told = told | ({"ranks": (1, 2)} if ranks == 2 else {})
+    names = set(re.findall(r"\w+", line)) & (all_settings(kind) | {"ranks"})
+    assert names == told.keys() and "\n" not in line, line
+    for name, (one, other) in told.items():
+        assert re.search(rf"\b{name}\b.*{re.escape(repr(one))}.*{re.escape(repr(other))}", line), line
+
+
+def test_a_config_of_another_version_is_compared_as_far_as_it_goes():
+    saved = json.loads(json.dumps(dataclasses.asdict(GRPOConfig()))) | {"old_setting": [1], "seed": 2}
+    del saved["top_k"]  # it is newer
+    words = re.findall(r"\w+", changed_since(saved, GRPOConfig(), 2))
+    assert {"old_setting", "seed", "1337"} <= set(words) and not {"top_k", "ranks"} & set(words)
