@@ -113,7 +113,7 @@ WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
 def load_config(cls, argv):
     """Builds the dataclass `cls` from config files and --key=value arguments; later arguments win.
 
-    --resume=True with --out_dir and no config file takes the settings from config.json in that folder.
+    --resume=True and no config file takes the settings from config.json in out_dir.
     Returns (config, origin): origin maps each key that was set to the file or argument that set it.
     Raises UsageError for an unknown key or a wrong type, naming the file or argument and the nearest key.
     """
@@ -129,15 +129,22 @@ def load_config(cls, argv):
             value = literal(value, hints.get(key)) if where == COMMAND else value
             values[key] = checked(key, value, hints, where)
             origin[key] = where
-    path = os.path.join(values.get("out_dir", ""), CONFIG)
-    alone = "out_dir" in values and all(argument.startswith("--") for argument in argv)
-    if values.get("resume") is True and alone and os.path.isfile(path):
-        saved = read_object(path, path, "name the config file of the run, or delete it")
-        saved.pop("starts", None)
-        hints |= hints_of(cls, saved.keys())
-        saved = {key: checked(key, value, hints, path) for key, value in saved.items()}
-        values, origin = saved | values, dict.fromkeys(saved, path) | origin
+    if values.get("resume") is True and all(argument.startswith("--") for argument in argv):
+        folder = values.get("out_dir", cls.out_dir)
+        path = os.path.join(folder, CONFIG)
+        saved = saved_settings(cls, path) if os.path.isfile(path) else {}
+        saved["out_dir"] = folder  # it may have been moved since
+        values = saved | values
+        origin = dict.fromkeys(saved, path) | origin
     return cls(**values), origin
+
+
+def saved_settings(cls, path):
+    """The settings in the config.json of a run."""
+    saved = read_object(path, path, "name the config file of the run, or delete it")
+    saved.pop("starts", None)
+    hints = hints_of(cls, saved.keys())
+    return {key: checked(key, value, hints, path) for key, value in saved.items()}
 
 
 def hints_of(cls, keys):

@@ -1,5 +1,6 @@
 """The models, data, rewards and evaluation of a run, checked against each other before the first step."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from core.checkpoint_manager import shapes
 from core.data import DatasetConsumer
 from core.data_folder import has_prompts, is_file_of_records
 from core.errors import Mistake
+from core.files import CONFIG
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.models import freeze_in, is_huggingface, load_model, load_tokenizer
 from core.performance.prepacked import has_fast_bfloat16
@@ -40,6 +42,9 @@ class Models:
 def build_what_is_missing(config, dist):
     """Runs the prepare.py of what is missing; a dry run only says so. Returns whether something still is."""
     if config.generator_checkpoint is None:
+        if config.resume is True and not os.path.exists(os.path.join(config.absolute_out_dir, CONFIG)):
+            raise Mistake(f"generator_checkpoint is not set, and {config.out_dir} has no {CONFIG} to take it from; "
+                          "name the config file of the run, or the folder of another run with --out_dir=FOLDER")
         raise Mistake("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
                       "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
     checkpoints = ("generator_checkpoint", "teacher_checkpoint", "judge_checkpoint", "gold_judge_checkpoint")

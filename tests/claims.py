@@ -233,6 +233,8 @@ CLAIMS = {
             "runs/test_resume.py::test_what_has_changed_since_the_last_start_is_told_and_nothing_else",
         "an earlier run that a failed start set aside is named, and resumes":
             "runs/test_starts_and_ends.py::test_an_earlier_run_that_failed_starts_set_aside_is_named_with_the_command_that_resumes_it",
+        "resume alone looks in the default folder of the script":
+            "runs/test_starts_and_ends.py::test_a_script_resumes_in_its_default_folder_and_says_what_has_changed",
         "max_iters is the number of optimizer steps":
             "runs/test_resume.py::test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written",
         "a rollout serves all its epochs; the reference reads it once":

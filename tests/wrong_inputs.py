@@ -33,6 +33,7 @@ FILES = {
     "silent.py": "seed = 1\nclass Error(Exception):\n    def __str__(self):\n        raise KeyError\nraise Error\n",
     "half_pair.jsonl": lines(*MANY, {"prompt": "1+1", "answer": "\ud800"}),
     "mine/thesis.tex": "mine",
+    "state/state.pt": b"",
     "damaged/metrics.jsonl": b'{"step": 1}\n{"step": \xff}\n',
     "plain/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}, {"step": 1, "loss": 0.5}),
     "ended/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}, {"step": 9, "eval/x": 0.6}),
@@ -64,6 +65,10 @@ SETTINGS = [
     (PRETRAIN, "--report_to=wanb", 1, "report_to wandb"),
     (PRETRAIN, "--out_dir={folder}/mine", 1, "out_dir thesis.tex new"),
     (PRETRAIN, f"{LEARN} --resume=True --out_dir={{folder}}/resumed", 1, "state.pt resume"),
+    *((script, "--resume=True --out_dir={folder}/resumed", 1, "{folder}/resumed state.pt out_dir=FOLDER config")
+      for script in (TRAIN, PRETRAIN)),
+    (PRETRAIN, "--resume=True --out_dir={folder}/mine", 1, "{folder}/mine state.pt out_dir=FOLDER"),
+    (TRAIN, "--resume=True --out_dir={folder}/state", 1, "{folder}/state config.json out_dir=FOLDER"),
 ]
 
 DATA_AND_MODELS = [

@@ -28,12 +28,15 @@ def test_later_arguments_win_and_a_config_file_may_compute(tmp_path):
     assert type(c.learning_rate) is float and load(path, "--n_layer=6").n_layer == 6
 
 
-def test_a_folder_alone_resumes_with_the_settings_of_its_run(tmp_path):
-    first = PretrainConfig(n_layer=2, seed=7, out_dir=str(tmp_path), mode="sequence_scorer", fill_checkpoints=("a",),
+@pytest.mark.parametrize("folder, named", [("mine", ["--out_dir=mine"]), ("out-pretrain", [])])
+def test_a_folder_alone_resumes_with_the_settings_of_its_run(tmp_path, monkeypatch, folder, named):
+    monkeypatch.chdir(tmp_path)
+    first = PretrainConfig(n_layer=2, seed=7, out_dir="where it was", mode="sequence_scorer", fill_checkpoints=("a",),
                            report_to=("wandb",), wandb_project="p")
-    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(first) | {"starts": []}))
-    command = ["--resume=True", f"--out_dir={tmp_path}", "--seed=9"]
-    assert load(*command) == dataclasses.replace(first, resume=True, seed=9)
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "config.json").write_text(json.dumps(dataclasses.asdict(first) | {"starts": []}))
+    command = ["--resume=True", *named, "--seed=9"]
+    assert load(*command) == dataclasses.replace(first, resume=True, seed=9, out_dir=folder)
     assert load("--resume=auto", *command[1:]).fill_checkpoints == load(*command[1:]).fill_checkpoints == ()
 
 

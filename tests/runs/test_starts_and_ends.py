@@ -18,7 +18,7 @@ from grpo.losses import OBJECTIVES
 from grpo.report import page
 from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_dataset
 
-TRAIN = "grpo/train_grpo.py"
+TRAIN, PRETRAIN = "grpo/train_grpo.py", "core/pretrain.py"
 REWARDS = """
 import os, signal
 from grpo.rewards import reward
@@ -145,6 +145,34 @@ def test_an_earlier_run_that_failed_starts_set_aside_is_named_with_the_command_t
     assert done.returncode == 0, done.stderr
     last = starts(out / "previous" / "1")[-1]
     assert (last["step"], last["end"]["step"]) == (1, 2) and not (out / "state.pt").exists()
+
+
+LEARN = {"block_size": 32, "n_layer": 1, "n_embd": 16, "n_head": 2, "batch_size": 2, "eval_batches": 1}
+
+
+@pytest.mark.parametrize("script, folder", [(TRAIN, "out-grpo"), (PRETRAIN, "out-pretrain")])
+def test_a_script_resumes_in_its_default_folder_and_says_what_has_changed(launch, base, dataset, tmp_path, monkeypatch,
+                                                                          script, folder):
+    monkeypatch.chdir(tmp_path)
+    settings = base if script == TRAIN else LEARN | {"dataset": dataset, "device": "cpu"}
+    first = [f"--{key}={value}" for key, value in (settings | {"max_iters": 1}).items()]
+    told = []
+    for arguments in (first, ["--resume=True", "--max_iters=2"], ["--resume"]):
+        done = run_here(script, *arguments)
+        assert done.returncode == 0, done.stderr
+        told.append(re.findall(r".*max_iters\D+1\D+2\b.*\n", done.stdout))
+    assert list(map(len, told)) == [0, 1, 0]
+    assert told[1][0] in (tmp_path / folder / "console.log").read_text() and "batch_size" not in told[1][0]
+    assert [start["end"]["step"] for start in starts(tmp_path / folder)] == [1, 2, 2]
+
+
+def test_a_state_without_its_settings_resumes_with_those_of_the_command_and_is_named_without(launch, tmp_path):
+    launch(max_iters=1)
+    os.remove(tmp_path / "out" / "config.json")
+    done = run_here(TRAIN, "--resume=True", f"--out_dir={tmp_path}/out", "--max_iters=2")
+    assert done.returncode == 1 and f"{tmp_path}/out" in done.stderr and "--out_dir" in done.stderr
+    launch(resume=True, max_iters=2)
+    assert starts(tmp_path / "out")[-1]["end"]["step"] == 2
 
 
 def test_a_start_that_is_refused_leaves_a_finished_run_as_it_was(launch, tmp_path, monkeypatch):
