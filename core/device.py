@@ -2,6 +2,7 @@
 
 import functools
 import os
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 
 import torch
@@ -53,6 +54,20 @@ def detect_dtype(name: str, device: torch.device) -> torch.dtype:
 def gpu_logits_at_once(device: torch.device) -> int:
     """Most numbers in one tensor of logits: a GPU is slow in small parts; one of 24 GB has less room for them."""
     return 2**28 if torch.cuda.mem_get_info(device)[1] > 24 * 2**30 else 2**27
+
+
+@contextmanager
+def keep_torch_defaults():
+    """Undoes what the block changes of torch's default dtype and device, and whether it takes gradients."""
+    dtype, takes_gradients = torch.get_default_dtype(), torch.is_grad_enabled()
+    device = torch.get_default_device()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(takes_gradients)
+        # None is the CPU without a mode of torch's, which would slow every call
+        torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def moved(x, device: torch.device):

@@ -17,6 +17,7 @@ import warnings
 from contextlib import contextmanager, nullcontext
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[1])
+USER_FILES = "core.user_files."  # the names of modules that are the user's begin with it
 OWN = tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo"))
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 PACKAGES = {"site-packages", "dist-packages"}
@@ -112,7 +113,8 @@ def is_out_of_memory(error):
 
 def is_own_function(function):
     """True for a function that a file of this project defines."""
-    return str(getattr(function, "__module__", "")).startswith(("core.", "grpo."))
+    module = str(getattr(function, "__module__", ""))
+    return module.startswith(("core.", "grpo.")) and not module.startswith(USER_FILES)
 
 
 def is_ours(file):

@@ -1,0 +1,114 @@
+"""A Python file of the user's as a module of its own. The files and packages beside it, its neighbours, are found by
+its imports and by theirs, and by no others.
+
+The file /me/mine.py is the package core.user_files.%2Fme%2Fmine%2Epy, and helper.py beside it is the module `helper` of
+that package. A process that unpickles a function of the user's by its name therefore imports this file first, which
+then finds the user's. Nothing is put on sys.path, where libraries and this project would find a neighbour called
+datasets.py or metrics.py, and two files never share a neighbour.
+
+The statement `import helper` and the function __import__ know the neighbours, at any time. importlib.import_module
+knows them by their relative names alone: import_module(".helper", __package__).
+"""
+
+import builtins
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import urllib.parse
+from importlib.machinery import PathFinder, SourceFileLoader
+
+from core.errors import USER_FILES, others
+
+__path__ = []  # makes this module a package, whose modules the Finder finds
+PROJECT = ("core", "grpo")  # stay this project's: a copy would have tables of its own
+
+
+def load_user_file(path):
+    """Runs a Python file anew, and its neighbours as it imports them. Returns its module. Raises Mistake."""
+    root = module_of(path)
+    for name in list(sys.modules):
+        if name == root or name.startswith(f"{root}."):
+            del sys.modules[name]
+    importlib.invalidate_caches()  # of folders, which may have been read in the very moment in which a file was written
+    with others("it does not run", "correct it", place=path):
+        return importlib.import_module(root)
+
+
+def module_of(path):
+    """The name of the module that a file is. It has no dot behind USER_FILES, whatever the path is."""
+    path = os.fsencode(os.path.abspath(path))
+    return USER_FILES + urllib.parse.quote(path, safe="").replace(".", "%2E")
+
+
+def file_of(root):
+    """The path of the file whose module has this name."""
+    return os.fsdecode(urllib.parse.unquote_to_bytes(root.removeprefix(USER_FILES)))
+
+
+class Finder:
+    """Finds users' files, as packages of all that is beside them, and their neighbours."""
+
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if not name.startswith(USER_FILES):
+            return None
+        if "." not in name.removeprefix(USER_FILES):
+            file = file_of(name)
+            folders = [os.path.dirname(file)]
+            return importlib.util.spec_from_file_location(
+                name, file, loader=Loader(name, file), submodule_search_locations=folders)
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = Loader(name, spec.origin)
+        return spec
+
+
+class Loader(SourceFileLoader):
+    """Runs a file whose imports find the neighbours of the user's file."""
+
+    def exec_module(self, module):
+        root = USER_FILES + self.name.removeprefix(USER_FILES).partition(".")[0]
+        own_import = functools.partial(import_for, root)
+        # Every function takes its builtins from the globals of its module: so does an import that it makes later
+        vars(module)["__builtins__"] = vars(builtins) | {"__import__": own_import}
+        super().exec_module(module)
+
+    def set_data(self, *arguments, **settings):
+        """Writes no __pycache__ into the user's folder."""
+
+
+def import_for(root, name, globals=None, locals=None, fromlist=(), level=0):
+    """Stands in the place of __import__ in the user's file `root` and in its neighbours."""
+    top, _, rest = name.partition(".")
+    own = neighbour(root, top) if level == 0 else None
+    if own is None:
+        return __import__(name, globals, locals, fromlist, level)
+    module = __import__(f"{own}.{rest}" if rest else own, fromlist=fromlist)
+    return module if fromlist else sys.modules[own]
+
+
+def neighbour(root, top):
+    """The name of the module that `import top` means in the user's file `root`; None if it is no neighbour."""
+    name, file = f"{root}.{top}", file_of(root)
+    if name in sys.modules:
+        return name
+    found = PathFinder.find_spec(name, [os.path.dirname(file)])
+    if found is None or top in PROJECT:
+        return None
+    if found.origin == file:  # a neighbour imports the user's file itself
+        return root
+    try:
+        usual = importlib.util.find_spec(top)
+    except ValueError:  # of a module without a spec, as a script is
+        usual = None
+    if usual is None:
+        return name
+    if found.origin is None:  # a folder without __init__.py, perhaps of data: no package gives way to it
+        return name if usual.origin is None else None
+    is_same = os.path.realpath(found.origin) == os.path.realpath(usual.origin or "")
+    return None if is_same else name  # where sys.path has the folder, one copy is enough
+
+
+sys.meta_path.insert(0, Finder)
