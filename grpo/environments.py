@@ -24,14 +24,14 @@ import numpy as np
 import torch
 
 from core.data_folder import OF_CONSUMER
+from core.device import keep_torch_defaults
 from core.errors import Mistake, definition, others, time_limit
 from core.prompts import PromptFormat
 from core.records import are_messages
 from core.settings.setting import shown
-from grpo.reward_functions.registry import load_reward_file
+from grpo.reward_functions.registry import ENVIRONMENTS, load_reward_file
 from grpo.rollout import REWARD, TURNS, join
 
-ENVIRONMENTS = {}  # {name: class}
 SEEDS = 3          # the first number of the seeds of environments, so that they differ from other noise
 WARNED = set()     # lines of environments whose errors were printed in this process
 
@@ -68,12 +68,15 @@ class Attempt:
     def __init__(self, episode):
         config = episode.config
         self.episode = episode
+        self.defaults = keep_torch_defaults()
         self.others = others(f"environment={config.environment!r} failed", "correct it", definition(episode.make))
 
     def __enter__(self):
+        self.defaults.__enter__()
         self.others.__enter__()
 
     def __exit__(self, kind, error, trace):
+        self.defaults.__exit__(None, None, None)
         try:
             self.others.__exit__(kind, error, trace)
         except Mistake as mistake:

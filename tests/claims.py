@@ -344,6 +344,14 @@ CLAIMS = {
             "rooms/test_reward_calls.py::test_a_function_gets_the_same_from_trl_itself",
         "an error in a user's reward is one line naming its file":
             "rooms/test_reward_calls.py::test_whatever_a_reward_does_it_ends_in_one_line_that_names_its_file",
+        "a reward file finds the files and packages beside it at any time, in other processes too":
+            "rooms/test_reward_file.py::test_a_reward_file_and_its_neighbours_import_each_other",
+        "a file beside it that is called datasets.py or metrics.py is found by nothing else":
+            "rooms/test_reward_file.py::test_a_neighbour_is_seen_by_nobody_else",
+        "two reward files of one name in one process keep their rewards, masks and environments":
+            "rooms/test_reward_file.py::test_two_files_of_one_name_are_not_mixed_up",
+        "what a reward file changes of torch's defaults ends with its call":
+            "rooms/test_reward_file.py::test_what_a_file_changes_of_torch_ends_with_its_call",
         "late completions are skipped; hanging or killed workers are replaced, their files removed":
             "rooms/test_reward_workers.py::test_a_completion_that_does_not_end_is_late_and_the_processes_and_their_files_are_replaced",
         "workers end with a run that is killed":

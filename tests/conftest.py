@@ -47,11 +47,11 @@ def seeded():
 @pytest.fixture(autouse=True)
 def rewards_of_a_test():
     """Rewards that a test defines are removed after it."""
-    from grpo.reward_functions.registry import load_reward_file
+    from grpo.reward_functions.registry import run_reward_file
     from grpo.rewards import REWARDS, import_rewards
     import_rewards([None])
     before = dict(REWARDS)
     yield
-    load_reward_file.cache_clear()
+    run_reward_file.cache_clear()
     REWARDS.clear()
     REWARDS.update(before)

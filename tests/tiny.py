@@ -39,7 +39,7 @@ from grpo.policies.prompt_fill import PromptFillPolicy
 from grpo.reference import penalty_weight
 from grpo.reward_functions import workers
 from grpo.reward_functions.judge import Judge
-from grpo.reward_functions.registry import load_reward_file
+from grpo.reward_functions.registry import run_reward_file
 from grpo.rewards import REWARDS, Scored
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -386,7 +386,7 @@ def run_here(script, *arguments):
     spec.loader.exec_module(module)
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = [script, *map(str, arguments)]
-    load_reward_file.cache_clear()  # a new process reads the file again
+    run_reward_file.cache_clear()  # a new process reads the file again
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = exit_code(module.main)

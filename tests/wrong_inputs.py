@@ -189,7 +189,6 @@ FILES |= {
     "task.jsonl": lines(*({"prompt": f"{n}-9:", "numbers": [1, 2], "target": 3} for n in range(40))),
     "broken.py": "import package_that_nobody_has\n",
     "ranged.py": "from grpo.rewards import reward\n\n@reward(0, 'a')\ndef one(completions): return []\n",
-    "moved.py": "import os, sys\nsys.path.remove(os.path.dirname(__file__))\ndef one(completions): return [1.0]\n",
     "rewards.py": """from grpo.environments import environment
 def one(completions): return [1.0]
 def raises(completions): return completions[99]
@@ -242,7 +241,6 @@ REWARDS = [
     (TRAIN, f"{SUMS} --reward_file=none.py", 1, "reward_file=none.py path"),
     (TRAIN, SUMS + " --reward_file={broken.py}", 1, "broken.py 1 package_that_nobody_has"),
     (TRAIN, SUMS + " --reward_file={ranged.py}", 1, "ranged.py 3 ValueError"),
-    (TRAIN, SUMS + " --reward_file={moved.py} --reward_functions=one --max_iters=1", 1, "moved.py 3 one list"),
     (TRAIN, f"{MINE} --reward_functions=length_penalty", 1, "length_penalty another name"),
     (TRAIN, f"{MINE} --reward_functions=one", 1, "one rewards.py 2 list"),
     (TRAIN, f"{MINE} --reward_functions=raises", 1, "raises rewards.py 3 IndexError"),

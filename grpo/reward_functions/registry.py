@@ -7,14 +7,15 @@ import importlib
 import inspect
 import math
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from core.config import run_config_file
+from core import data
 from core.data_folder import FIELDS, OF_CONSUMER
-from core.errors import Mistake, calling, definition, one_line, others
+from core.device import keep_torch_defaults
+from core.errors import USER_FILES, Mistake, calling, definition, is_own_function, one_line, others
+from core.user_files import load_user_file
 from grpo.rollout import join
 
 
@@ -61,6 +62,8 @@ class Call(NamedTuple):
 
 
 REWARDS: dict[str, Reward] = {}
+ENVIRONMENTS = {}  # {name: class}, see grpo/environments.py
+OWN_MASKS = dict(data.MASKS)
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
 OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
@@ -102,28 +105,52 @@ def import_rewards(names=None):
 
 
 def add(name, new):
-    """Adds a Reward to the table. Raises Mistake if another file has one of this name."""
-    if REWARDS.get(name, new).fn.__module__ != new.fn.__module__:
-        raise Mistake(f"reward {name} is already defined elsewhere: give your function another name")
-    REWARDS[name] = new
+    """Adds a Reward to the table. Raises Mistake if one of ours has this name."""
+    known = REWARDS.get(name, new).fn
+    module, of_new = str(known.__module__), str(new.fn.__module__)
+    if module != of_new and is_own_function(known):
+        raise Mistake(f"reward {name} is one of this project's: give your function another name")
+    if not of_new.startswith(f"{module}."):  # a neighbour of the user's file does not replace a reward of the file
+        REWARDS[name] = new
+
+
+def load_reward_file(path):
+    """Runs a Python file, once. Of all such files, its rewards, masks and environments alone are then in the tables.
+    Returns {name: function or class} of the file; of None, no file, {}."""
+    root, names, added = run_reward_file(path)
+    for table, new in zip(tables(), added, strict=True):
+        for name, x in list(table.items()):
+            function = x.fn if isinstance(x, Reward) else x
+            module = f"{function.__module__}."
+            if module.startswith(USER_FILES) and not module.startswith(f"{root}."):
+                del table[name]
+        table.update(new)
+    for name, mask in OWN_MASKS.items():  # another file may have replaced one
+        data.MASKS.setdefault(name, mask)
+    return names
 
 
 @functools.cache
-def load_reward_file(path):
-    """Runs a Python file once, whose @reward functions are then in REWARDS, and returns {name: function or class}."""
+def run_reward_file(path):
+    """(name of its module, {name: function or class} of it, [{name: what it adds}] of the tables), of a file."""
     if path is None:
-        return {}
+        return "", {}, [{} for _ in tables()]
     if not os.path.isfile(path):
         raise Mistake(f"reward_file={path} does not exist; correct the path")
     import_rewards()  # the file may build on them, and may not take their names
-    folder = os.path.dirname(path)
-    sys.path.insert(0, folder)
-    try:
-        names = run_config_file(path)
-    finally:
-        if folder in sys.path:  # the file may have taken it out
-            sys.path.remove(folder)
-    return {name: x for name, x in names.items() if callable(x)}
+    before = [dict(table) for table in tables()]
+    with keep_torch_defaults():
+        module = load_user_file(path)
+    added = []
+    for table, old in zip(tables(), before, strict=True):
+        added.append({name: x for name, x in table.items() if x is not old.get(name)})
+    names = {name: x for name, x in vars(module).items() if callable(x) and not name.startswith("__")}
+    return module.__name__, names, added
+
+
+def tables():
+    """The tables to which a reward file can add."""
+    return REWARDS, ENVIRONMENTS, data.MASKS
 
 
 def register_functions(names, path):
@@ -176,6 +203,7 @@ def arguments(name, texts, known, empty):
     return Call(name, fields, settings, N)
 
 
+@keep_torch_defaults()
 def run_reward(call):
     """Calls a reward, here or in a worker process. Returns N floats, NaN for a skipped completion and infinity for what
     is not finite, and {metric: (sum, count)}. Raises Mistake if the function fails or returns not N values."""

@@ -141,6 +141,29 @@ def test_two_sharded_ranks_join_a_cluster_and_train_as_one_process(cluster, run,
     expect_alike(alone, (records, torch.load(out / "state.pt", weights_only=True)["model"]))
 
 
+GAME = """
+from grpo.environments import environment
+
+@environment
+class Game:
+    def step(self, text):
+        from helper import answer
+        return answer, 1.0
+"""
+
+
+def test_an_environment_in_a_worker_finds_the_neighbours_of_its_file(own_ray, tmp_path):
+    (tmp_path / "mine.py").write_text(GAME)
+    (tmp_path / "helper.py").write_text("answer = 'a neighbour'\n")
+
+    def step(path):
+        from grpo.environments import find_environment
+        return find_environment("Game", path)().step("")
+
+    answer = own_ray.remote(num_cpus=1)(step).remote(str(tmp_path / "mine.py"))
+    assert own_ray.get(answer, timeout=300) == ("a neighbour", 1.0)
+
+
 OUTSIDER = "import sys, ray; ray.init(sys.argv[1]); print(ray.get(ray.remote(num_cpus=0)(lambda: 'code ran').remote()))"
 
 
