@@ -86,6 +86,7 @@ class StopSignal:
 
     def __init__(self, dist):
         self.dist, self.number, self.before = dist, 0, {}
+        self.process = os.getpid()
 
     def __enter__(self):
         for number in SIGNALS:
@@ -101,6 +102,10 @@ class StopSignal:
 
     def note(self, number, frame):
         """The handler. A second signal has its default action, also in a process that waits for other ranks."""
+        if os.getpid() != self.process:  # a fork of a reward's, which would outlive the end of its Pool
+            signal.signal(number, self.before[number])
+            os.kill(os.getpid(), number)
+            return
         self.number = number
         for each in self.before:
             signal.signal(each, signal.SIG_DFL)

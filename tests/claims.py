@@ -274,6 +274,8 @@ CLAIMS = {
             "runs/test_run_folder.py::test_earlier_runs_are_set_aside_one_by_one_and_other_files_stay",
         "a signal ends a run after its step; a second one at once":
             "runs/test_signals.py::test_a_second_signal_ends_the_process_at_once",
+        "a process that a reward forks ends on a signal, as a Pool expects":
+            "runs/test_signals.py::test_a_process_that_a_reward_forks_ends_as_ever",
         "bad steps in a row stop the run with the last state named":
             "runs/test_signals.py::test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state",
         "every start and end is recorded; out of memory names what lowers it":

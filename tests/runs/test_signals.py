@@ -1,8 +1,11 @@
 """Signals end a run after its step; bad steps in a row end it with its last state named."""
 
+import multiprocessing
 import signal
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +13,7 @@ from core.checkpoint_manager import CheckpointManager
 from core.errors import Mistake
 from core.logger import Logger
 from core.resume import resume_command
-from core.run import BadSteps
+from core.run import BadSteps, StopSignal
 from tests.tiny import ROOT
 
 ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -35,6 +38,26 @@ def test_a_second_signal_ends_the_process_at_once(first):
     assert done.returncode == -signal.SIGTERM and done.stdout == f"{first.name}\n"
 
 
+def waits(ready):
+    ready.set()
+    time.sleep(60)
+
+
+def test_a_process_that_a_reward_forks_ends_as_ever():
+    """A Pool ends its processes by SIGTERM and waits for them."""
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    with StopSignal(SimpleNamespace(is_main=True, world=1, agree=lambda number: number)) as stop:
+        process = context.Process(target=waits, args=(ready,))
+        process.start()
+        ready.wait(30)
+        process.terminate()
+        process.join(10)
+        ended = process.exitcode
+        process.kill()
+        assert ended == -signal.SIGTERM and stop.came() is None
+
+
 def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["core/pretrain.py"])
     manager = CheckpointManager(str(tmp_path), lambda path, **facts: None)
@@ -45,6 +68,6 @@ def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_pat
         if good_before:
             bad.in_a_row = 0
         bad.add(step, metrics)
-    with pytest.raises(Mistake, match="max_bad_steps=3.* loss; .*state.pt") as found:
+    with pytest.raises(Mistake, match="step 5.* loss.*max_bad_steps=3.*state.pt") as found:
         bad.add(5, metrics)
     assert resume_command(str(tmp_path)) in str(found.value)
