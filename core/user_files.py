@@ -54,7 +54,8 @@ class Finder:
     def find_spec(name, path, target=None):
         if not name.startswith(USER_FILES):
             return None
-        if "." not in name.removeprefix(USER_FILES):
+        depth = name.removeprefix(USER_FILES).count(".")
+        if depth == 0:
             file = file_of(name)
             folders = [os.path.dirname(file)]
             return importlib.util.spec_from_file_location(
@@ -62,6 +63,12 @@ class Finder:
         spec = PathFinder.find_spec(name, path)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = Loader(name, spec.origin)
+        if spec is not None and spec.origin is None and depth == 1:
+            # Python joins all folders of a name that have no __init__.py. The user's may be called data, as ours is
+            usual = PathFinder.find_spec(name, sys.path)
+            if usual is not None and usual.origin is None:
+                spec.submodule_search_locations = [
+                    *spec.submodule_search_locations, *usual.submodule_search_locations]
         return spec
 
 
@@ -94,7 +101,7 @@ def neighbour(root, top):
     name, file = f"{root}.{top}", file_of(root)
     if name in sys.modules:
         return name
-    found = PathFinder.find_spec(name, [os.path.dirname(file)])
+    found = PathFinder.find_spec(top, [os.path.dirname(file)])
     if found is None or top in PROJECT:
         return None
     if found.origin == file:  # a neighbour imports the user's file itself

@@ -63,6 +63,8 @@ CASES = {
         "mine.py": "import pkg.sub\n\ndef value():\n    return pkg.sub.value() * pkg.one\n", "pkg/__init__.py": ONE,
         "pkg/sub.py": "from . import one\nfrom .other import value\n", "pkg/other.py": LATE, "helper.py": ONE},
     "a folder of modules": {"mine.py": "from pkg.sub import one\n" + VALUE, "pkg/sub.py": ONE},
+    "one that the project has too": {
+        "mine.py": "from data.sub import one\nfrom data.gsm8k.reward import last_number\n" + VALUE, "data/sub.py": ONE},
     "folders of data": {
         "mine.py": "import json\nimport time\none = json.loads('1.0') if time.time() else 0.0\n" + VALUE,
         "json/a.txt": "", "time/a.txt": ""},
@@ -107,8 +109,9 @@ def worth(path, name="mine"):
 
 
 @pytest.fixture(autouse=True)
-def folder_of_the_script(monkeypatch):
-    """A script of grpo/ has that folder first on sys.path."""
+def as_in_a_script(monkeypatch):
+    """A script of grpo/ has that folder first on sys.path, and Python keeps what it compiles."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     monkeypatch.syspath_prepend(os.path.join(ROOT, "grpo"))
 
 
@@ -225,7 +228,7 @@ def test_of_two_rewards_of_one_name_that_of_the_run_s_file_counts(line, tmp_path
     before = "" if line == "import helper" else "import helper\n"
     path = write(tmp_path, {"mine.py": before + SAME.format(high=2, line=line),
                             "helper.py": SAME.format(high=3, line="pass")})
-    assert worth(path) == worth(path) == REWARDS["mine"].high == 2
+    assert worth(path) == called("mine") == REWARDS["mine"].high == 2
 
 
 @pytest.mark.parametrize("text", ["def contains(completions):\n    return [1.0]\n",
@@ -243,6 +246,12 @@ def test_a_file_that_is_read_again_is_read_with_its_neighbours(tmp_path):
     assert worth(path) == 1.0
     registry.run_reward_file.cache_clear()
     assert worth(path) == 3.0
+    # Another neighbour, written so soon after that the time of the folder does not tell
+    before = os.stat(tmp_path)
+    write(tmp_path, {"mine.py": "from other import one\n" + VALUE + MINE, "other.py": "one = 4.0\n"})
+    os.utime(tmp_path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    registry.run_reward_file.cache_clear()
+    assert worth(path) == 4.0
 
 
 WRONG = {  # {case: (files, the place that the error names)}
