@@ -19,6 +19,7 @@ from contextlib import contextmanager, nullcontext
 ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 USER_FILES = "core.user_files."  # the names of modules that are the user's begin with it
 OWN = tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo"))
+IN_THE_NAME_OF_OTHERS = [os.path.join(ROOT, "core", file) for file in ("errors.py", "user_files.py")]
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 PACKAGES = {"site-packages", "dist-packages"}
 MOST = 300  # characters of an error of others
@@ -118,9 +119,9 @@ def is_own_function(function):
 
 
 def is_ours(file):
-    """True for a source file of this project, this one aside, which raises in the name of others."""
+    """True for a source file of this project, but for those that raise in the name of others."""
     path = os.path.realpath(file)
-    return path.startswith(OWN) and path != os.path.realpath(__file__)
+    return path.startswith(OWN) and path not in IN_THE_NAME_OF_OTHERS
 
 
 def is_users(file):

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import math
 import os
+import pathlib
 import sys
 from types import SimpleNamespace
 
@@ -258,6 +259,8 @@ WRONG = {  # {case: (files, the place that the error names)}
     "a neighbour that is missing": ({"mine.py": "\nimport gone_of_a_test\n"}, "mine.py, line 2"),
     "one that is missing in a call": ({"mine.py": "def mine(completions):\n    import gone_of_a_test\n"},
                                       "mine.py, line 2"),
+    "a neighbour that a file among installed packages lacks": ({"site-packages/mine.py": "import gone_of_a_test\n"},
+                                                               "site-packages/mine.py"),
     "a module that a package lacks": ({"mine.py": "import pkg.gone\n", "pkg/__init__.py": ""}, "mine.py, line 1"),
     "a name that a neighbour lacks": ({"mine.py": "from helper import gone\n", "helper.py": ""}, "mine.py, line 1"),
     "a neighbour that fails": ({"mine.py": "import helper\n", "helper.py": "import later\n1 / 0\n", "later.py": ""},
@@ -275,7 +278,7 @@ def test_an_import_that_fails_is_one_line_with_its_place_and_can_be_tried_again(
     assert str(found.value).isprintable()
     assert "call" in case or module_of(path) not in sys.modules
     registry.run_reward_file.cache_clear()
-    write(tmp_path, {"mine.py": LATE + MINE, "helper.py": ONE})
+    write(pathlib.Path(path).parent, {"mine.py": LATE + MINE, "helper.py": ONE})
     assert worth(path) == 1.0
 
 
