@@ -14,6 +14,7 @@ from core.files import CONSOLE, METRICS, keep_records, writing
 WIDTH = 100  # columns of the console
 HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories of control characters, of those without width, of half pairs
 GREEN, PLAIN = "\033[1;32m", "\033[0m"
+COLORS = re.compile(f"({re.escape(GREEN)}|{re.escape(PLAIN)})")
 
 
 def create_logger(config, dist, total_steps, columns):
@@ -66,14 +67,16 @@ class Logger:
 
     def say(self, text: str = "") -> None:
         if not self.silent:
-            tqdm.write(str(text))
+            parts = COLORS.split(str(text))
+            parts[::2] = map(visible_lines, parts[::2])  # between the colors
+            tqdm.write("".join(parts))
             sys.stdout.flush()
             self.write_console(str(text))
 
     def write_console(self, text):
         """Adds lines to console.log, without colors."""
         with writing(self.console), open(self.console, "a", encoding="utf-8", errors="replace") as f:
-            f.write(re.sub(r"\033\[[\d;]*m", "", text) + "\n")
+            f.write(visible_lines(COLORS.sub("", text)) + "\n")
 
     def log(self, step: int, metrics: dict, show: bool = True) -> None:
         """metrics: {name: number}. All go to metrics.jsonl and the trackers, `columns` to the console as well."""
@@ -100,6 +103,11 @@ class Logger:
         self.bar.close()
         if self.trackers:
             self.trackers.finish()
+
+
+def visible_lines(text):
+    """A text of several lines without what a terminal obeys or does not show."""
+    return visible(text, kept="\n\t")
 
 
 def visible(text, kept=""):

@@ -23,7 +23,7 @@ from core.fill_in import UNMASK_ORDERS, fill_in
 from core.fill_in_passes import fill_in_passes, order_of_places
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
-from core.logger import visible
+from core.logger import visible_lines
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import load_model, load_tokenizer
 from core.prompts import MODEL, TEMPLATES, PromptFormat
@@ -106,7 +106,7 @@ def main(argv):
         raise Mistake(f"checkpoint={config.checkpoint} scores texts and samples none; name a generator")
     sample = completions if model.mode == LANGUAGE_MODEL else fills
     for text in sample(model, load_tokenizer(config.checkpoint), config, device):
-        print(visible(text, kept="\n\t"))
+        print(visible_lines(text))
 
 
 if __name__ == "__main__":

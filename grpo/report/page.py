@@ -231,11 +231,14 @@ def draw_curves(runs, path):
     for place, name in enumerate(names, 1):
         y = np.array([[record.get(name) for record in run] for run in runs], dtype=float)  # (runs, steps)
         mean, sd = y.mean(0), y.std(0, ddof=len(runs) > 1)
+        axis = figure.add_subplot(rows, columns, place, xlabel="step")
         title = name.removeprefix("eval/").replace("_", " ")
-        axis = figure.add_subplot(rows, columns, place, title=title, xlabel="step")
+        axis.set_title(visible(title), parse_math=False)  # a $ in a name begins no formula
         axis.plot(steps, mean, marker=".")
         axis.fill_between(steps, mean - sd, mean + sd, alpha=0.3)
         axis.axhline(mean[0], color="gray", linestyle="--", linewidth=1)
         axis.grid(alpha=0.3)
-    with others(f"{path} could not be drawn", "end its name in .png, .svg or .pdf"), writing(path):
+    remedy = "end its name in .png, .svg or .pdf"
+    # Warnings are about letters that the font lacks
+    with others(f"{path} could not be drawn", remedy, quiet=True), writing(path):
         figure.savefig(path, dpi=100)

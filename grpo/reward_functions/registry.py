@@ -91,7 +91,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
         return reward()(low)
 
     def register(fn):
-        add(fn.__name__, Reward(fn, float(low), float(high), slow, check, messages=False))
+        add(one_line(fn.__name__), Reward(fn, float(low), float(high), slow, check, messages=False))
         return fn
 
     return register

@@ -13,6 +13,7 @@ import numpy as np
 
 from core.errors import Mistake, UsageError, run_script
 from core.files import METRICS, each_record
+from core.logger import visible
 from grpo.evaluation.samples import evaluations, held_out
 from grpo.report.page import draw_curves, write_report
 
@@ -27,7 +28,7 @@ def report_seeds(folders, picture=None):
     print("|---|---|---|---|---|---|")
     for metric in held_out(runs[0][0]):
         ends = [(run[0].get(metric), run[-1].get(metric)) for run in runs]               # (before, after) of each run
-        print(f"| {metric.removeprefix('eval/')} | {seeds_row(ends)} |")
+        print(f"| {visible(metric.removeprefix('eval/'))} | {seeds_row(ends)} |")
     if picture:
         draw_curves(runs, picture)
 

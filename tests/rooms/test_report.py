@@ -89,14 +89,18 @@ def test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_lo
     assert not re.search(r"https?:|//[a-z]|@import|url\(", html)
 
 
-@pytest.mark.parametrize(("figures", "row"), [
-    ([(0.1, 0.4), (0.2, 0.3), (0.3, 0.2)], "| x | 0.2000 | 0.3000 | +0.1000 ± 0.2000 | -0.1000 | 2/3 |"),
-    ([(0.1, 0.4), (0.2, None)], "| x | - | - | - | - | - |")])
-def test_the_table_over_seeds_holds_means_deviations_and_the_least_change(tmp_path, capsys, figures, row):
+@pytest.mark.parametrize(("name", "figures", "row"), [
+    ("x", [(0.1, 0.4), (0.2, 0.3), (0.3, 0.2)], "| x | 0.2000 | 0.3000 | +0.1000 ± 0.2000 | -0.1000 | 2/3 |"),
+    ("x", [(0.1, 0.4), (0.2, None)], "| x | - | - | - | - | - |"),
+    ("$a^$\u6f22" + HIDDEN, [(0.1, None)], "| $a^$\u6f22" + "\ufffd" * len(HIDDEN) + " | - | - | - | - | - |")])
+def test_the_table_over_seeds_holds_means_deviations_and_the_least_change(
+        tmp_path, capsys, recwarn, name, figures, row):
     folders = []
     for i, (before, after) in enumerate(figures):
         folders.append(str(tmp_path / f"seed{i}"))
         (tmp_path / f"seed{i}").mkdir()
-        jsonl(tmp_path / f"seed{i}" / "metrics.jsonl", {"step": 0, "eval/x": before}, {"step": 1, "eval/x": after})
+        jsonl(tmp_path / f"seed{i}" / "metrics.jsonl", {"step": 0, f"eval/{name}": before},
+              {"step": 1, f"eval/{name}": after})
     report.main(["seeds", *folders, f"--picture={tmp_path}/p.png"])
     assert capsys.readouterr().out.split("\n")[2] == row and (tmp_path / "p.png").stat().st_size > 1000
+    assert not recwarn.list

@@ -10,7 +10,7 @@ import torch
 from core.checkpoint_manager import CheckpointManager, read_state, states
 from core.errors import Mistake
 from core.files import each_record, keep_records
-from core.logger import Logger, visible
+from core.logger import GREEN, PLAIN, Logger, visible
 from core.models import load_model, save_model
 from tests.tiny import TOKENIZER, Cut, cut_after, model
 
@@ -123,3 +123,9 @@ def test_metrics_survive_a_crash_and_a_resume_drops_those_of_later_steps(tmp_pat
 @pytest.mark.parametrize("character", "\x1b\r\x00\u202e\u200b\ud800")
 def test_characters_that_a_terminal_obeys_or_does_not_show_are_replaced(character):
     assert visible(f"a{character}é 漢 🙂 \u0301") == "a\ufffdé 漢 🙂 \u0301"
+
+
+def test_a_run_says_nothing_that_a_terminal_obeys_but_its_own_colors(tmp_path, capsys):
+    Logger(str(tmp_path), 10, ()).say(f"a\x1b[2J\t{GREEN}b\u202e{PLAIN}\n\x1b[31mc")
+    assert capsys.readouterr().out == f"a\ufffd[2J\t{GREEN}b\ufffd{PLAIN}\n\ufffd[31mc\n"
+    assert (tmp_path / "console.log").read_text(encoding="utf-8") == "a\ufffd[2J\tb\ufffd\n\ufffd[31mc\n"
