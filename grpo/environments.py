@@ -8,24 +8,27 @@ class Guess:
     def reset(self, record): ...       # gets the record, whose prompt the policy reads
     def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
     def close(self): ...               # optional
-    metrics = ("name",)                # optional: attributes that are (sum, count) at the end, logged as means
+    metrics = ("name",)                # optional: attributes that are (sum, count), from reset on, logged as means
 
 An answer is encoded once. Its tokens are read through the cache of its completion, one by one, like those that the
 policy writes.
 """
 
+import contextlib
 import copy
+import difflib
 import inspect
 import itertools
 import math
 import sys
+from collections import Counter
 
 import numpy as np
 import torch
 
 from core.data_folder import OF_CONSUMER
 from core.device import keep_torch_defaults
-from core.errors import Mistake, definition, others, time_limit
+from core.errors import Mistake, definition, one_line, others, time_limit
 from core.prompts import PromptFormat
 from core.records import are_messages
 from core.settings.setting import shown
@@ -33,12 +36,18 @@ from grpo.reward_functions.registry import ENVIRONMENTS, load_reward_file
 from grpo.rollout import REWARD, TURNS, join
 
 SEEDS = 3          # the first number of the seeds of environments, so that they differ from other noise
-WARNED = set()     # lines of environments whose errors were printed in this process
+METHODS = {"reset": ("record",), "step": ("text",), "close": ()}  # the arguments with which each is called
+NOT_AT_ONCE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+TURNS_OF_EACH, FAILED = "environment/turns", "environment/failed"  # metrics of every environment
+MANY = 100         # completions in a row without an end of a turn are no accident
+WARNED = {}        # {key: line} of what was said of environments in this process
+SILENT = Counter()  # {environment: completions since the start of the process, while none of them ended a turn}
 
 
 def environment(cls):
     """Registers a class under its name."""
-    cls.metrics = tuple(getattr(cls, "metrics", ()))
+    names = getattr(cls, "metrics", ())
+    cls.metrics = (names,) if isinstance(names, str) else tuple(names)
     ENVIRONMENTS[cls.__name__] = cls
     return cls
 
@@ -53,23 +62,107 @@ def find_environment(name, path):
 
 
 def check_begins(config, data):
-    """Raises Mistake if an environment cannot begin with the first record of `data`, a PromptConsumer."""
-    episode, record = Episode(config), data.records["train"][0]
-    episode.begin(0, record)
+    """Raises Mistake for an environment that cannot work: it lacks a method or a metric, or fails with the first record
+    of `data`, a PromptConsumer."""
+    record = data.records["train"][0]
+    episode = Episode(config)
+    check_metrics(episode)
+    episode.make_one(0)
+    if episode.error is None:
+        check_method(episode, "reset")
+        episode.reset(record)
     if episode.error is not None:
         raise Mistake(f"{record['where']}: {episode.error}")
+    check_method(episode, "step")
+    check_method(episode, "close")
+    episode.measure()
+    missing = episode.error
     episode.close()
+    if missing is not None and not has_metrics_after_a_step(config, record):
+        raise missing
+
+
+def check_metrics(episode):
+    """Raises Mistake for a metric that is no name of an attribute, or has the name of one of ours."""
+    about = f"{definition(episode.make)}: environment={episode.config.environment!r}"
+    for name in episode.make.metrics:
+        if not isinstance(name, str):
+            raise Mistake(f"{about} has {shown(name)} among its metrics; write names of attributes, ('name',)")
+        if metric_of(name) in (TURNS_OF_EACH, FAILED):
+            raise Mistake(f"{about} has a metric {name}, which every environment has; give it another name")
+
+
+def check_method(episode, name):
+    """Raises Mistake if the environment has no such method, or one that cannot be called as METHODS says or that does
+    nothing when it is called. `close` is optional."""
+    with Attempt(episode):
+        method = getattr(episode.one, name, None)  # it may be a property
+    if episode.error is not None:
+        raise episode.error
+    place = definition(method if inspect.ismethod(method) else episode.make)
+    about = f"{place}: environment={episode.config.environment!r}"
+    remedy = f"write def {name}({', '.join(('self', *METHODS[name]))})"
+    if method is None:
+        if name == "close":
+            return
+        raise Mistake(f"{about} has no method {name}; {remedy}{misspelled(name, episode.one)}")
+    if not callable(method):
+        raise Mistake(f"{about}: its {name} is {shown(method)}, no method; {remedy}")
+    if any(is_kind(method) for is_kind in NOT_AT_ONCE):
+        raise Mistake(f"{about}: its {name} is a coroutine or a generator; {remedy} without async and yield")
+    try:
+        signature = inspect.signature(method, follow_wrapped=False)  # a wrapper may add arguments
+    except (ValueError, TypeError):  # a function in C may have none
+        return
+    try:
+        signature.bind(*METHODS[name])
+    except TypeError as error:
+        raise Mistake(f"{about}: its {name} cannot be called ({error}); {remedy}") from None
+
+
+def misspelled(name, one):
+    """Names the method that may be meant by `name`; "" if there is none."""
+    methods = {own.lower(): own for own, _ in inspect.getmembers_static(one, callable)}
+    near = difflib.get_close_matches(name, methods, 1)
+    return f", or rename {methods[near[0]]}" if near else ""
+
+
+def has_metrics_after_a_step(config, record):
+    """True for an environment that sets its metrics only in its first step, as far as an empty text lets it."""
+    episode = Episode(config)
+    episode.begin(0, record)
+    with contextlib.suppress(Mistake):  # of what it returns for an empty text
+        episode.step("")
+    episode.measure()
+    works = episode.error is None
+    episode.close()
+    return works
+
+
+def metric_of(name):
+    """The key of a metric of an environment, fit for a terminal."""
+    return f"environment/{one_line(name)}"
+
+
+def warn(key, line):
+    """Writes a line to stderr, if this process has not come here with this key before; none for an empty one."""
+    if key in WARNED:
+        return
+    WARNED[key] = one_line(line, 2000)
+    if line:
+        sys.stderr.write(WARNED[key] + "\n")
 
 
 class Attempt:
     """The user's class is called in the block, within a time_limit. What it raises, or that it takes longer, ends the
-    block and becomes the `error` of the episode. A Mistake, about what a method returned, ends the run."""
+    block and becomes the `error` of the episode. A Mistake, about what a method is or returned, ends the run."""
 
-    def __init__(self, episode):
-        config = episode.config
+    def __init__(self, episode, part="", remedy="correct it"):
+        """part: what of the environment is used"""
         self.episode = episode
         self.defaults = keep_torch_defaults()
-        self.others = others(f"environment={config.environment!r} failed", "correct it", definition(episode.make))
+        what = f"{part}environment={episode.config.environment!r} failed"
+        self.others = others(what, remedy, definition(episode.make))
 
     def __enter__(self):
         self.defaults.__enter__()
@@ -80,33 +173,49 @@ class Attempt:
         try:
             self.others.__exit__(kind, error, trace)
         except Mistake as mistake:
-            self.episode.error = mistake
+            self.episode.errors.append(mistake)
             return True
 
 
 class Episode:
-    """The environment of one completion, and its turns. `error` is the Mistake of a method that raised or took too
-    long. Raises Mistake for a method that returns something else than it should.
+    """The environment of one completion, and its turns. Raises Mistake for a method that returns something else than it
+    should.
 
     turns: the columns in which turns begin; rewards: those of the turns that ended
+    errors: a Mistake for each method that raised or took too long
     """
 
     def __init__(self, config):
         """config: environment, reward_file, reward_timeout"""
         self.config = config
         self.make = find_environment(config.environment, config.reward_file)
-        self.one = self.error = None
-        self.turns, self.rewards = [0], []
+        self.one = None
+        self.turns, self.rewards, self.errors = [0], [], []
+
+    @property
+    def error(self):
+        """The last one, or None."""
+        return self.errors[-1] if self.errors else None
 
     def begin(self, seed, record):
         """Makes the environment and hands it the record."""
-        own = copy.deepcopy({key: x for key, x in record.items() if key not in OF_CONSUMER})
+        self.make_one(seed)
+        if self.error is None:
+            self.reset(record)
+
+    def make_one(self, seed):
+        """Makes the environment."""
         with Attempt(self), time_limit(self.config.reward_timeout):
             takes_a_seed = inspect.signature(self.make).parameters
             self.one = self.make(seed) if takes_a_seed else self.make()
+
+    def reset(self, record):
+        """Hands the environment a copy of the record."""
+        own = copy.deepcopy({key: x for key, x in record.items() if key not in OF_CONSUMER})
+        with Attempt(self), time_limit(self.config.reward_timeout):
             result = self.one.reset(own)
             if result is not None:
-                self.refuse("reset must return None, because the prompt is the record's", result)
+                self.refuse(self.one.reset, "reset must return None, because the prompt is the record's", result)
 
     def step(self, text):
         """Returns the answer to the text of a turn; None ends the episode."""
@@ -116,7 +225,7 @@ class Episode:
             result = self.one.step(text)
             found = answer_and_reward(result)
             if found is None:
-                self.refuse("step must return (a text, messages or None, a finite number)", result)
+                self.refuse(self.one.step, "step must return (a text, messages or None, a finite number)", result)
             answer, reward = found
             self.rewards.append(reward)
             return answer if len(self.rewards) < self.config.max_turns else None
@@ -124,20 +233,26 @@ class Episode:
     def measure(self):
         """Returns {"environment/name": (sum, count)} of what it measured."""
         metrics = {}
-        with Attempt(self), time_limit(self.config.reward_timeout):
-            for name in self.make.metrics:
+        for name in self.make.metrics:
+            part, remedy = f"the metric {shown(name)} of ", f"set self.{one_line(name)} in reset, to (sum, count)"
+            with Attempt(self, part, remedy), time_limit(self.config.reward_timeout):
                 total, count = getattr(self.one, name)
-                metrics[f"environment/{name}"] = float(total), float(count)
-            return metrics
-        return {}
+                if not (math.isfinite(total) and math.isfinite(count)):
+                    raise ValueError("not finite")
+                metrics[metric_of(name)] = float(total), float(count)
+        return metrics
 
     def close(self):
+        """Ends the environment."""
         with Attempt(self), time_limit(self.config.reward_timeout):
-            if hasattr(self.one, "close"):
-                self.one.close()
+            close = getattr(self.one, "close", None)
+            if close is not None:
+                close()
 
-    def refuse(self, wanted, result):
-        raise Mistake(f"environment={self.config.environment!r}: its {wanted}, not {shown(result)}")
+    def refuse(self, method, wanted, result):
+        """Raises Mistake about what a method returned."""
+        raise Mistake(f"{definition(method)}: environment={self.config.environment!r}: its {wanted}, not "
+                      f"{shown(result)}")
 
 
 def answer_and_reward(result):
@@ -218,19 +333,30 @@ class Episodes:
         return columns
 
     def close(self):
-        """Ends the environments. Returns {name: (sum, count)} of what they measured. The error of one that failed is
-        printed once for each line of the user's file."""
+        """Ends the environments. Returns {name: (sum, count)} of what they measured. An error is printed once for each
+        line of the user's file, part of the environment and type."""
         parts = []
         for episode in self.episodes:
             measured = {} if episode.error is not None else episode.measure()
             episode.close()
             begun = sum(t < self.given.shape[1] for t in episode.turns)
-            error = episode.error
-            own = {"environment/turns": (begun, 1), "environment/failed": (error is not None, 1)}
-            parts.append(measured | own)
-            place = str(error).partition(": ")[0]
-            if error is not None and place not in WARNED:
-                WARNED.add(place)
-                sys.stderr.write(f"{error}; it is counted as environment/failed\n")
-        nothing = {f"environment/{name}": (0.0, 0.0) for name in self.episodes[0].make.metrics}
+            parts.append(measured | {TURNS_OF_EACH: (begun, 1), FAILED: (episode.error is not None, 1)})
+            for error in episode.errors:
+                place = str(error).partition(" failed (")[0]  # what follows may be another text each time
+                warn((place, type(error.__cause__).__name__), f"{error}; it is counted as {FAILED}")
+        self.say_if_none_is_heard()
+        nothing = {metric_of(name): (0.0, 0.0) for name in self.episodes[0].make.metrics}
         return join([nothing, *parts])
+
+    def say_if_none_is_heard(self):
+        """Prints a line if none of the first MANY episodes of the process has called `step`: it learns nothing then."""
+        c = self.config
+        key = f"{c.environment!r} is heard"
+        SILENT[c.environment] += len(self.episodes)
+        count = SILENT[c.environment]
+        if any(episode.rewards or episode.errors for episode in self.episodes):
+            warn(key, "")
+        elif count >= MANY:
+            warn(key, f"environment={c.environment!r}: none of {count} completions ended its first turn within "
+                      f"max_new_tokens={c.max_new_tokens}, so step was not called; set stop_sequences to what ends a "
+                      "turn, or raise max_new_tokens")

@@ -393,6 +393,15 @@ CLAIMS = {
             "rooms/test_environments.py::test_what_fails_while_it_is_read_fails_the_completion_alone",
         "environments that wait, raise or return nonsense are named":
             "rooms/test_environments.py::test_an_environment_that_waits_or_raises_fails_with_the_line_of_its_file",
+        "an environment that cannot work is refused at the start":
+            "runs/test_wrong_inputs.py::test_a_wrong_input_is_one_line_with_its_key_and_the_remedy",
+        "an environment that works is not refused": "rooms/test_environments.py::test_an_environment_that_works_begins",
+        "what fails at the end of an episode is counted and said":
+            "rooms/test_environments.py::test_what_fails_at_the_end_of_an_episode_is_counted_and_said_once",
+        "completions that never end a turn are said":
+            "rooms/test_environments.py::test_completions_that_never_end_a_turn_are_said_once",
+        "no name of a user's reaches terminal or picture raw":
+            "rooms/test_environments.py::test_no_name_of_a_users_reaches_terminal_or_picture_raw",
         "Ray workers sample what the policy samples, whatever their number":
             "rooms/test_ray_workers.py::test_workers_sample_what_the_policy_samples",
         "a start is sampled with the weights of the last sync before it":

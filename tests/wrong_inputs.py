@@ -223,6 +223,71 @@ class Hidden:
 @environment
 class Hiding(Base):
     def step(self, text): return Hidden(), 1.0
+class Half:
+    def reset(self, record): pass
+@environment
+class Stepless(Half): pass
+@environment
+class Upper(Half):
+    def Step(self, text): return None, 1.0
+@environment
+class Twisted(Half):
+    def setp(self, text): return None, 1.0
+@environment
+class Value(Half):
+    step = "a text"
+@environment
+class Deaf(Half):
+    def step(self): return None, 1.0
+@environment
+class Greedy(Half):
+    def step(self, text, more): return None, 1.0
+@environment
+class Later(Half):
+    async def step(self, text): return None, 1.0
+@environment
+class Bit(Half):
+    def step(self, text): yield None, 1.0
+@environment
+class Closing(Base):
+    def close(self, why): pass
+@environment
+class Closed(Base):
+    close = True
+@environment
+class Leaving(Base):
+    async def close(self): pass
+@environment
+class Resetless:
+    def restet(self, record): pass
+@environment
+class Alone(Base):
+    def reset(self): pass
+@environment
+class Waits(Base):
+    async def reset(self, record): pass
+@environment
+class Unmeasured(Base):
+    metrics = ("wins",)
+@environment
+class Counted(Base):
+    metrics, wins = "wins", 3
+@environment
+class Worded(Base):
+    metrics, wins = ("wins",), ("1", "2")
+@environment
+class Endless(Base):
+    metrics, wins = ("wins",), (float("inf"), 1)
+@environment
+class Numbered(Base):
+    metrics = (1,)
+@environment
+class Taken(Base):
+    metrics, turns = ("turns",), (1, 1)
+@environment
+class Fails(Base):
+    metrics = ("wins",)
+    def step(self, text): self.wins = 1, int(text)
 """}
 REWARDS = [
     (TRAIN, f"{SUMS} --reward_functions=exact", 1, "reward_functions 'exact' exact_match reward_file"),
@@ -253,6 +318,14 @@ REWARDS = [
     (TRAIN, f"{EPISODES}Prompted", 1, "environment='Prompted' reset None"),
     *((TRAIN, f"{EPISODES}{name} --max_iters=1", 1, f"environment='{name}' step number")
       for name in ("Wordy", "Vast", "Mute", "Hiding")),
+    *((TRAIN, f"{EPISODES}{name} --max_iters=1", 1, f"environment='{name}' rewards.py {words}") for name, words in (
+        ("Stepless", "36 step text"), ("Upper", "41 step rename Step"), ("Twisted", "44 step rename setp"),
+        ("Value", "36 step text"), ("Deaf", "50 step text"), ("Greedy", "53 step 'more' text"),
+        ("Later", "56 step async"), ("Bit", "59 step yield"), ("Closing", "62 close 'why'"), ("Closed", "11 close"),
+        ("Leaving", "68 close async"), ("Resetless", "71 reset rename restet"), ("Alone", "74 reset record"),
+        ("Waits", "77 reset async"), ("Unmeasured", "11 'wins' reset"), ("Counted", "11 'wins' sum, count"),
+        ("Worded", "11 'wins' sum, count"), ("Endless", "11 'wins' finite"), ("Numbered", "11 1 metrics"),
+        ("Taken", "11 turns another"), ("Fails", "99 'wins' reset"))),
 ]
 
 VLLM = f"{SUMS} --sampler=vllm --vllm_url=http://127.0.0.1:1"

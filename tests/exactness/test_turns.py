@@ -54,7 +54,7 @@ class Halves(Echo):
 @pytest.fixture(autouse=True)
 def without_memory(monkeypatch):
     MADE.clear()
-    monkeypatch.setattr(environments, "WARNED", set())
+    monkeypatch.setattr(environments, "WARNED", {})
 
 
 def episodes(prompts, **settings):

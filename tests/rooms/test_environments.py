@@ -2,7 +2,7 @@
 
 import math
 import time
-from functools import cache
+from functools import cache, partial, wraps
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from core.errors import Mistake, definition
-from grpo.environments import Episode, environment, find_environment
-from tests.tiny import ROOT
+from core.generation import Stop
+from grpo import environments
+from grpo.environments import MANY, Episode, Episodes, check_begins, environment, find_environment
+from grpo.reward_functions.registry import REWARDS, Reward, reward
+from tests.tiny import CAUSAL, ROOT, prompt_config
+from tests.trainers import prompt_trainer, records, run
 
 
 def new_game(low, high, seed=0):
@@ -129,3 +133,171 @@ def test_an_environment_without_its_methods_or_metrics_fails_with_where_it_is_de
     one, _ = step_of(lambda: ("b", 0.5))
     assert one.measure() == {} and "'Returns' object has no attribute 'found'" in str(one.error)
     assert str(one.error).startswith(definition(Returns.reset))
+
+
+@environment
+class Base:
+    def reset(self, record):
+        self.guesses = 0
+
+    def step(self, text):
+        self.guesses += 1
+        return None, 1.0
+
+
+class Late(Base):
+    metrics = ("wins",)
+
+    def step(self, text):
+        self.wins = 1, 2
+        return None  # of an empty text
+
+
+class Share(Base):
+    metrics = ("share",)
+
+    @property
+    def share(self):
+        return 1 / self.guesses, 1
+
+
+class Inner(Base):
+    def __init__(self):
+        self.inner = Base()
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class Given(Base):
+    """Its methods are no functions of the class, and take more than they need."""
+    reset = Base().reset
+    close = None
+
+    def __init__(self):
+        self.step = partial(Base.step, self)
+
+
+class Wrapped(Base):
+    def with_another_argument(function):
+        @wraps(function)
+        def called(self, text):
+            return function(self, text, "another")
+        return called
+
+    @with_another_argument
+    def step(self, text, more):
+        return None, 1.0
+
+
+class Static:
+    @staticmethod
+    def reset(record, more=0):
+        pass
+
+    @classmethod
+    def step(cls, *texts):
+        return None, 1.0
+
+    def close(self, *, slowly=False):
+        pass
+
+
+class OneName(Base):
+    metrics = ("guessed")
+    guessed = np.float32(1), torch.tensor(2)
+
+
+def began(cls, monkeypatch):
+    """Checks that the environment of a class can begin."""
+    monkeypatch.setattr(environments, "ENVIRONMENTS", {})
+    environment(cls)
+    c = SimpleNamespace(environment=cls.__name__, reward_file=None, reward_timeout=0.2, max_turns=9)
+    check_begins(c, SimpleNamespace(records={"train": [{"prompt": "a", "where": "data.jsonl, line 1"}]}))
+
+
+@pytest.mark.parametrize("cls", [Base, Late, Share, Inner, Given, Wrapped, Static, OneName])
+def test_an_environment_that_works_begins(cls, monkeypatch):
+    began(cls, monkeypatch)
+
+
+def test_metrics_may_be_one_name(monkeypatch):
+    monkeypatch.setattr(environments, "ENVIRONMENTS", {})
+    environment(OneName)
+    one = Episode(SimpleNamespace(environment="OneName", reward_file=None, reward_timeout=0.2))
+    one.begin(0, {})
+    assert one.measure() == {"environment/guessed": (1.0, 2.0)}
+
+
+@environment
+class Breaks:
+    """Fails at its end, in two ways of one kind; its metrics have all characters."""
+    metrics = ("lost", "found\x1b[2J\u202e")
+    close = 3
+
+    def __init__(self):
+        vars(self)[self.metrics[1]] = 3, 4
+
+    def reset(self, record):
+        self.lost = 1
+
+    def step(self, text):
+        return None, 1.0
+
+
+@pytest.fixture
+def ended(monkeypatch, capsys):
+    """(environment, completions, do they end their turn) -> ({metric: (sum, count)}, what is said) of episodes."""
+    monkeypatch.setattr(environments, "WARNED", {})
+    monkeypatch.setattr(environments, "SILENT", environments.Counter())
+
+    def made(name, count=2, ends=True):
+        c = prompt_config(environment=name, reward_functions=("environment",), group_size=count)
+        episodes = Episodes({"record": [{}], "number": [0]}, 0, c, Stop(CAUSAL, ()))
+        for n in range(count if ends else 0):
+            assert episodes.ends(n, [CAUSAL.stop_token_id])
+        return episodes.close(), capsys.readouterr().err
+    return made
+
+
+def test_what_fails_at_the_end_of_an_episode_is_counted_and_said_once(ended):
+    metrics, said = ended("Breaks")
+    assert metrics["environment/failed"] == (2, 2) and metrics["environment/lost"] == (0.0, 0.0)
+    first, second = said.splitlines()
+    assert "test_environments.py, line" in first and "'lost'" in first and "'int' object is not callable" in second
+    assert ended("Breaks")[1] == ""
+
+
+def test_a_metric_of_any_name_is_measured_under_a_printable_key(ended):
+    metrics, said = ended("Breaks")
+    (key,) = metrics.keys() - {"environment/failed", "environment/turns", "environment/lost"}
+    assert key.isprintable() and key.startswith("environment/found") and metrics[key] == (6.0, 8.0)
+    assert all(line.isprintable() for line in said.splitlines())
+
+
+def hostile(completions, log_metric):
+    log_metric("$a^$\x1b[2J", 1.0)
+    return [0.0 for _ in completions]
+
+
+def test_no_name_of_a_users_reaches_terminal_or_picture_raw(prompts, tmp_path, capsys, recwarn, monkeypatch):
+    monkeypatch.setitem(REWARDS, "mine?[2J", Reward(hostile))  # what is registered in its place goes with the test
+    hostile.__name__ = "mine\x1b[2J"
+    reward(hostile)
+    run(prompt_trainer(prompts, tmp_path, environment="Breaks", reward_functions=("environment", "mine?[2J"),
+                       max_iters=3, stop_sequences=tuple("0123456789")))
+    found = capsys.readouterr()
+    assert found.out.count("environment/found") == found.out.count("reward/mine") == found.out.count("$a^$") == 3
+    assert all(line.isprintable() for line in (found.out + found.err).split("\n"))
+    assert all(key.isprintable() for record in records(tmp_path) for key in record)
+    assert (tmp_path / "curves.png").exists() and not recwarn.list
+
+
+def test_completions_that_never_end_a_turn_are_said_once(ended):
+    assert ended("Base", MANY - 2, ends=False)[1] == ""
+    assert "stop_sequences" in ended("Base", 2, ends=False)[1]
+    assert ended("Base", MANY, ends=False)[1] == ""
+
+
+def test_nothing_is_said_of_turns_once_one_has_ended(ended):
+    assert ended("Base")[1] + ended("Base", MANY, ends=False)[1] == ""
