@@ -402,6 +402,8 @@ CLAIMS = {
             "rooms/test_environments.py::test_completions_that_never_end_a_turn_are_said_once",
         "no name of a user's reaches terminal or picture raw":
             "rooms/test_environments.py::test_no_name_of_a_users_reaches_terminal_or_picture_raw",
+        "what workers say of environments is said once by the run":
+            "rooms/test_ray_workers.py::test_what_workers_say_of_environments_is_said_once",
         "Ray workers sample what the policy samples, whatever their number":
             "rooms/test_ray_workers.py::test_workers_sample_what_the_policy_samples",
         "a start is sampled with the weights of the last sync before it":

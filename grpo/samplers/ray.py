@@ -19,6 +19,7 @@ from core.errors import ROOT, Mistake, one_line
 from core.resume import resume_command
 from core.settings.optional import require
 from grpo.build import load_policy
+from grpo.environments import WARNED, warn
 from grpo.rollout import join
 from grpo.samplers.sampler import LONGEST_CALL
 
@@ -68,14 +69,15 @@ class RayWorker:
         """Returns once the policy is built."""
 
     def sample(self, problems, iteration, version, packed):
-        """Rollouts, on the CPU."""
+        """(Rollouts, on the CPU; what was said of environments, which Ray does not show)"""
         if version != self.version:
             weights = {}
             for name, x in self.policy.weights().items():
                 weights[name] = torch.from_numpy(packed[name].copy()).view(x.dtype).view(x.shape)
             self.policy.load_weights(weights)
             self.version = version
-        return moved(self.policy.sample(problems, iteration, self.config), "cpu")
+        rollouts = self.policy.sample(problems, iteration, self.config)
+        return moved(rollouts, "cpu"), dict(WARNED)
 
 
 class RaySampler:
@@ -116,7 +118,12 @@ class RaySampler:
 
     def finish(self):
         again = f"resume with {resume_command(self.out_dir)}" if states(self.out_dir) else "start again"
-        parts = self._values(self.starts.popleft(), LONGEST_CALL, f"lower batch_size or max_new_tokens and {again}")
+        remedy = f"lower batch_size or max_new_tokens and {again}"
+        parts = []
+        for rollouts, said in self._values(self.starts.popleft(), LONGEST_CALL, remedy):
+            parts.append(rollouts)
+            for key, line in said.items():
+                warn(key, line)
         return moved(join(parts), self.policy.device)
 
     def close(self):

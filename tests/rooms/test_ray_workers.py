@@ -106,6 +106,20 @@ def test_of_a_worker_that_fails_the_command_that_resumes_is_told_if_there_is_a_s
     assert (resume_command(str(tmp_path)) in str(found.value)) == has_state
 
 
+def test_what_workers_say_of_environments_is_said_once(world, monkeypatch, capsys):
+    monkeypatch.setattr(module, "WARNED", {"one": "in a worker"})
+    worker = module.RayWorker(lambda config: SimpleNamespace(sample=lambda *_: torch.ones(2)), None)
+    worker.version = 0
+    _, said = worker.sample({}, 0, 0, {})
+    assert said == {"one": "in a worker"}
+    monkeypatch.setattr("grpo.environments.WARNED", {})
+    sampler, *_ = world()
+    for _ in range(2):
+        sampler.starts.append([lambda: (torch.ones(2), {"one": "in a worker"})] * 2)
+        assert len(sampler.finish()) == 4
+    assert capsys.readouterr().err == "in a worker\n"
+
+
 def test_weights_of_every_kind_come_to_the_last_bit():
     weights = {"matrix": torch.randn(3, 4).T, "half": torch.randn(5).bfloat16(), "flags": torch.tensor([True, False])}
     loaded = {}
