@@ -12,7 +12,7 @@ from core.tokenizer_kinds import AGAIN, from_description, same_vocabulary
 
 SPLITS = ("train", "val")
 PROMPTS = "prompts.jsonl"
-FILES = (".jsonl", ".json", ".parquet")  # a dataset with such an ending is a file of records
+FILES = (".jsonl", ".json", ".csv", ".parquet")  # a dataset with such an ending is a file of records
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
 OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that a PromptConsumer adds, or needs alone
@@ -33,8 +33,9 @@ def has_prompts(dataset):
     if is_file_of_records(dataset):
         return True
     if os.path.isfile(dataset):
-        raise Mistake(f"dataset={dataset} is a file, but not of prompts ({', '.join(FILES)}); make running text a "
-                      f"folder with data/char_diffusion/prepare.py --input={dataset} --out=data/mine")
+        raise Mistake(f"dataset={dataset} is a file, but not of prompts; write those as {', '.join(FILES)}, unpacked. "
+                      "Make running text a folder with data/char_diffusion/prepare.py "
+                      f"--input={dataset} --out=data/mine")
     return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
 
 

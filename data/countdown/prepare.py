@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
 from core.errors import Mistake, run_script
-from core.records import write_prompts
+from core.records import unique_prompts, write_prompts
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -87,7 +87,7 @@ def main(argv):
     config, _ = load_config(CountdownConfig, argv)
     rng = random.Random(config.seed)
     records = [problem(rng, config) for _ in range(config.problems)]
-    write_prompts(config.out, records, named_tokenizer(config.tokenizer), numbers=config.numbers,
+    write_prompts(config.out, unique_prompts(records), named_tokenizer(config.tokenizer), numbers=config.numbers,
                   largest=config.largest, target_largest=config.target_largest)
 
 

@@ -6,13 +6,13 @@ python data/custom/prepare.py --input=FILE
 
 A Hugging Face model needs no preparation: --dataset=FILE reads the file with the model's own tokenizer.
 
-FILE is JSONL, a JSON list, or {"prompts": [...]}. The fields of a record:
+FILE is JSONL, JSON, CSV or Parquet, in any form of docs/huggingface.md. The fields of a record:
   prompt (or question, instruction, problem)    a text, or a list of {"role", "content"} messages
   answer (or solution, response, output)        optional: what rewards compare a completion with
   completion                                    optional: the text that core/pretrain.py trains a model to write; if it
                                                 is missing, an answer takes its place
-  messages                                      instead of prompt and completion: a list of messages; the completion is
-                                                the content of the last one if that is the assistant's, the prompt the
+  messages                                      instead of prompt and answer: a list of messages; the answer is the
+                                                content of the last one if that is the assistant's, the prompt the
                                                 others
   split                                         optional: train or val
   any other                                     optional: for your own rewards
@@ -21,13 +21,14 @@ FILE is JSONL, a JSON list, or {"prompts": [...]}. The fields of a record:
 import os
 import pathlib
 import sys
+from collections import Counter
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
 from core.errors import Mistake, UsageError, run_script
 from core.prompts import plain
-from core.records import read_records, with_completion, write_prompts
+from core.records import in_words, read_records, with_completion, write_prompts
 from core.tokenizer import CharTokenizer, fold_to_ascii
 from core.tokenizer_kinds import named_tokenizer
 
@@ -35,13 +36,13 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 
 
 class CustomConfig(Settings):
-    input: str = setting("", "the JSONL or JSON file with the prompts")
+    input: str = setting("", "the JSONL, JSON, CSV or Parquet file with the prompts")
     tokenizer: str = setting("char", "char, gpt2, cl100k_base, a Hugging Face folder or hf:owner/name")
     out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
         if not self.input:
-            raise UsageError("which prompts? pass --input=FILE (JSONL or JSON)")
+            raise UsageError("which prompts? pass --input=FILE (JSONL, JSON, CSV or Parquet)")
 
 
 def as_lesson(record):
@@ -57,7 +58,10 @@ def text_of(record):
 
 def main(argv):
     config, _ = load_config(CustomConfig, argv)
-    records = [as_lesson(record) for record in read_records(config.input)]
+    notes = Counter()
+    records = [as_lesson(record) for record in read_records(config.input, notes)]
+    for line in in_words(notes):
+        print(line)
     tokenizer = named_tokenizer(config.tokenizer)
     if tokenizer.stop_token_id is None:
         raise Mistake(f"tokenizer={config.tokenizer} has no token that ends a completion; name that of a causal "

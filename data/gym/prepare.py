@@ -20,7 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import Settings, load_config, setting
 from core.errors import Mistake, others, run_script
-from core.records import side, write_prompts
+from core.records import side, unique_prompts, write_prompts
 from core.settings.optional import require
 from core.tokenizer_kinds import named_tokenizer
 
@@ -122,7 +122,7 @@ def main(argv):
         entries = entries_of(package, task, settings, config.shots + count, config.seed)
         records += records_of(task, settings, entries, config.shots)
     random.Random(config.seed).shuffle(records)  # an evaluation takes the first ones, which are to be of all tasks
-    write_prompts(config.out, records, named_tokenizer(config.tokenizer), tasks=config.names)
+    write_prompts(config.out, unique_prompts(records), named_tokenizer(config.tokenizer), tasks=config.names)
 
 
 if __name__ == "__main__":

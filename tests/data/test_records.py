@@ -1,9 +1,11 @@
 """Records of prompts: every way to write them is read."""
 
 import json
+from collections import Counter
 
 import pytest
 
+from core.errors import Mistake
 from core.records import load_records, read_hub, read_records
 from tests.tiny import jsonl, without_place
 
@@ -17,6 +19,76 @@ def test_prompt_and_answer_go_by_many_names(tmp_path):
         {"prompt": "1+1?", "answer": 2}, {"prompt": "Go", "answer": "went"},
         {"prompt": "x", "answer": "y", "hint": [1]}, {"prompt": "p", "question": "q", "answer": "a"}]
     assert read_records(path)[2]["where"] == f"{path}, line 3"
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+CHAT = [turn("user", "1+1?"), turn("assistant", "2")]
+PARTS = [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?", "image_url": None}]
+
+
+@pytest.mark.parametrize(("record", "expected", "notes"), [
+    ({"messages": CHAT}, {"prompt": CHAT[:1], "answer": "2"}, ["messages answer"]),
+    ({"messages": CHAT, "ground_truth": "2"}, {"prompt": CHAT[:1], "answer": "2", "ground_truth": "2"}, ["messages"]),
+    ({"messages": CHAT, "answer": "3"}, {"prompt": CHAT[:1], "answer": "3", "completion": "2"}, ["completion"]),
+    ({"messages": CHAT[:1], "solution": "2"}, {"prompt": CHAT[:1], "answer": "2"}, []),
+    ({"messages": CHAT + CHAT[:1]}, {"prompt": CHAT + CHAT[:1]}, []),
+    ({"prompt": CHAT}, {"prompt": CHAT}, []),
+    ({"prompt": [turn("user", PARTS)]}, {"prompt": CHAT[:1]}, []),
+    ({"messages": [turn("user", PARTS), turn("assistant", [{"type": "text", "text": "2"}])]},
+     {"prompt": CHAT[:1], "answer": "2"}, ["answer"]),
+    ({"instruction": "Add.", "input": "1 and 1", "output": "2"},
+     {"prompt": "Add.\n\n1 and 1", "input": "1 and 1", "answer": "2"}, ["instruction input"]),
+    ({"instruction": "Add 1 and 1.", "input": "", "output": "2"},
+     {"prompt": "Add 1 and 1.", "input": "", "answer": "2"}, []),
+    ({"question": "?", "input": "1"}, {"prompt": "?", "input": "1"}, ["input"]),
+    ({"prompt": "?", "system": "Be brief."}, {"prompt": "?", "system": "Be brief."}, ["system"]),
+    ({"prompt": "?", "tools": []}, {"prompt": "?", "tools": []}, []),
+    ({"prompt": "?", "answer": float("nan")}, {"prompt": "?"}, []),
+    ({"prompt": CHAT[:1], "completion": CHAT[1:]}, {"prompt": CHAT[:1], "completion": "2"}, []),
+    ({"prompt": "?", "text": "? !", "completions": ["!"]}, {"prompt": "?"}, ["text", "completions"])], ids=str)
+def test_forms_of_other_trainers_are_read_and_what_is_joined_or_ignored_is_noted(tmp_path, record, expected, notes):
+    found = Counter()
+    assert without_place(read_records(jsonl(tmp_path / "a.jsonl", record, record), found)) == [expected] * 2
+    assert len(found) == len(notes) and set(found.values()) <= {2}
+    for sentence, words in zip(sorted(found), sorted(notes), strict=True):
+        assert all(word in sentence for word in words.split())
+
+
+@pytest.mark.parametrize(("text", "splits"), [
+    ('{"train": [{"prompt": "a"}], "test": [{"prompt": "b"}]}', ["train", "val"]),
+    ('{"Train": [{"prompt": "a"}], "dev": [], "test": [{"prompt": "b"}]}', ["train", "val"]),
+    ('{"version": 1, "data": [{"prompt": "a"}, {"prompt": "b"}]}', [None, None]),
+    ('{"prompt": "a", "data": [{"b": 1}]}', [None]),
+    ('{"data": [{"prompt": "a"}], "more": [{"prompt": "b"}]}', [None]),
+    ('{"prompt": "a", "split": "training"}\n{"prompt": "b", "split": "Validation"}', ["train", "val"]),
+    ('{"prompt": "a", "split": "test"}\n{"prompt": "b", "split": "valid"}', ["val"]),
+    ('{"prompt": "a", "split": null}\n{"prompt": "b", "split": ""}', [None, None])])
+def test_names_of_splits_and_of_lists_are_those_that_exporters_write(tmp_path, text, splits):
+    (tmp_path / "a.json").write_text(text)
+    notes = Counter()
+    assert [record.get("split") or None for record in read_records(str(tmp_path / "a.json"), notes)] == splits
+    assert notes.total() == (len(splits) < text.count('"prompt"'))
+
+
+@pytest.mark.parametrize(("text", "rows"), [
+    ("prompt,answer\n1+1?,2\n", [{"prompt": "1+1?", "answer": "2"}]),
+    ('\ufeffquestion,answer,level\r\n"a, ""b""\nc",,007\r\n\r\n', [{"prompt": 'a, "b"\nc', "level": "007"}]),
+    (",prompt,split\n0,a,train\n1,b,test\n", [{"prompt": "a", "split": "train"}, {"prompt": "b", "split": "val"}]),
+    ("prompt , answer,,\na,b,,\n,,,\n", [{"prompt": "a", "answer": "b"}]),
+    ("prompt,text,answer\na,b,3.0", [{"prompt": "a", "answer": "3.0"}])], ids=repr)
+def test_a_csv_file_has_commas_and_a_header_and_its_values_are_texts(tmp_path, text, rows):
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    assert without_place(load_records(str(tmp_path / "a.csv"))) == rows
+
+
+@pytest.mark.parametrize("fault", ["c,2,3", 'c,"2" d', ",2"])
+def test_errors_of_a_csv_file_name_the_line_in_which_a_record_begins(tmp_path, fault):
+    (tmp_path / "a.csv").write_text(f'prompt,answer\n"a\nb",1\n{fault}\n')
+    with pytest.raises(Mistake, match="a.csv, line 4"):
+        load_records(str(tmp_path / "a.csv"))
 
 
 def test_every_way_to_write_a_list_of_records_is_read(tmp_path):
