@@ -64,7 +64,7 @@ def plan(config, model, data, dist):
            f"{data.size()}; {config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {ranks} "
            f"ranks = {batch * ranks} per step")
     if isinstance(data, PromptConsumer):
-        yield from data.describe_prompts()
+        yield from data.describe_prompts(batch * ranks)
 
 
 if __name__ == "__main__":

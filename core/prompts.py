@@ -1,5 +1,6 @@
 """Prompts: records rendered by a template, and drawn as problems or training examples."""
 
+from collections import Counter
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -8,7 +9,7 @@ import numpy as np
 from core.data import PROBLEMS
 from core.data_folder import OF_CONSUMER, SPLITS, dataset_folder, is_file_of_records, load_meta
 from core.errors import Mistake
-from core.records import load_records, side, unique_prompts, with_completion
+from core.records import in_words, load_records, splits_of, unique_records, with_completion
 
 
 def plain(messages):
@@ -17,10 +18,14 @@ def plain(messages):
 
 
 def chat(messages, rules=""):
-    """Turns with the names of their roles; the assistant's turn begins at the end. rules: a first system message"""
+    """Turns with the names of their roles. At the end the assistant's begins, or goes on if the last message is its.
+    rules: a first system message"""
     if rules:
         messages = [{"role": "system", "content": rules}, *messages]
-    return "".join(f"{m['role'].capitalize()}: {m['content']}\n\n" for m in messages) + "Assistant: "
+    turns = [f"{m['role'].capitalize()}: {m['content']}" for m in messages]
+    if messages[-1]["role"] != "assistant":
+        turns.append("Assistant: ")
+    return "\n\n".join(turns)
 
 
 MATH = ("Put your reasoning between <start_working_out> and <end_working_out>, "
@@ -28,16 +33,25 @@ MATH = ("Put your reasoning between <start_working_out> and <end_working_out>, "
 CODE = "Answer with one fenced block of Python code."
 TEMPLATES = {"plain": plain, "chat": chat, "math": partial(chat, rules=MATH), "code": partial(chat, rules=CODE)}
 MODEL = "model"     # the template that comes with a Hugging Face model
+MOST_NAMES = 8      # special tokens that are named
 SHORT = 300         # characters of the first prompt that the start of a run prints
 
 
 def as_messages(prompt, system_prompt=None, prompt_format=None):
-    """A prompt, a text or messages, as a list of {"role", "content"}; prompt_format is for the last message."""
+    """A prompt, a text or messages, as a list of {"role", "content"}; prompt_format is for the last message, or for
+    the one before it that is not the assistant's."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if prompt_format:
-        last = messages[-1]
-        messages[-1] = {**last, "content": prompt_format.replace("{prompt}", last["content"])}
+        last = -1 if len(messages) == 1 or messages[-1]["role"] != "assistant" else -2
+        messages[last] = {**messages[last], "content": prompt_format.replace("{prompt}", messages[last]["content"])}
     return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
+
+
+def prefill(prompt):
+    """The beginning of the answer that a prompt has: the text of an assistant's message at its end, else ""."""
+    if isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
+        return ""
+    return prompt[-1]["content"]
 
 
 @dataclass(frozen=True)
@@ -56,15 +70,23 @@ class PromptFormat:
         """The format that the settings of these names describe."""
         return cls(**{f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)})
 
-    def encode(self, prompt, tokenizer):
-        """(text, token ids) of a prompt, a text or messages; the ids include response_prefix, the text does not."""
+    def encode(self, prompt, tokenizer, notes=None):
+        """(text, token ids) of a prompt, a text or messages. The ids include the beginning of the answer, by prefill
+        and response_prefix, the text does not. notes: as in core/records.py"""
+        notes = Counter() if notes is None else notes
         text = self.render(as_messages(prompt, self.system_prompt, self.prompt_format), tokenizer)
         has_start = self.template == MODEL  # the start token, which encode_prompt adds
         encode = tokenizer.encode if has_start else tokenizer.encode_prompt
-        return text, encode(text + self.response_prefix)
+        ids = encode(text + self.response_prefix)
+        start = list(tokenizer.start_ids)
+        if start and ids[: 2 * len(start)] == start + start:
+            ids = ids[len(start) :]
+            notes["the prompt begins with the start token itself: it is read once"] += 1
+        begun = prefill(prompt)
+        return text.removesuffix(begun if text.endswith(begun) else begun.strip()), ids
 
     def render(self, messages, tokenizer):
-        """The text of messages up to where the next answer begins."""
+        """The text of messages up to where the next answer begins or, behind an assistant's message, goes on."""
         if self.template != MODEL:
             return TEMPLATES[self.template](messages)
         if not hasattr(tokenizer, "render_chat"):
@@ -126,14 +148,20 @@ class PromptConsumer:
         if self.tokenizer is None or self.tokenizer.stop_token_id is None:
             raise Mistake(f"dataset={dataset} has prompts, but there is no tokenizer with a token that ends a "
                           "completion; use data/custom/prepare.py")
-        records = unique_prompts(load_records(dataset))
+        self.notes = Counter()  # {what was done with records, in words: how many}
+        found = load_records(dataset, self.notes)
+        records = unique_records(found)
+        self.repeated = len(found) - len(records)
+        splits = splits_of(records, self.notes)
         for record in records:
             self._encode(record)
-        self.records = {split: [r for r in records if r["split"] == split] for split in SPLITS}
-        self._leave_out_long()
-        for split, found in self.records.items():
-            if not found:
-                raise Mistake(f"dataset={dataset}: no prompt of at most max_prompt_length is in the split {split}")
+        self.records = {name: [record for record, split in zip(records, splits, strict=True) if split in (name, None)]
+                        for name in SPLITS}
+        for split, named in self.records.items():
+            if not named:
+                raise Mistake(f"dataset={dataset}: none of its {len(records)} records is in the split {split}; mark "
+                              f'some "split": "{split}"')
+        self._leave_out_long(evaluates_on_training=None in splits)
         self.longest = max(len(record["tokens"]) for record in self._all())
         if block_size and self.longest >= block_size:
             raise Mistake(f"block_size={block_size} has no room behind prompts of {self.longest} tokens; raise it")
@@ -148,17 +176,20 @@ class PromptConsumer:
         roles = [] if isinstance(prompt, str) else [message["role"] for message in prompt]
         if self.format.system_prompt and "system" in roles:
             raise Mistake(f"{record['where']}: the prompt has a system message already; leave system_prompt out")
-        record["text"], record["tokens"] = self.format.encode(prompt, self.tokenizer)
-        record["split"] = record.get("split") or side(prompt)
+        record["text"], record["tokens"] = self.format.encode(prompt, self.tokenizer, self.notes)
         if not record["tokens"]:
             raise Mistake(f"{record['where']}: no usable characters in the prompt")
 
-    def _leave_out_long(self):
+    def _leave_out_long(self, evaluates_on_training):
         """Leaves out training prompts above max_prompt_length. Such a validation prompt is an error: metrics over the
         short prompts alone would pass for metrics over all."""
         limit, train = self.format.max_prompt_length, self.records["train"]
         self.records["train"] = [record for record in train if len(record["tokens"]) <= limit]
         self.dropped = len(train) - len(self.records["train"])
+        if not self.records["train"]:
+            raise Mistake(f"all {len(train)} training prompts are above max_prompt_length={limit}; raise it")
+        if evaluates_on_training:
+            self.records["val"] = self.records["train"]
         for record in self.records["val"]:
             if len(record["tokens"]) > limit:
                 raise Mistake(f"{record['where']}: a validation prompt is above max_prompt_length={limit}; set it "
@@ -173,15 +204,25 @@ class PromptConsumer:
 
     def size(self):
         """The numbers of prompts, in words."""
+        repeated = f", {self.repeated} records equal to another left out" if self.repeated else ""
         return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
                 f"{self.longest} tokens, {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} "
-                "left out")
+                f"left out{repeated}")
 
-    def describe_prompts(self):
-        """Yields lines for the start of a run: the end of the first prompt, and what ends a completion."""
-        t = self.tokenizer
-        text = self.records["train"][0]["text"] + self.format.response_prefix
+    def describe_prompts(self, problems):
+        """Yields lines for the start of a run: what was done with records, how often a step of so many problems
+        repeats them, the end of the first prompt, and what ends a completion."""
+        yield from in_words(self.notes)
+        t, train = self.tokenizer, self.records["train"]
+        if len(train) < problems:
+            yield (f"a step takes {problems} problems, more than the {len(train)} training prompts, so that it takes "
+                   "some more than once")
+        text = train[0]["text"] + prefill(train[0]["prompt"]) + self.format.response_prefix
         yield f"the first prompt ends in {text[-SHORT:]!r}"
+        if t.shown_tokens:
+            names, more = t.shown_tokens[:MOST_NAMES], len(t.shown_tokens) - MOST_NAMES
+            yield ("special tokens that stay in the texts of completions: " + ", ".join(map(repr, names))
+                   + f" and {more} more" * (more > 0))
         ends = [f"{i} {name!r}" for i, name in zip(t.stop_token_ids, t.stop_token_names, strict=True)]
         yield f"a completion ends with token {' or '.join(ends)}"
 

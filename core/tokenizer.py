@@ -24,7 +24,7 @@ class OwnTokenizer:
     """The special tokens of this project's tokenizers: MASK, PAD and CLS have the ids after the base vocabulary, so
     that a model reads them and never samples them."""
 
-    banned_token_ids = ()
+    banned_token_ids = start_ids = shown_tokens = ()
 
     def number_specials(self, base_vocab_size, stop_token_id, stop_name):
         self.base_vocab_size = base_vocab_size

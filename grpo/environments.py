@@ -21,7 +21,6 @@ import inspect
 import itertools
 import math
 import sys
-from collections import Counter
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ import torch
 from core.data_folder import OF_CONSUMER
 from core.device import keep_torch_defaults
 from core.errors import Mistake, definition, one_line, others, time_limit
-from core.prompts import PromptFormat
+from core.prompts import PromptFormat, prefill
 from core.records import are_messages
 from core.settings.setting import shown
 from grpo.reward_functions.registry import ENVIRONMENTS, load_reward_file
@@ -39,9 +38,7 @@ SEEDS = 3          # the first number of the seeds of environments, so that they
 METHODS = {"reset": ("record",), "step": ("text",), "close": ()}  # the arguments with which each is called
 NOT_AT_ONCE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 TURNS_OF_EACH, FAILED = "environment/turns", "environment/failed"  # metrics of every environment
-MANY = 100         # completions in a row without an end of a turn are no accident
 WARNED = {}        # {key: line} of what was said of environments in this process
-SILENT = Counter()  # {environment: completions since the start of the process, while none of them ended a turn}
 
 
 def environment(cls):
@@ -122,7 +119,7 @@ def check_method(episode, name):
 
 def misspelled(name, one):
     """Names the method that may be meant by `name`; "" if there is none."""
-    methods = {own.lower(): own for own, _ in inspect.getmembers_static(one, callable)}
+    methods = {own.lower(): own for own in dir(type(one))}
     near = difflib.get_close_matches(name, methods, 1)
     return f", or rename {methods[near[0]]}" if near else ""
 
@@ -145,11 +142,9 @@ def metric_of(name):
 
 
 def warn(key, line):
-    """Writes a line to stderr, if this process has not come here with this key before; none for an empty one."""
-    if key in WARNED:
-        return
-    WARNED[key] = one_line(line, 2000)
-    if line:
+    """Writes a line to stderr, unless this process has written one with this key."""
+    if key not in WARNED:
+        WARNED[key] = one_line(line, 2000)
         sys.stderr.write(WARNED[key] + "\n")
 
 
@@ -278,12 +273,13 @@ class Episodes:
         """
         self.stop, self.config = stop, config
         self.form = PromptFormat.of(config)
-        self.episodes = []
+        self.episodes, self.begun = [], []  # begun: the beginning of the first turn that a prompt has
         for record, number in zip(problems["record"], problems["number"], strict=True):
             sequence = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)])
             for _ in range(config.group_size):
                 self.episodes.append(Episode(config))
                 self.episodes[-1].begin(int(sequence.generate_state(1)[0]), record)
+                self.begun.append(prefill(record["prompt"]))
         self.given = torch.full((len(self.episodes), config.max_new_tokens), -1)
 
     def over(self, target, number, t, drawn):
@@ -298,7 +294,8 @@ class Episodes:
         """Answers completion n, whose tokens so far, a list, end a turn. Returns whether the episode is over."""
         turns = self.episodes[n].turns
         ids = written[turns[-1] :]
-        answer = self.episodes[n].step(self.stop.text(ids))
+        begun = self.begun[n] if turns == [0] else ""
+        answer = self.episodes[n].step(begun + self.stop.text(ids))
         if answer is None:
             return True
         text = self.between(answer, ids[-1]).encode(errors="replace").decode()  # half a surrogate pair is no text
@@ -344,19 +341,5 @@ class Episodes:
             for error in episode.errors:
                 place = str(error).partition(" failed (")[0]  # what follows may be another text each time
                 warn((place, type(error.__cause__).__name__), f"{error}; it is counted as {FAILED}")
-        self.say_if_none_is_heard()
         nothing = {metric_of(name): (0.0, 0.0) for name in self.episodes[0].make.metrics}
         return join([nothing, *parts])
-
-    def say_if_none_is_heard(self):
-        """Prints a line if none of the first MANY episodes of the process has called `step`: it learns nothing then."""
-        c = self.config
-        key = f"{c.environment!r} is heard"
-        SILENT[c.environment] += len(self.episodes)
-        count = SILENT[c.environment]
-        if any(episode.rewards or episode.errors for episode in self.episodes):
-            warn(key, "")
-        elif count >= MANY:
-            warn(key, f"environment={c.environment!r}: none of {count} completions ended its first turn within "
-                      f"max_new_tokens={c.max_new_tokens}, so step was not called; set stop_sequences to what ends a "
-                      "turn, or raise max_new_tokens")

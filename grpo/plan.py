@@ -1,6 +1,7 @@
 """The plan of a run, in lines for the user: settings, batch, models, data, rewards."""
 
 from core.config import describe
+from core.errors import is_own_function
 from grpo.rewards import REWARDS
 
 
@@ -10,7 +11,7 @@ def plan(config, origin, models, rewards, data, dist):
     yield from describe_models(config, models)
     yield f"data: {data.folder}, {data.size()}"
     if hasattr(data, "describe_prompts"):
-        yield from data.describe_prompts()
+        yield from data.describe_prompts(config.problems * dist.world)
     yield from describe_rewards(config, rewards)
     yield f"on {dist.device} in {dist.dtype}"
 
@@ -50,6 +51,10 @@ def describe_rewards(config, rewards):
         return
     terms = [f"{w:g} x {name} {REWARDS[name].range}" for name, w in zip(rewards.names, rewards.weights, strict=True)]
     yield f"rewards: {', '.join(terms)}"
+    weighted = [name for name, w in zip(rewards.names, rewards.weights, strict=True) if w]
+    if len(weighted) > 1 and not all(is_own_function(REWARDS[name].fn) for name in weighted):
+        yield ("a completion that one reward skips (None, NaN) while it scores others of the group is left out of the "
+               "group; TRL adds up the rewards that are there")
     yield "a loss near 0 is right: advantages cancel within a group, their gradients do not; watch mean_reward"
     if any("sandbox" in REWARDS[name].settings for name in rewards.names):
         from grpo.sandbox.run import describe_sandbox

@@ -35,6 +35,8 @@ class HuggingFaceTokenizer:
         self.start_ids, self.end_ids = ids_around(backend)
         added = {i for i, token in backend.added_tokens_decoder.items() if token.special}
         self.special_ids = added.union(backend.all_special_ids) - {None}  # None: of a token that it does not have
+        self.shown_ids = ids_to_show(backend) - set(self.stop_token_ids)
+        self.shown_tokens = tuple(backend.convert_ids_to_tokens(sorted(self.shown_ids)))
         banned = set(range(self.vocab_size)) - set(vocabulary.values())
         if fills:
             banned |= self.special_ids
@@ -54,11 +56,13 @@ class HuggingFaceTokenizer:
         return [*self.start_ids, *self.encode(text)]
 
     def decode(self, ids):
-        """Text of the ids; a masked token is shown as an underscore, other special tokens and end tokens not at all."""
+        """Text of the ids; a masked token is shown as an underscore, other special tokens and end tokens not at all,
+        except those of shown_ids."""
         ids = [int(i) for i in ids if int(i) not in self.stop_token_ids]
+        hidden = self.special_ids - self.shown_ids - {self.mask_token_id}
+        ids = [i for i in ids if i not in hidden]
         if self.mask_token_id not in ids:
-            return self.backend.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        ids = [i for i in ids if i == self.mask_token_id or i not in self.special_ids]
+            return self.backend.decode(ids, clean_up_tokenization_spaces=False)
         pieces = ["_" if i == self.mask_token_id else piece
                   for i, piece in zip(ids, self.backend.convert_ids_to_tokens(ids), strict=True)]
         return self.backend.convert_tokens_to_string([piece for piece in pieces if piece])
@@ -68,11 +72,14 @@ class HuggingFaceTokenizer:
         return bool(self.backend.chat_template)
 
     def render_chat(self, messages, **chat_template_kwargs):
-        """The text of a chat up to where the assistant's turn begins, by the model's own chat template."""
+        """The text of a chat by the model's own chat template: up to where the assistant's turn begins or, if its
+        message is the last one, to the end of that message."""
+        goes_on = messages[-1]["role"] == "assistant"
         with others(f"template='model': the tokenizer of {self.path} does not render a prompt", "change the prompt or "
                     "chat_template_kwargs, or use template='chat'"):
-            return self.backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True,
-                                                    **chat_template_kwargs)
+            return self.backend.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=not goes_on, continue_final_message=goes_on,
+                **chat_template_kwargs)
 
     def save(self, folder):
         self.backend.save_pretrained(folder)
@@ -80,6 +87,23 @@ class HuggingFaceTokenizer:
     def description(self):
         """Plain values from which core/tokenizer.py loads this tokenizer again."""
         return {"kind": "huggingface", "name": self.path, "vocabulary": self.sha256, "vocab_size": self.vocab_size}
+
+
+def ids_to_show(backend):
+    """The special tokens that were added to the tokenizer and belong into a text, such as <think>: not those that its
+    chat template puts around turns, and not those of a role, such as the beginning of a text or padding."""
+    added = {i for i, token in backend.added_tokens_decoder.items() if token.special and i >= backend.vocab_size}
+    added |= set(backend.convert_tokens_to_ids(list(map(str, backend.extra_special_tokens))))
+    if backend.chat_template:
+        turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+        try:
+            with others("the chat template does not render turns", "nothing of it is shown"):
+                text = backend.apply_chat_template(turns, tokenize=False)
+        except Mistake:
+            return set()
+        added -= set(backend.encode(text, add_special_tokens=False))
+    roles = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+    return added - {getattr(backend, f"{role}_token_id") for role in roles}
 
 
 def ids_around(backend):

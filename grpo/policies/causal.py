@@ -15,7 +15,7 @@ from core.distributions import draw_uniforms
 from core.generation import Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
-from core.prompts import as_columns
+from core.prompts import as_columns, prefill
 from grpo.policies.policy import ModelPolicy, inputs_of, sampling_of
 from grpo.rollout import Rollouts, Texts
 
@@ -166,15 +166,16 @@ def completion_texts(stop, problems, target, mask, truncated):
     records = [record for record in problems["record"] for _ in range(G)]
     prompts, columns = as_columns(records)
     ends = stop.tokenizer.stop_token_ids
-    tokens, completion_ids = [], []
+    tokens, completion_ids, completions = [], [], []
     for record, ids, length in zip(records, target.tolist(), lengths(mask).tolist(), strict=True):
         ids = ids[:length]
         completion_ids.append(ids)
+        completions.append(prefill(record["prompt"]) + stop.text(ids))
         ended = bool(ids) and ids[-1] in ends
         tokens.append(torch.tensor([*record["tokens"], *ids[: length - ended]]))
     begin = torch.tensor([len(record["tokens"]) for record in records])              # (N,)
     place = begin[:, None] + torch.arange(M)                                         # (N, M)
     metrics = {"completion_length": (mask.sum(), N), "truncated": (truncated.sum(), N)}
     return Texts(
-        prompts, [stop.text(ids) for ids in completion_ids], columns, tokens, completion_ids,
+        prompts, completions, columns, tokens, completion_ids,
         place=place, metrics=metrics)

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from core.errors import Mistake
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
 from core.records import side, write_prompts
 from tests.families import tokenizer_of
-from tests.tiny import CAUSAL
+from tests.tiny import CAUSAL, causal_policy, jsonl, prompt_config, sampled
 
 RECORDS = [{"prompt": f"{i}+{i * i}=", "completion": str(i + i * i), "split": "train" if i % 5 else "val"}
            for i in range(60)]
@@ -40,6 +41,76 @@ def huggingface_tokenizer(path, kind):
 def test_a_template_ends_where_the_answer_begins(prompt, settings, text):
     assert PromptFormat(**settings).encode(prompt, CAUSAL) == (text, CAUSAL.encode(text))
     assert PromptFormat(**settings, response_prefix="so ").encode(prompt, CAUSAL) == (text, CAUSAL.encode(text + "so "))
+
+
+BEGUN = [*TURNS, {"role": "assistant", "content": "The sum"}]
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    ({}, "a\n\nb\n\nc\n\n"), ({"template": "chat"}, "User: a\n\nAssistant: b\n\nUser: c\n\nAssistant: "),
+    ({"prompt_format": "-{prompt}-"}, "a\n\nb\n\n-c-\n\n")])
+def test_an_assistant_s_message_at_the_end_is_continued(settings, text):
+    ids = CAUSAL.encode(f"{text}The sum is")
+    assert PromptFormat(**settings, response_prefix=" is").encode(BEGUN, CAUSAL) == (text, ids)
+
+
+@pytest.mark.parametrize("content", ["The sum", " The sum\n"])
+def test_the_template_of_the_model_continues_an_assistant_s_message(tmp_path, content):
+    t = huggingface_tokenizer(tmp_path, "chat")
+    text, ids = PromptFormat("model").encode([*TURNS, {"role": "assistant", "content": content}], t)
+    assert text.endswith("<|im_start|>assistant\n") and ids == t.encode(text + content)
+    t.backend.chat_template = t.backend.chat_template.replace("m['content'] }}", "m['content'] | trim }}")
+    trimmed, ids = PromptFormat("model").encode([*TURNS, {"role": "assistant", "content": content}], t)
+    assert trimmed == text and ids == t.encode(f"{text}The sum")
+
+
+def test_rewards_and_people_read_the_beginning_of_an_answer_as_a_part_of_the_completion(tmp_path):
+    folder = prepared(tmp_path / "folder", [{"prompt": BEGUN, "answer": "d"}, {"prompt": "x"}])
+    texts = sampled(causal_policy(), folder, prompt_config(batch_size=2, group_size=2, max_new_tokens=3)).texts
+    of_begun = [isinstance(prompt, list) for prompt in texts.columns["prompt"]]
+    assert [text.startswith("The sum") for text in texts.completions] == of_begun and sum(of_begun) == 2
+    assert all(text.endswith("c\n\n") == begun for text, begun in zip(texts.prompts, of_begun, strict=True))
+
+
+def test_a_prompt_that_begins_with_the_start_token_is_read_with_one_and_named(tmp_path):
+    t = huggingface_tokenizer(tmp_path / "t", "start")
+    dataset = jsonl(tmp_path / "a.jsonl", *({"prompt": f"{begin}{i}"} for i in range(30) for begin in ("<s>", "")))
+    data = PromptConsumer(dataset, 4, tokenizer=t)
+    start = t.start_ids[0]
+    assert all(r["tokens"].count(start) == 1 for split in data.records.values() for r in split)
+    assert list(data.notes.values()) == [30]
+
+
+def test_only_records_that_are_equal_in_every_field_are_merged_and_the_data_line_says_how_many(tmp_path):
+    records = [{"prompt": "Move.", "board": i // 2, "split": split} for split in ("train", "val") for i in range(20)]
+    records.append({"split": "train", "board": 0, "prompt": "Move."})
+    data = PromptConsumer(jsonl(tmp_path / "a.jsonl", *records), 4, tokenizer=CAUSAL)
+    assert [[r["board"] for r in data.records[split]] for split in ("train", "val")] == [list(range(10))] * 2
+    assert "21" in data.size() and list(data.notes.values()) == [10], "a prompt in both splits is noted"
+    assert "0 records equal" not in data.size()
+
+
+@pytest.mark.parametrize(("records", "train", "val"), [
+    ([{"prompt": "a"}, {"prompt": "b"}, {"prompt": "d"}], 3, 3), ([{"prompt": "c"}], 1, 1),
+    ([{"prompt": "same", "seed": i} for i in range(30)], 30, 30),
+    ([{"prompt": "a", "split": "train"}, {"prompt": "a", "x": 1}, {"prompt": "b", "split": "val"}], 2, 1),
+    ([{"prompt": "a", "split": "train"}, {"prompt": "a", "split": "val"}], 1, 1)])
+def test_few_records_that_name_no_split_are_evaluated_on_and_said_to_be(tmp_path, records, train, val):
+    named = any("split" in record for record in records)
+    for path in (jsonl(tmp_path / "a.jsonl", *records), prepared(tmp_path / "folder", records)):
+        data = PromptConsumer(path, 4, tokenizer=CAUSAL)
+        assert [len(data.records[split]) for split in ("train", "val")] == [train, val]
+        lines = [line for line in data.describe_prompts(64) if '"split"' in line]
+        assert len(lines) == (not named) and all(str(train) in line for line in lines)
+        assert any("64 problems" in line for line in data.describe_prompts(64))
+
+
+@pytest.mark.parametrize(("records", "words"), [
+    ([{"prompt": "a", "split": "train"}] * 3, "split val"), ([{"prompt": "a", "split": "test"}], "split train"),
+    ([{"prompt": "a" * 600, "split": "train"}, {"prompt": "b", "split": "val"}], "max_prompt_length")])
+def test_a_split_without_prompts_is_refused_for_its_own_reason(tmp_path, records, words):
+    with pytest.raises(Mistake, match=words):
+        PromptConsumer(jsonl(tmp_path / "a.jsonl", *records), 4, tokenizer=CAUSAL)
 
 
 def test_a_prompt_has_one_split_unless_its_record_gives_another(tmp_path):

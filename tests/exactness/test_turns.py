@@ -123,7 +123,7 @@ def test_half_a_surrogate_pair_in_an_answer_is_read_as_a_question_mark(tmp_path)
     pytest.importorskip("transformers")
     tokenizer = load_tokenizer(model_folder(str(tmp_path / "llama"), "llama"))
     c = prompt_config(**SETTINGS | {"environment": "Halves"})
-    given = Episodes({"record": [{}], "number": [0]}, 0, c, Stop(tokenizer, ()))
+    given = Episodes({"record": [{"prompt": "a"}], "number": [0]}, 0, c, Stop(tokenizer, ()))
     end = tokenizer.stop_token_id
     assert not given.ends(0, [end])
     answer = tokenizer.encode("a ? b")

@@ -12,7 +12,7 @@ import torch
 from core.errors import Mistake, definition
 from core.generation import Stop
 from grpo import environments
-from grpo.environments import MANY, Episode, Episodes, check_begins, environment, find_environment
+from grpo.environments import Episode, Episodes, check_begins, environment, find_environment
 from grpo.reward_functions.registry import REWARDS, Reward, reward
 from tests.tiny import CAUSAL, ROOT, prompt_config
 from tests.trainers import prompt_trainer, records, run
@@ -249,11 +249,10 @@ class Breaks:
 def ended(monkeypatch, capsys):
     """(environment, completions, do they end their turn) -> ({metric: (sum, count)}, what is said) of episodes."""
     monkeypatch.setattr(environments, "WARNED", {})
-    monkeypatch.setattr(environments, "SILENT", environments.Counter())
 
     def made(name, count=2, ends=True):
         c = prompt_config(environment=name, reward_functions=("environment",), group_size=count)
-        episodes = Episodes({"record": [{}], "number": [0]}, 0, c, Stop(CAUSAL, ()))
+        episodes = Episodes({"record": [{"prompt": "a"}], "number": [0]}, 0, c, Stop(CAUSAL, ()))
         for n in range(count if ends else 0):
             assert episodes.ends(n, [CAUSAL.stop_token_id])
         return episodes.close(), capsys.readouterr().err
@@ -293,11 +292,23 @@ def test_no_name_of_a_users_reaches_terminal_or_picture_raw(prompts, tmp_path, c
     assert (tmp_path / "curves.png").exists() and not recwarn.list
 
 
-def test_completions_that_never_end_a_turn_are_said_once(ended):
-    assert ended("Base", MANY - 2, ends=False)[1] == ""
-    assert "stop_sequences" in ended("Base", 2, ends=False)[1]
-    assert ended("Base", MANY, ends=False)[1] == ""
+def test_a_first_turn_begins_with_the_beginning_that_the_prompt_gives_it(monkeypatch):
+    @environment
+    class Hears:
+        heard = []
 
+        def reset(self, record):
+            pass
 
-def test_nothing_is_said_of_turns_once_one_has_ended(ended):
-    assert ended("Base")[1] + ended("Base", MANY, ends=False)[1] == ""
+        def step(self, text):
+            self.heard.append(text)
+            return "?", 0.0
+
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "So "}]
+    c = prompt_config(environment="Hears", reward_functions=("environment",), group_size=2, max_new_tokens=20)
+    problems = {"record": [{"prompt": chat, "where": "a"}], "number": np.zeros(1)}
+    episodes = Episodes(problems, 0, c, Stop(CAUSAL, ("\n",)))
+    first, second = CAUSAL.encode("one\n"), CAUSAL.encode("two\n")
+    episodes.ends(0, first)
+    episodes.ends(0, first + CAUSAL.encode("?") + second)
+    assert Hears.heard == ["So one", "two"]

@@ -72,6 +72,36 @@ def test_every_declared_end_id_ends_a_completion_the_tokenizer_s_own_first(tmp_p
     assert t.decode([*t.encode("the fox"), *t.stop_token_ids]) == "the fox"
 
 
+TURNS = "{% for m in messages %}<turn> {{ m['content'] }} <over> {% endfor %}"
+
+
+@pytest.mark.parametrize(("names", "template", "shown"), [
+    ({"additional_special_tokens": ["<think>", "<turn>"]}, TURNS, ["<think>"]),
+    ({"additional_special_tokens": ["<think>", "<turn>"]}, None, ["<think>", "<turn>"]),
+    ({"additional_special_tokens": ["<think>"], "pad_token": "<turn>"}, None, ["<think>"]),
+    ({"additional_special_tokens": ["<think>"]}, "{{ raise_exception('no') }}", []),
+    ({"pad_token": "<turn>"}, TURNS, [])], ids=str)
+def test_special_tokens_that_were_added_stay_in_the_text_unless_they_mark_turns(tmp_path, names, template, shown):
+    words = {"?": 0, "a": 1, "<think>": 2, "<turn>": 3, "<over>": 4, "</s>": 5}
+    path = word_tokenizer(tmp_path, words, eos_token="</s>", chat_template=template, **names)
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    t = load_huggingface_tokenizer(path)
+    assert sorted(t.shown_tokens) == shown
+    special = [words[name] for name in ("<think>", "<turn>") if words[name] in t.special_ids]
+    for i in special:
+        name = t.backend.convert_ids_to_tokens(i)
+        assert (name in t.decode([1, i, 1, 5])) == (name in shown)
+    assert t.decode([1, 1, 5]) == "a a"
+
+
+def test_a_token_that_was_added_behind_the_vocabulary_stays_in_the_text(tmp_path):
+    backend = tokenizer_of("chat")
+    backend.add_tokens(["<think>"], special_tokens=True)
+    backend.save_pretrained(str(tmp_path))
+    t = load_huggingface_tokenizer(str(tmp_path))
+    assert t.shown_tokens == ("<think>",) and t.decode(t.encode("<|im_start|>a<think>b<|im_end|>")) == "a<think>b"
+
+
 def test_what_has_no_text_is_never_written(tmp_path):
     words = {"?": 0, "a": 1, "b": 2, "<mask>": 3, "</s>": 8}
     names = {"mask_token": "<mask>", "eos_token": "</s>"}
