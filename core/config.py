@@ -41,8 +41,8 @@ class RunConfig(Settings):
     has_adapter = False  # LoRA's is in its room
 
     dataset: str = setting(
-        "char_diffusion", "a folder (a name in data/ or a path), a .jsonl, .json or .parquet file of prompts, or "
-        "hf:owner/name")
+        "char_diffusion", "a folder (a name in data/ or a path), a .jsonl, .json, .csv or .parquet file of "
+        "prompts, or hf:owner/name")
     block_size: int = setting(128, "tokens per text", "[2, 1e6]")
     template: str = setting(
         "plain", "how prompts are rendered: plain, chat, math, code, or model (the tokenizer's chat template)",
@@ -65,7 +65,8 @@ class RunConfig(Settings):
     beta1: float = setting(0.9, "AdamW's decay of the mean gradient", "[0, 1)")
     beta2: float = setting(0.95, "AdamW's decay of the mean squared gradient", "[0, 1)")
     grad_clip: float = setting(1.0, "largest gradient norm; 0.0 turns clipping off", "[0, inf)")
-    max_bad_steps: int = setting(5, "non-finite steps in a row before the run stops", "[1, 1e12]")
+    max_bad_steps: int = setting(
+        5, "steps in a row with a number that is not finite, or without any reward, before the run stops", "[1, 1e12]")
     eval_interval: int = setting(500, "steps between two evaluations", "[1, 1e12]")
     log_interval: int | None = setting(
         None, "steps between two console lines; None: a tenth of eval_interval", "[1, 1e12]")
@@ -164,10 +165,7 @@ def settings_in(argument, known):
     if not argument.endswith(".py"):
         raise UsageError(f"{argument}: expected a config file ending in .py, or --key=value")
     names = run_config_file(argument)
-    settings = {name: x for name, x in names.items() if name in known or not isinstance(x, CODE)}
-    if len(settings) < len(names):
-        WITH_CODE.add(argument)
-    return argument, settings
+    return argument, {name: x for name, x in names.items() if name in known or not isinstance(x, CODE)}
 
 
 def run_config_file(path):
@@ -176,6 +174,8 @@ def run_config_file(path):
         raise Mistake(f"{path} does not exist; correct the path")
     with others("it does not run", "correct it", place=path):
         names = runpy.run_path(path)
+    if any(isinstance(x, CODE) and not name.startswith("__") for name, x in names.items()):
+        WITH_CODE.add(path)
     return {name: value for name, value in names.items() if not name.startswith("_")}
 
 

@@ -120,20 +120,27 @@ class StopSignal:
 
 
 class BadSteps:
-    """Counts the steps that were skipped in a row, and ends a run that no longer trains."""
+    """Counts the steps in a row that taught nothing, alike on all ranks, and ends a run that no longer trains. After
+    another step the caller sets in_a_row to 0."""
 
     def __init__(self, limit, checkpoints, logger):
         self.limit, self.checkpoints, self.logger = limit, checkpoints, logger
         self.in_a_row = 0
 
-    def add(self, step: int, metrics: dict) -> None:
-        """Counts a step that was skipped, alike on all ranks; after another one the caller sets in_a_row to 0."""
+    def add_not_finite(self, step: int, metrics: dict) -> None:
+        """Counts a step that was skipped."""
+        names = not_finite(metrics)
+        of_rewards = any(name.startswith("reward/") for name in names)
+        remedy = "let rewards return finite numbers" if of_rewards else "lower learning_rate"
+        self.add(f"step {step} is skipped, because these are not finite: {', '.join(names)}", remedy)
+
+    def add(self, what: str, remedy: str) -> None:
+        """Counts a step. what: happened, in words; remedy: the end of the error, if this was one too many"""
         self.in_a_row += 1
-        names = ", ".join(not_finite(metrics))
-        self.logger.say(f"step {step} is skipped, because these are not finite: {names}")
+        self.logger.say(what)
         if self.in_a_row >= self.limit:
-            raise Mistake(f"{self.in_a_row} steps in a row were skipped (max_bad_steps={self.limit}), the last one "
-                          f"for {names}; lower learning_rate; {self.checkpoints.how_to_resume()}")
+            raise Mistake(f"{what}, as in {self.in_a_row} steps in a row (max_bad_steps={self.limit}); {remedy}; "
+                          f"{self.checkpoints.how_to_resume()}")
 
 
 def run_loop(trainer, stop) -> bool:

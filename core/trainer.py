@@ -148,7 +148,7 @@ class Trainer:
         metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
         self.step += 1
         if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics)
+            self.bad.add_not_finite(self.step, metrics)
         else:
             self.bad.in_a_row = 0
         self.skipped_steps += metrics["skipped_steps"]

@@ -17,11 +17,11 @@ from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from core.run import BadSteps, StopSignal, run_loop
 from grpo.evaluation.samples import append_samples, comparison_table, evaluations, format_samples
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
-from grpo.metrics import NO_MISMATCH
+from grpo.metrics import NO_MISMATCH, SKIPPED
 from grpo.reference import REFERENCES, adapted
 from grpo.rollout import DataBuffer, Rollouts
 
-SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated")  # attributes, in every state
+SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated", "taught")  # in every state
 
 
 class GRPOTrainer:
@@ -53,6 +53,8 @@ class GRPOTrainer:
         self.step = self.skipped_steps = self.empty_steps = 0
         self.before, self.after = {}, {}  # metrics of the first and of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
+        self.taught = False  # whether a reward has taught anything
+        self.told = set()  # names of metrics of which a line was said once
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
 
     def run(self, sampler=None):
@@ -128,22 +130,36 @@ class GRPOTrainer:
     def end_step(self, metrics: dict):
         """Counts the step; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
-        bad_rollouts = metrics.pop("bad_rollouts")
+        bad_rollouts, taught = metrics.pop("bad_rollouts"), metrics.pop("taught")
+        not_scored = "mean_reward" not in metrics and not taught  # resampled ones may have been scored
+        self.taught = self.taught or bool(taught)
+        self.tell_first_skips(metrics)
         if metrics["skipped_steps"]:
-            self.bad.add(self.step, metrics)
+            self.bad.add_not_finite(self.step, metrics)
+        elif not_scored:
+            self.bad.add(f"step {self.step} teaches nothing, because the rewards skipped all its completions",
+                         "see why they return None or NaN")
         else:
             self.bad.in_a_row = 0
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
         metrics |= {"skipped_steps": self.skipped_steps, "empty_steps": self.empty_steps}
-        if bad_rollouts:
-            self.buffer.skip_rest()  # of bad rollouts every other step would be skipped too
+        if bad_rollouts or not_scored:
+            self.buffer.skip_rest()  # every other step on these rollouts would teach nothing, too
         if not self.buffer.queue:
             self.iteration += 1
             self.spent = 0.0
             if self.reference is not None:
                 REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
+
+    def tell_first_skips(self, metrics: dict):
+        """Says when a reward skips completions for the first time."""
+        for key, skipped in metrics.items():
+            if key.startswith(SKIPPED) and skipped and key not in self.told:
+                self.told.add(key)
+                self.logger.say(f"step {self.step}: the reward {key.removeprefix(SKIPPED)} skipped {skipped:.0f} "
+                                f"completions; metrics.jsonl counts them as {key}, and this line comes once")
 
     def sample(self, again: int, count: int | None = None) -> tuple[Rollouts, dict]:
         """Completions of this iteration's problems, or of the first `count` of another round, and sums for metrics."""
@@ -184,7 +200,7 @@ class GRPOTrainer:
             self.saved_reference.load_weights(state["reference"])
         self.after = state["facts"]
         for name in SAVED:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, True))  # `taught` is not in states of version 1.0.0
         buffers = state["buffers"]
         same_ranks = len(buffers) == self.dist.world
         if buffers[0]["queue"] and not same_ranks:
@@ -220,11 +236,23 @@ class GRPOTrainer:
             from grpo.report.page import write_report
             write_report(self.checkpoints.out_dir)
 
+    def say_if_nothing_was_learned(self):
+        """Says so of a run in which no completion had an advantage, because all groups had equal rewards."""
+        if self.taught or self.step == 0 or not self.config.rewarded:
+            return
+        means = [record.get("mean_reward") for record in each_record(self.logger.path)]
+        means = [mean for mean in means if mean is not None]
+        found = f"their mean was {min(means):g} to {max(means):g}" if means else "no completion was scored"
+        self.logger.say(f"nothing was learned from the rewards: in all {self.step} steps the completions of a problem "
+                        f"had equal rewards ({found}); look at the samples, and start with --doctor=True")
+
     def finish(self, stopped=False):
         """Ends what the run has opened; at the end of the training draws the curves and prints what changed."""
         self.logger.close()
         if hasattr(self.rewards, "close"):
             self.rewards.close()
+        if self.dist.is_main:
+            self.say_if_nothing_was_learned()
         if self.dist.is_main and not stopped:
             from grpo.report.page import draw_curves
             if held_out := evaluations(each_record(self.logger.path)):

@@ -93,6 +93,7 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer: Ti
         rollouts, scored, more = choose(rollouts, scored, collect, config, dist)
         sums |= more
     rollouts = with_advantage(rollouts, scored, objective.advantage, dist)
+    sums["_taught"] = ((rollouts.advantage != 0) * rollouts.train_mask).sum(), None
     sums["mean_advantage"] = (rollouts.advantage * rollouts.train_mask).sum(), rollouts.train_mask.sum()
     timer.end("advantage")
     rollouts, mismatches = with_proximal(rollouts, policy, config, timer)

@@ -15,6 +15,7 @@ from core.optim import apply_gradients, total_over_ranks
 from grpo.rollout import Rollouts, Scored
 
 LOGGED = "logged by a reward: "  # begins the name of what rewards logged, which may not be that of another metric
+SKIPPED = "skipped/"             # begins the name of the number of completions that a reward skipped
 OF_ROLLOUTS = ("mean_reward", "mean_log_prob", "mean_advantage")  # if one is not finite, no step on the rollouts can be
 DECIDING = ("loss", *OF_ROLLOUTS)                                 # a step in which one is not finite is skipped
 CLAMP = 20.0                 # largest log ratio that is measured, so that sums of ratios stay finite
@@ -34,10 +35,15 @@ def add_up(sums: dict, more: dict):
         sums[name] = total, None if count is None else count_before + count
 
 
+def equal_completions(target: Tensor, mask: Tensor) -> Tensor:
+    """(P, G, G) bool: completions of a group that have the same tokens. target, mask: (P, G, M)"""
+    x = (target + 1) * mask.long()                                                   # (P, G, M) 0 is padding alone
+    return (x[:, :, None] == x[:, None]).all(-1)
+
+
 def unique_completions(target: Tensor, mask: Tensor) -> Tensor:
     """Number of distinct completions of each group. target, mask: (P, G, M). Returns (P,)."""
-    x = (target + 1) * mask.long()                                                   # (P, G, M) 0 is padding alone
-    same = (x[:, :, None] == x[:, None]).all(-1)                                     # (P, G, G)
+    same = equal_completions(target, mask)                                           # (P, G, G)
     repeated = same.tril(-1).any(-1)                                                 # (P, G) an earlier one is equal
     return (~repeated).sum(1)
 
@@ -85,6 +91,7 @@ def rollout_sums(rollouts: Rollouts, scored: Scored, differ: Tensor, discriminat
     }
     for name, x in scored.values.items():
         sums[f"reward/{name}"] = x.nansum(), (~x.isnan()).sum()
+        sums[f"{SKIPPED}{name}"] = x.isnan().sum(), None
     if discriminative:
         logp = (rollouts.old_logp * mask).sum(1)                                     # (N,) of a whole completion
         score = logp / mask.sum(1).clamp(min=1)                                      # (N,)
@@ -129,7 +136,8 @@ def check_mismatch(metrics, config):
 
 def end_step(policy, optimizers: list, sums: dict, config, dist) -> dict:
     """Adds the sums of all ranks up, and steps or skips. Returns the metrics of docs/metrics.md; a mean of nothing is
-    left out. bad_rollouts: 1 if every other step on the rollouts would be skipped too."""
+    left out. bad_rollouts: 1 if every other step on the rollouts would be skipped too; taught: 1 if the rewards gave
+    an advantage to any token of the rollouts."""
     numbers = {name: total for name, (total, _) in sums.items()}
     numbers |= {f"count of {name}": count for name, (_, count) in sums.items() if count is not None}
     totals = total_over_ranks(numbers, dist, [LARGEST])
@@ -150,4 +158,4 @@ def end_step(policy, optimizers: list, sums: dict, config, dist) -> dict:
             metrics[key] = x
     check_mismatch(metrics, config)
     bad = not all(math.isfinite(totals[name]) for name in OF_ROLLOUTS)
-    return metrics | {"bad_rollouts": int(bad)}
+    return metrics | {"bad_rollouts": int(bad), "taught": int(totals["_taught"] != 0)}

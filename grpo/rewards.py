@@ -29,7 +29,7 @@ MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_chec
 class Rewards:
     """The rewards of a run. Called with rollouts it returns Scored:
 
-    reward: the weighted sum of the functions that did not skip a completion; NaN where all did
+    reward: the weighted sum of the functions; NaN where a completion is left out (`total`)
     values: NaN where a function skipped a completion, or was late
 
     judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it. grpo/build.py: make_rewards makes those
@@ -60,14 +60,15 @@ class Rewards:
             return Scored(torch.zeros(rollouts.problems, G, device=device))
         values, metrics = self.score(rollouts.texts, G)
         values = {name: x.to(device, non_blocking=True) for name, x in values.items()}  # (N,) each
-        return Scored(self.total(values).view(-1, G), values=values, metrics=metrics)
+        return Scored(self.total(values, G).view(-1, G), values=values, metrics=metrics)
 
     def score(self, texts: Texts, group_size: int, names=None) -> tuple[dict, dict]:
         """({name: (N,) float32 on the CPU}, {metric: (sum, count)}). A value is NaN where the function skipped the
-        completion or was late in a worker, and infinity where it returned no finite number.
+        completion or was late in a worker.
 
         texts: a Texts with consecutive groups; names: the functions to call; None: all of the run
         """
+        register_functions(self.names, self.config.reward_file)  # another run of this process may have others
         values, metrics = {}, {}
         settings = vars(self.config) | (self.config.reward_settings or {}) | {"trainer_state": self.state}
         known = settings | self.models | {"group_size": group_size, "texts": texts}
@@ -79,14 +80,23 @@ class Rewards:
             metrics = join([metrics, own])
         return values, metrics
 
-    def total(self, values: dict) -> torch.Tensor:
-        """(N,) the weighted sum of `values`, as `score` returns them; NaN where every function skipped. A function of
-        weight 0 is only measured."""
+    def total(self, values: dict, group_size: int) -> torch.Tensor:
+        """(N,) the weighted sum of `values`, as `score` returns them. A function of weight 0 is only measured.
+
+        A function that skips a whole group does not apply to it. A completion that one skips while it scores others of
+        the group is left out: NaN, as where all functions skip. TRL adds up what is there; a completion would then
+        get less than its group because a call for it failed.
+        """
         weighted = [w * values[name] for name, w in zip(self.names, self.weights, strict=True) if w]
         if not weighted:
             return torch.zeros_like(values[self.names[0]])
-        stacked = torch.stack(weighted)
-        return stacked.nansum(0).masked_fill(stacked.isnan().all(0), torch.nan)
+        stacked = torch.stack(weighted).unflatten(1, (-1, group_size))               # (R, P, G)
+        skipped = stacked.isnan()
+        applies = ~skipped.all(2, keepdim=True)                                      # (R, P, 1)
+        left_out = (skipped & applies).any(0) | skipped.all(0)                       # (P, G)
+        total = stacked.nansum(0)
+        total = total.masked_fill(total.isnan(), -torch.inf)  # inf - inf is no skip
+        return total.masked_fill(left_out, torch.nan).flatten()
 
     def right(self, values: dict) -> torch.Tensor:
         """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it is not finite."""

@@ -9,16 +9,20 @@ from dataclasses import replace
 import torch
 
 from grpo.losses import kl_as_reward
+from grpo.metrics import equal_completions
 from grpo.reference import kl_weight
 from grpo.rollout import join
 
+ROUNDING = 1e-3     # nats: penalties of equal completions that are as near are one
 MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are then still equal are dropped
 
 
 def reward_normalisation(rollouts, scored, rewards, config):
     """The credit is the sum of rewards that are each normalised within their group (GDPO, arXiv 2601.05242)."""
-    values = normalised({name: x.cpu() for name, x in scored.values.items()}, rollouts.group_size)
-    credit = rewards.total(values).round(decimals=6).float().to(scored.reward.device, non_blocking=True)  # (N,)
+    left_out, G = scored.reward.isnan().flatten().cpu(), rollouts.group_size         # (N,)
+    values = {name: x.cpu().masked_fill(left_out, torch.nan) for name, x in scored.values.items()}
+    credit = rewards.total(normalised(values, G), G).round(decimals=6).float()       # (N,)
+    credit = credit.to(scored.reward.device, non_blocking=True)
     return rollouts, replace(scored, credit=credit.view_as(scored.reward)[..., None])
 
 
@@ -39,6 +43,7 @@ def normalised(values, G):
 def train_pass_k(rollouts, scored, rewards, config):
     """Advantages are weighted so that their expected gradient is the one of pass@k."""
     right = rewards.right(scored.values).view_as(scored.reward)                      # (P, G)
+    right = right.masked_fill(scored.reward.isnan(), torch.nan)
     return rollouts, replace(scored, weight=pass_k_weight(right, config.train_pass_k)[..., None])
 
 
@@ -69,11 +74,21 @@ def overlong_buffer(rollouts, scored, rewards, config):
 
 
 def kl_in_reward(rollouts, scored, rewards, config):
-    """-kl_beta times the KL to the reference is a part of the reward, of each token if the credit is."""
-    per_token = kl_as_reward(rollouts, kl_weight(config))                            # (N, M)
+    """-kl_beta times the KL to the reference is a part of the reward, of each token if the credit is. Equal completions
+    of a group get equal penalties: rounding must not make a difference to learn from."""
+    per_token = of_first_equal(kl_as_reward(rollouts, kl_weight(config)), rollouts)  # (N, M)
     whole = per_token.sum(1)                                                         # (N,)
     penalty = per_token if scored.per_token else whole
     return rollouts, penalised(scored, "kl", whole, penalty.view(scored.credit.shape))
+
+
+def of_first_equal(x, rollouts):
+    """x (N, M) with the row of the first completion of its group that equals it, in tokens and nearly in the sum."""
+    same = equal_completions(rollouts.by_problem(rollouts.target), rollouts.by_problem(rollouts.mask))  # (P, G, G)
+    whole = rollouts.by_problem(x.sum(1))                                            # (P, G)
+    away = (whole[:, :, None] - whole[:, None]).abs()                                # (P, G, G)
+    first = (same & (away < ROUNDING)).int().argmax(2)                               # (P, G)
+    return rollouts.by_problem(x).gather(1, first[..., None].expand(-1, -1, x.shape[1])).view_as(x)
 
 
 def penalised(scored, name, value, penalty):

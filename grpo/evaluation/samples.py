@@ -1,6 +1,7 @@
 """The parts that evaluations share: means over fixed problems, and samples for people."""
 
 import json
+import math
 import os
 
 import torch
@@ -46,7 +47,8 @@ class Evaluation:
 
     def judge(self, texts, values):
         """(the reward (N,) that orders the samples, {metric: (sum, count)} of judges)"""
-        total = self.rewards.total(values) if values else torch.zeros(len(texts.prompts))
+        N, G = len(texts.prompts), self.config.group_size
+        total = self.rewards.total(values, G) if values else torch.zeros(N)
         return total, {}
 
     def model_sums(self, policy, rollouts, estimator, config, every=1):
@@ -64,17 +66,21 @@ class Evaluation:
 
     def sample(self, batch, rollouts, i, total, values):
         """Problem i: its texts and, in "group", its completions from the best to the worst by `total` (N,), each with
-        its text, its reward and what else is known about it."""
+        its text, its reward (None if it was skipped) and what else is known about it."""
         texts, G = rollouts.texts, rollouts.group_size
         prompt = texts.columns.get("prompt", texts.prompts)[i * G]  # as the record has it, without the template
-        sample = {"problem": prompt if isinstance(prompt, str) else prompt[-1]["content"]}
+        if not isinstance(prompt, str):
+            prompt = next((m["content"] for m in reversed(prompt) if m["role"] != "assistant"), "")
+        sample = {"problem": prompt}
         if "answer" in texts.columns:
             sample["answer"] = texts.columns["answer"][i * G]
-        total = total.nan_to_num(0.0).cpu()
-        order = i * G + total[i * G : i * G + G].argsort(descending=True, stable=True)
+        total = total.cpu()
+        worth = total[i * G : i * G + G].nan_to_num(-torch.inf, torch.inf, -torch.inf)
+        order = i * G + worth.argsort(descending=True, stable=True)
         sample["group"] = []
         for n in order.tolist():
-            about = {"text": texts.completions[n], "reward": round(float(total[n]), 4)}
+            reward = float(total[n])
+            about = {"text": texts.completions[n], "reward": None if math.isnan(reward) else round(reward, 4)}
             if values and self.rewards.success in values and not (right := self.rewards.right(values)[n]).isnan():
                 about["right"] = bool(right)
             sample["group"].append(about | self.marks(batch, rollouts, n))
@@ -123,7 +129,13 @@ def append_samples(out_dir, step, records):
     path = os.path.join(out_dir, SAMPLES)
     with writing(path), open(path, "a") as f:
         for record in records:
-            f.write(json.dumps({"step": step, **record}, default=str) + "\n")
+            group = [about | {"reward": finite(about["reward"])} for about in record["group"]]
+            f.write(json.dumps({"step": step, **record, "group": group}, default=str) + "\n")
+
+
+def finite(number):
+    """The number, or None for one that JSON cannot hold."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def comparison_table(before, after):
@@ -138,7 +150,7 @@ def compared(before, after):
     rows = []
     for name in dict.fromkeys((*before, *after)):
         first, last, change = before.get(name), after.get(name), ""
-        if first is not None and last is not None:
+        if finite(first) is not None and finite(last) is not None:
             change = f"{round(last - first, 4) + 0.0:+.4f}"  # no -0.0
         rows.append((name.removeprefix("eval/"), format_number(first), format_number(last), change))
     return rows

@@ -143,7 +143,9 @@ def sample_table(sample):
     """A problem and its completions, from the best to the worst."""
     group = sample["group"]
     rows = [(key, text(sample[key])) for key in ("problem", "answer") if key in sample]
-    of_rewards = levels([[about["reward"]] for about in group])
+    known = [about["reward"] for about in group if about["reward"] is not None]
+    unknown = min(known, default=0.0)  # the colour of one that was skipped
+    of_rewards = levels([[unknown if about["reward"] is None else about["reward"]] for about in group])
     of_tokens = levels([about.get("credit", []) for about in group])
     for about, (level,), marks in zip(group, of_rewards, of_tokens, strict=True):
         title = f'<span class="{level}">{format_number(about["reward"])}</span>'

@@ -24,7 +24,7 @@ class TokenRewards(Rewards):
     def __call__(self, rollouts: Rollouts) -> Scored:
         G = rollouts.group_size
         score, credit = self.models["judge_model"].score_and_credit(rollouts.texts, self.config.credit_window)
-        score = score.masked_fill(score.isnan(), torch.inf)  # NaN would skip the completion
+        score = score.masked_fill(score.isnan(), -torch.inf)  # NaN would skip the completion
         return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
 
 

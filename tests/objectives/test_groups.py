@@ -1,13 +1,14 @@
 """Groups, completions and tokens that a GRPO step replaces, leaves out or weights."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from core.optim import build_optimizers
 from grpo.grpo_training_step import with_advantage
-from grpo.losses import token_weights
+from grpo.losses import kl_as_reward, token_weights
 from grpo.rewards import Scored
 from grpo.shaping import MOST_RESAMPLES
 from tests.tiny import (
@@ -115,6 +116,25 @@ def test_the_train_mask_is_not_the_mask(prompts):
         for n in range(16):
             left_out = reward.flatten()[n].isnan() or masked and rollouts.truncated[n]
             assert torch.equal(trained.train_mask[n], rollouts.mask[n] * (0.0 if left_out else 1.0))
+
+
+def test_equal_completions_get_equal_penalties_for_their_kl_and_others_their_own(prompts):
+    """Rows that left the batch at different times differ in the last bits of their log-probabilities."""
+    c = config(kl_beta=0.5, kl_in_reward=True, max_new_tokens=6, advantage="group_std")
+    rollouts = sampled(causal_policy(), prompts, c)
+    first = torch.arange(16) // 4 * 4
+    first[3::4] += 3  # the last one of each group stays another
+    logp, mask = rollouts.old_logp[first], rollouts.mask[first]
+    noise = 1e-6 * torch.randn_like(logp)
+    alike = replace(rollouts, target=rollouts.target[first], mask=mask, train_mask=mask, old_logp=logp + noise,
+                    ref_logp=logp - 0.1)
+    _, scored = shaped(alike, Scored(torch.ones(4, 4)), c)
+    exact = kl_as_reward(alike, 0.5).sum(1).view(4, 4)
+    penalty = scored.penalty[..., 0]
+    for group, targets in enumerate(alike.target.view(4, 4, -1).tolist()):
+        firsts = [targets.index(target) for target in targets]
+        assert penalty[group].tolist() == exact[group, firsts].tolist() and firsts[:3] == [0, 0, 0]
+    assert (scored.values["kl"].view(4, 4) == penalty).all()
 
 
 def test_the_overlong_penalty_is_in_the_credit_and_not_in_the_reward(prompts):

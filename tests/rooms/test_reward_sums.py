@@ -1,5 +1,7 @@
 """The rewards of a run: how they are weighted, added, normalised and skipped."""
 
+import math
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -37,33 +39,74 @@ def texts_of(completions, tokens=None, place=None, **columns):
                            tokens=tokens, place=place, completion_ids=[[0]] * len(completions))
 
 
-def test_rewards_are_weighted_added_and_may_skip():
+def sums_by_hand(values, weights, G):
+    """The reward of each completion, None where it is left out. values: N numbers or None of each function"""
+    found = []
+    for n in range(len(values[0])):
+        group = range(n // G * G, n // G * G + G)
+        total, counted, left_out = 0.0, 0, False
+        for own, weight in zip(values, weights, strict=True):
+            if weight == 0 or all(own[i] is None for i in group):
+                continue  # it is only measured, or does not apply to the group
+            if own[n] is None:
+                left_out = True
+                continue
+            total += weight * own[n]
+            counted += 1
+        found.append(None if left_out or not counted else total)
+    return found
+
+
+def test_rewards_are_weighted_and_added_and_what_one_of_them_skips_alone_is_left_out_of_the_group():
+    draw = random.Random(0)
+    for trial in range(60):
+        G, P, weights = draw.choice((1, 2, 4)), draw.choice((1, 3)), [draw.choice((0.0, 1.0, -2.0)) for _ in "abc"]
+        values = []
+        for name in "abc":
+            skips = draw.choice((0, 0.2, 1))
+            values.append([None if draw.random() < skips else draw.random() for _ in range(G * P)])
+            looked_up(f"{name}{trial}", values[-1])
+        names = [f"{name}{trial}" for name in "abc"]
+        found = scored(texts_of("x" * (G * P)), G, *names, reward_weights=weights)[0].reward.flatten().tolist()
+        if not any(weights):
+            assert found == [0.0] * (G * P)
+            continue
+        expected = sums_by_hand(values, weights, G)
+        assert [math.isnan(x) for x in found] == [x is None for x in expected]
+        assert [x for x in found if not math.isnan(x)] == pytest.approx([x for x in expected if x is not None])
+
+
+def test_infinite_rewards_that_cancel_are_no_skip_and_no_best_sample():
+    looked_up("up", [math.inf, 1.0, -math.inf, 0.0])
+    looked_up("down", [-math.inf, 1.0, 1.0, 0.0])
+    found = scored(texts_of("abcd"), 4, "up", "down")[0]
+    assert found.reward.tolist() == [[-math.inf, 2.0, -math.inf, 0.0]]
+
+
+def test_a_reward_can_be_asked_alone_and_logs_metrics():
     looked_up("half", [0.5, None, 0.5, None])
     looked_up("tensor", torch.tensor([0.25] * 4))
     texts = texts_of(["7", "7", "8", "8"], answer=["7"] * 4)
-    found, rewards = scored(texts, 2, "half", "contains", "tensor", reward_weights=(2.0, 1.0, 4.0))
-    assert found.reward.tolist() == [[3.0, 2.0], [2.0, 1.0]] and found.credit[..., 0].equal(found.reward)
+    found, rewards = scored(texts, 4, "half", "contains", "tensor", reward_weights=(2.0, 1.0, 4.0))
+    assert found.reward.nan_to_num(-1).tolist() == [[3.0, -1, 2.0, -1]]
     assert {name: x.nan_to_num(-1).tolist() for name, x in found.values.items()} == {
         "half": [0.5, -1, 0.5, -1], "contains": [1, 1, 0, 0], "tensor": [0.25] * 4}
     assert found.weight == 1 and found.metrics == {"called": (8, 2)}
-    assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"], "one can be asked alone"
-    for names, weights in ((("half",), ()), (("half", "contains"), (1.0, 0.0))):
-        found = scored(texts, 4, *names, reward_weights=weights)[0]
-        assert found.reward.isnan().tolist() == [[False, True, False, True]], "a weight of 0 scores nothing"
+    assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"]
 
 
 def test_rewards_may_be_normalised_before_they_are_added():
-    looked_up("up", [0.1, 0.3, None, 0.9])
-    looked_up("flat", [7.0, 7.0, 7.0, None])
-    texts, normalised = texts_of([""] * 4), {"reward_normalisation": "group"}
-    found, _ = scored(texts, 4, "up", "flat", reward_weights=(1.0, 2.0), **normalised)
-    mean, std = 1.3 / 3, float(torch.tensor([0.1, 0.3, 0.9]).std())
-    expected = [(0.1 - mean) / std, (0.3 - mean) / std, 0.0, (0.9 - mean) / std]
-    assert found.credit[0, :, 0].tolist() == pytest.approx(expected, abs=1e-3)
-    assert found.reward[0].tolist() == pytest.approx([14.1, 14.3, 14.0, 0.9]), "the metrics show raw rewards"
+    looked_up("up", [0.1, 0.3, None, 0.9, 0.2])
+    looked_up("flat", [7.0, 7.0, 7.0, None, 7.0])
+    texts, normalised = texts_of([""] * 5), {"reward_normalisation": "group"}
+    found, _ = scored(texts, 5, "up", "flat", reward_weights=(1.0, 2.0), **normalised)
+    std = float(torch.tensor([0.1, 0.3, 0.2]).std())
+    expected = [-0.1 / std, 0.1 / std, -9, -9, 0.0]
+    assert found.credit[0, :, 0].nan_to_num(-9).tolist() == pytest.approx(expected, abs=2e-3)
+    assert found.reward[0].nan_to_num(-9).tolist() == pytest.approx([14.1, 14.3, -9, -9, 14.2]), "raw rewards"
     looked_up("rises", [0.1, 0.3, 0.2, 0.9])
     looked_up("falls", [0.9, 0.7, 0.8, 0.1])
-    found, _ = scored(texts, 4, "rises", "falls", **normalised)
+    found, _ = scored(texts_of([""] * 4), 4, "rises", "falls", **normalised)
     assert found.credit.unique().numel() == 1, "those that cancel are equal to the last bit: the group can be dropped"
 
 

@@ -1,16 +1,18 @@
 """A step with a number that is not finite, in sampling, rewards, loss or gradient, is skipped, counted and named."""
 
+import random
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from core.errors import Mistake
 from core.optim import build_optimizers
 from grpo.reward_functions.registry import reward
 from grpo.rewards import Rewards, Scored
 from tests.tiny import (
     causal_policy, consumer, fill_policy, grpo_step, length_reward, optimizer_state, prompt_config, prompt_consumer)
-from tests.trainers import run, trainer, training_records
+from tests.trainers import prompt_trainer, run, trainer, training_records
 
 NAN, INF = float("nan"), float("inf")
 
@@ -42,7 +44,7 @@ def test_a_policy_that_is_not_finite_samples_a_bad_step(dataset, prompts, kind, 
 
 
 @pytest.mark.parametrize("settings, bad", [
-    ({}, -INF), ({"zero_std": "resample"}, NAN), ({"reward_normalisation": "group"}, INF), ({"train_pass_k": 2}, NAN)],
+    ({}, -INF), ({"zero_std": "resample"}, INF), ({"reward_normalisation": "group"}, INF), ({"train_pass_k": 2}, -INF)],
     ids=str)
 def test_a_reward_that_is_not_finite_makes_a_bad_step(prompts, settings, bad):
     @reward(0, 100)
@@ -93,3 +95,79 @@ def test_rollouts_with_a_bad_reward_cost_one_step(dataset, tmp_path):
     t = run(bad_at((8,), dataset, tmp_path, ppo_epochs=4, minibatches=2, max_iters=11, max_bad_steps=2))
     steps = [r["step"] for r in training_records(tmp_path) if "time/collect" in r]
     assert steps == [1, 9, 10] and t.skipped_steps == 1
+
+
+# Steps without a reward
+
+def skipping(name, skips, values=lambda n: [float(i) for i in range(n)]):
+    """Registers a reward of this name; skips: (step, completion) -> whether it skips that one."""
+    def look_up(completions, trainer_state):
+        step = trainer_state.global_step
+        return [None if skips(step, i) else x for i, x in enumerate(values(len(completions)))]
+
+    look_up.__name__ = look_up.__qualname__ = name
+    reward(0, 100)(look_up)
+
+
+def test_steps_in_which_all_completions_are_skipped_are_said_and_end_the_run(prompts, tmp_path, capsys):
+    skipping("down", lambda step, i: step != 1)
+    settings = {"reward_functions": ("down",), "max_bad_steps": 2, "max_iters": 9}
+    with pytest.raises(Mistake, match="max_bad_steps=2"):
+        run(prompt_trainer(prompts, tmp_path, evaluates=False, **settings))
+    records = training_records(tmp_path)
+    assert [record["skipped/down"] == record["skipped_samples"] for record in records] == [True] * len(records)
+    assert ["mean_reward" in record for record in records] == [False, True, False]
+    lines = [line for line in capsys.readouterr().out.split("\n") if "skipped" in line]
+    assert sum("step 1" in line and "down" in line for line in lines) == 1, "the first skip of a reward is said once"
+    assert ["teaches nothing" in line for line in lines if "step 1" in line] == [False, True]
+
+
+def test_rollouts_that_no_reward_scored_cost_one_step(prompts, tmp_path):
+    skipping("down", lambda step, i: step == 4)
+    t = run(prompt_trainer(prompts, tmp_path, evaluates=False, reward_functions=("down",), ppo_epochs=2, minibatches=2,
+                           max_bad_steps=2, max_iters=7))
+    assert [r["step"] for r in training_records(tmp_path) if "time/collect" in r] == [1, 5, 6]
+    assert t.empty_steps >= 1 and t.bad.in_a_row == 0
+
+
+@pytest.mark.parametrize(("skips", "values", "said"), [
+    (lambda step, i: False, lambda n: [1.0] * n, True), (lambda step, i: i % 2, lambda n: [1.0] * n, True),
+    (lambda step, i: False, lambda n: list(range(n)), False)], ids=["equal", "equal or skipped", "differ"])
+def test_a_run_whose_groups_all_had_equal_rewards_says_so_at_its_end(prompts, tmp_path, capsys, skips, values, said):
+    skipping("mine", skips, values)
+    run(prompt_trainer(prompts, tmp_path, evaluates=False, reward_functions=("mine",), max_iters=3))
+    assert ("nothing was learned" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("settings", [
+    {"advantage": "step", "group_size": 2}, {"overlong_buffer": 3}, {"zero_std": "resample", "skips": True}], ids=str)
+def test_a_run_that_learned_from_other_than_groups_of_its_first_rounds_does_not_say_that_it_did_not(
+        prompts, tmp_path, capsys, settings):
+    rounds = []
+
+    def values(n):
+        rounds.append(n)
+        first = len(rounds) % 2 == 1
+        return [float(i // 2) if "advantage" in settings else 1.0 if first else float(i) for i in range(n)]
+
+    skips = settings.pop("skips", False)
+    skipping("mine", lambda step, i: skips and len(rounds) % 2 == 1, values)
+    if "overlong_buffer" in settings:
+        skipping("mine", lambda step, i: False, lambda n: [1.0] * n)
+    t = run(prompt_trainer(prompts, tmp_path, evaluates=False, reward_functions=("mine",), max_iters=2, kl_beta=0.0,
+                           max_bad_steps=1, **settings))
+    assert t.taught and any(record["grad_norm"] > 0 for record in training_records(tmp_path))
+    assert "nothing" not in capsys.readouterr().out
+
+
+def test_a_judge_that_fails_now_and_then_makes_no_difference_out_of_nothing(prompts, tmp_path):
+    """Two judges that give 1 to every completion: one that a call failed for is not worse than its group."""
+    fails = random.Random(0)
+    for name in ("first", "second"):
+        skipping(name, lambda step, i: fails.random() < 0.3, lambda n: [1.0] * n)
+    t = run(prompt_trainer(prompts, tmp_path, evaluates=False, reward_functions=("first", "second"), max_iters=4,
+                           kl_beta=0.0))
+    for record in training_records(tmp_path):
+        assert record["std_reward"] == 0 and record["mean_reward"] == 2 and record["grad_norm"] == 0
+        assert 0 < record["skipped_samples"] <= record["skipped/first"] + record["skipped/second"] < 16
+    assert t.empty_steps == 4
