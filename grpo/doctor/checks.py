@@ -14,7 +14,9 @@ from types import SimpleNamespace
 import torch
 
 from core.errors import Mistake, one_line
-from core.prompts import PromptConsumer, as_columns, as_messages, plain
+from core.generation import Stop
+from core.prompts import PromptConsumer, as_columns, as_messages, plain, prefill
+from core.records import answer_texts
 from core.tokenizer import fold_to_ascii
 from grpo.environments import Episode
 from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
@@ -180,14 +182,17 @@ def own_answers(x, name):
 
 def wrong_answers(x, name):
     """A verifier gives wrong answers less than the right one, in the form in which that gets most."""
-    records = [record for record in verified_records(x, name) if record.get("answer") not in (None, "")]
-    answers = [str(record["answer"]) for record in records]
-    if len(set(answers)) < 2:
-        return None
+    records = [record for record in verified_records(x, name)
+               if record.get("answer") not in (None, "") and answer_texts(record["answer"])]
+    answers = [answer_texts(record["answer"]) for record in records]
     accepted, asked, high = Counter(), 0, REWARDS[name].high
-    for record, own in zip(records, answers, strict=True):
+    for record, (own, *alternatives) in zip(records, answers, strict=True):
+        others = [other for other, *_ in answers if other not in (own, *alternatives)]
+        if not others:
+            continue
+
         def value(text):
-            return max(values_of(x, name, record, [as_written(x, text)]), default=-inf)
+            return max(values_of(x, name, record, [as_written(x, record, text)]), default=-inf)
 
         before, found, after = str(record.get("completion", "")).replace("%", "%%").rpartition(own)
         forms = [*FORMS, f"{before}%s{after}"] if found else FORMS
@@ -196,12 +201,13 @@ def wrong_answers(x, name):
         if right < high - 1e-6 if isfinite(high) else right <= value(""):
             continue
         asked += 1
-        other = next(answer for answer in answers if answer != own)
         tried = {"an empty completion": [""]}
         for what, texts in WRONG.items():
-            tried[what] = [form % text.format(X=own, Y=other, prompt=record["text"]) for text in texts]
+            tried[what] = [form % text.format(X=own, Y=others[0], prompt=record["text"]) for text in texts]
         for what, texts in tried.items():
             accepted[what] += all(value(text) >= right for text in texts)
+    if not asked:
+        return None
     found = [what for what in accepted if accepted[what] > asked / 2]  # a few may be right by chance
     if not found:
         return ""
@@ -221,14 +227,17 @@ def right_completions(x, name, record):
     if record.get("completion") is not None:
         texts = [str(record["completion"])]
     elif record.get("answer") is not None and REWARDS[name].fn.__module__.startswith("grpo."):
-        texts = [form % record["answer"] for form in FORMS]
-    return [as_written(x, text) for text in texts]
+        texts = [form % answer for answer in answer_texts(record["answer"]) for form in FORMS]
+    return [as_written(x, record, text) for text in texts]
 
 
-def as_written(x, text):
-    """A text as rewards get completions: cut before the first stop sequence (core/generation.py: Stop.text)."""
-    stops = "|".join(map(re.escape, x.config.stop_sequences)) or "(?!)"
-    return x.data.format.response_prefix + re.split(stops, text, maxsplit=1)[0]
+def as_written(x, record, text):
+    """A text as rewards get the completion of a model that writes it: with the beginning that the prompt has, in tokens
+    of the model, at most max_new_tokens, and cut before the first stop sequence."""
+    tokenizer = x.data.tokenizer
+    ids = tokenizer.encode(text)[: x.config.max_new_tokens]
+    stop = Stop(tokenizer, x.config.stop_sequences, x.data.format.response_prefix)
+    return prefill(record["prompt"]) + stop.text(ids)
 
 
 def values_of(x, name, record, texts):

@@ -15,6 +15,7 @@ from core import data
 from core.data_folder import FIELDS, OF_CONSUMER
 from core.device import keep_torch_defaults
 from core.errors import USER_FILES, Mistake, calling, definition, is_own_function, one_line, others
+from core.settings.setting import shown
 from core.user_files import load_user_file
 from grpo.rollout import join
 
@@ -166,6 +167,9 @@ def register_functions(names, path):
 def check_records(name, records):
     """Raises Mistake with file and line of the first record that a reward cannot score."""
     needed, check = REWARDS[name].fields, REWARDS[name].check
+    if REWARDS[name].messages:  # of TRL's form, which gets None where a record of another task lacks a field
+        there = {key for record in records for key, x in record.items() if x is not None}
+        needed = [key for key in needed if FIELD_OF.get(key, key) not in there]
     for record in records:
         for key in needed:
             if record.get(FIELD_OF.get(key, key)) is None:
@@ -179,6 +183,14 @@ def check_records(name, records):
                     check(**own)
             except Mistake as mistake:
                 raise Mistake(f"{record['where']}: {mistake}") from None
+
+
+def check_answer(answer, **columns):
+    """Raises Mistake unless a record's `answer` is a text, a number, or a list of them, any of which is right."""
+    alternatives = answer if isinstance(answer, (list, tuple)) else [answer]
+    nested = [each for each in alternatives if each is None or isinstance(each, (dict, list, tuple))]
+    if nested or not alternatives:
+        raise Mistake(f"answer={shown(answer)} must be a text, a number, or a list of them, each of which is right")
 
 
 def arguments(name, texts, known, empty):
@@ -205,8 +217,8 @@ def arguments(name, texts, known, empty):
 
 @keep_torch_defaults()
 def run_reward(call):
-    """Calls a reward, here or in a worker process. Returns N floats, NaN for a skipped completion and infinity for what
-    is not finite, and {metric: (sum, count)}. Raises Mistake if the function fails or returns not N values."""
+    """Calls a reward, here or in a worker process. Returns N floats, NaN for a skipped completion, and
+    {metric: (sum, count)}. Raises Mistake if the function fails or returns not N values."""
     name, fields, settings, N = call
     import_rewards([name])  # a worker process does not have it yet
     fn, metrics = REWARDS[name].fn, {}
@@ -220,19 +232,27 @@ def run_reward(call):
     logs = {"log_metric": log_metric, "log_extra": lambda column, values: None}
     given |= {key: log for key, log in logs.items() if REWARDS[name].gets(key)}
     place = definition(fn)
-    with calling(fn, f"reward {name} failed"):
-        returned = fn(**given, **settings)
-        if inspect.iscoroutine(returned):
-            returned = event_loop().run_until_complete(returned)
+    try:
+        with calling(fn, f"reward {name} failed"):
+            returned = fn(**given, **settings)
+            if inspect.iscoroutine(returned):
+                returned = event_loop().run_until_complete(returned)
+    except Mistake as mistake:
+        are_texts = all(isinstance(completion, str) for completion in fields.get("completions", ()))
+        if REWARDS[name].messages and are_texts and isinstance(mistake.__cause__, (TypeError, AttributeError)):
+            raise Mistake(f"{mistake}, or write the prompts as messages: completions are texts because prompts are "
+                          "texts") from mistake
+        raise
     values, remedy = [], f"return a list of {N} values, each a number or None"
     with others(f"reward {name} returned something that is no list of numbers", remedy, place):
-        if hasattr(returned, "tolist"):
+        if hasattr(returned, "tolist"):  # of numpy or torch
+            is_column = getattr(returned, "shape", ()) == (N, 1)
             returned = returned.tolist()
+            if is_column:
+                returned = [x for x, in returned]
         for x in returned:
-            if x is None:
-                values.append(math.nan)
-            else:
-                values.append(float(x) if math.isfinite(x) else math.inf)
+            is_skip = x is None or math.isnan(x)  # as in TRL
+            values.append(math.nan if is_skip else float(x))
     if len(values) != N:
         raise Mistake(f"{place}: reward {name} returned {len(values)} values for {N} completions; {remedy}")
     return values, metrics

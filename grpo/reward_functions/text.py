@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 import regex as timed_re  # as re, with a timeout: a pattern such as ^(a|aa)+$ can take years
 
 from core.errors import Mistake
-from grpo.reward_functions.registry import reward
+from core.records import answer_texts
+from grpo.reward_functions.registry import check_answer, reward
 
 FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # the last may be open
 SEARCH_SECONDS = 1.0  # CPU time of one search
@@ -23,17 +24,19 @@ def length_penalty(prompts, completions, *, length_min=20, length_max=500, **col
     return [1 - share if share <= 1 else -1.0 for share in shares]
 
 
-@reward(0, 1)
+@reward(0, 1, check=check_answer)
 def exact_match(prompts, completions, answer, **columns):
-    """1 if the completion is the record's `answer`, white space around both aside; else 0."""
-    return [float(text.strip() == str(truth).strip()) for text, truth in zip(completions, answer, strict=True)]
+    """1 if the completion is the record's `answer`, or one of a list, white space around both aside; else 0."""
+    right = [{truth.strip() for truth in answer_texts(own)} for own in answer]
+    return [float(text.strip() in truths) for text, truths in zip(completions, right, strict=True)]
 
 
-@reward(0, 1)
+@reward(0, 1, check=check_answer)
 def contains(prompts, completions, answer, **columns):
-    """1 if the record's `answer` is somewhere in the completion, else 0; nothing contains an empty answer."""
-    pairs = zip(completions, map(str, answer), strict=True)
-    return [float(truth.strip() != "" and truth.strip() in text) for text, truth in pairs]
+    """1 if the record's `answer`, or one of a list, is somewhere in the completion, else 0; nothing contains an empty
+    answer."""
+    right = [{truth.strip() for truth in answer_texts(own)} - {""} for own in answer]
+    return [float(any(truth in text for truth in truths)) for text, truths in zip(completions, right, strict=True)]
 
 
 def check_pattern(pattern, **columns):

@@ -9,8 +9,9 @@ import warnings
 from fractions import Fraction
 
 from core.errors import Mistake
+from core.records import answer_texts
 from core.settings.optional import require
-from grpo.reward_functions.registry import reward
+from grpo.reward_functions.registry import check_answer, reward
 
 END = "<end_working_out>"
 OPEN, CLOSE = "<SOLUTION>", "</SOLUTION>"
@@ -37,31 +38,35 @@ def math_format(prompts, completions, **columns):
     return scores
 
 
-@reward(-4.5, 5)
+@reward(-4.5, 5, check=check_answer)
 def math_answer(prompts, completions, answer, **columns):
     """Solution vs `answer`: 5 equal, 3.5 stripped, 2 in 10%, 1.5 in 20%, -2.5 further off, -4.5 no number, -2 no block.
 
     5 and 3.5 compare texts: equal numbers in different notation (1,000 and 1000) get 2. Distances are shares of
-    |answer|, the limits included. If the answer is not a number, only the texts are compared.
+    |answer|, the limits included. If the answer is not a number, only the texts are compared. Of a list the best
+    counts.
     """
-    return [score_answer(solution(text), str(truth)) for text, truth in zip(completions, answer, strict=True)]
+    return [max(score_answer(solution(text), truth) for truth in answer_texts(own))
+            for text, own in zip(completions, answer, strict=True)]
 
 
-@reward(-2.5, 3.5)
+@reward(-2.5, 3.5, check=check_answer)
 def math_number(prompts, completions, answer, **columns):
-    """First number in the SOLUTION block against `answer`: 3.5 equal, -1.5 unequal, -2.5 no number or no block."""
+    """First number in the SOLUTION block against `answer`, or one of a list: 3.5 equal, -1.5 unequal, -2.5 no number or
+    no block."""
     scores = []
-    for text, truth in zip(completions, answer, strict=True):
+    for text, own in zip(completions, answer, strict=True):
         found = NUMBER.search((solution(text) or "").replace(",", ""))
         guess = number(found.group()) if found else None
-        right = 3.5 if guess == number(str(truth)) else -1.5
+        right = 3.5 if guess in map(number, answer_texts(own)) else -1.5
         scores.append(-2.5 if guess is None else right)
     return scores
 
 
-@reward(0, 1, slow=True)
+@reward(0, 1, slow=True, check=check_answer)
 def math_verify(prompts, completions, answer, *, log_metric, **columns):
-    """1 if the package math-verify finds the completion's formula equal to `answer`; None if it cannot read `answer`.
+    """1 if the package math-verify finds the completion's formula equal to `answer`, or to one of a list; None if it
+    cannot read `answer`.
 
     The formula is the one in \\boxed{}, or else the last one in $ $, or else the last number; `answer` is LaTeX: bare,
     or a text with such a formula. What takes longer than 5 seconds counts as not equal.
@@ -69,11 +74,15 @@ def math_verify(prompts, completions, answer, *, log_metric, **columns):
     package = require("math_verify", "reward math_verify", "math-verify[antlr4_13_2]")
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # else it prints formulas that take too long
     scores = []
-    for text, truth in zip(completions, map(str, answer), strict=True):
-        is_bare = "$" not in truth and "\\boxed" not in truth
-        expected = package.parse(f"\\boxed{{{truth}}}" if is_bare else truth)
+    for text, own in zip(completions, answer, strict=True):
+        expected = []
+        for truth in answer_texts(own):
+            is_bare = "$" not in truth and "\\boxed" not in truth
+            expected.append(package.parse(f"\\boxed{{{truth}}}" if is_bare else truth))
+        expected = list(filter(None, expected))
         log_metric("unread_answers", not expected)
-        scores.append(float(package.verify(expected, package.parse(text))) if expected else None)
+        found = package.parse(text)
+        scores.append(float(any(package.verify(each, found) for each in expected)) if expected else None)
     return scores
 
 

@@ -88,6 +88,9 @@ ANSWERS, WRONG = ["right answers"], ["wrong answers"]
     ({"completion": None, "answer": "so it is 8"}, {}, ANSWERS),
     ({"completion": None}, {"reward_functions": ("exact_match",), "response_prefix": "="}, ANSWERS),
     ({"completion": None}, {"reward_functions": ("math_answer", "exact_match", "last_number", "math_format")}, []),
+    ({"completion": None, "answer": ["7", "seven"]}, {"reward_functions": ("exact_match",)}, []),
+    ({"completion": None, "answer": "\u4e03"}, {"reward_functions": ("exact_match",)}, ANSWERS),
+    ({"completion": None, "answer": "7" * 60}, {"reward_functions": ("exact_match",)}, ANSWERS),
     ({}, {"reward_functions": ("whole",)}, []), ({"completion": None}, {"reward_functions": ("contains",)}, WRONG),
     ({"completion": None}, {"reward_functions": ("longest",)}, WRONG),
     ({"completion": None}, {"reward_functions": ("never_empty",)}, WRONG)])

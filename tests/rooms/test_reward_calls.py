@@ -109,14 +109,17 @@ def test_a_function_gets_the_same_from_trl_itself(chat, is_async, monkeypatch):
 
 @pytest.mark.parametrize("values, expected", [
     *((values, [0.5, 1.0]) for values in (
-        (0.5, 1.0), np.array([0.5, 1.0]), torch.tensor([0.5, 1.0]), [np.float32(0.5), torch.tensor(1.0)], [0.5, True])),
-    ([None, 1.0], [-1, 1.0]), ([math.nan, -math.inf], [math.inf] * 2)])
-def test_values_may_be_any_numbers_none_skips_and_what_is_not_finite_is_infinite(values, expected):
+        (0.5, 1.0), np.array([0.5, 1.0]), torch.tensor([0.5, 1.0]), [np.float32(0.5), torch.tensor(1.0)], [0.5, True],
+        torch.tensor([[0.5], [1.0]]), np.array([[0.5], [1.0]]))),
+    ([None, 1.0], [-1, 1.0]), ([math.nan, 1.0], [-1, 1.0]), (torch.tensor([math.nan, 1.0]), [-1, 1.0]),
+    ([math.inf, -math.inf], [math.inf, -math.inf])])
+def test_values_may_be_any_numbers_none_and_nan_skip_and_infinity_keeps_its_sign(values, expected):
     found = returned(lambda completions: values)
     assert [-1 if math.isnan(x) else x for x in found] == expected and all(type(x) is float for x in found)
 
 
-@pytest.mark.parametrize("values", [None, 1.0, "ab", [[1.0], 2.0], torch.zeros(2, 1), [0.0, 10**400], [1.0]])
+@pytest.mark.parametrize("values", [None, 1.0, "ab", [[1.0], 2.0], torch.zeros(2, 2), ["1", "2"],
+                                    torch.zeros(1, 2), [0.0, 10**400], [1.0]])
 def test_what_is_no_list_of_a_number_for_each_completion_is_refused(values):
     with pytest.raises(Mistake, match="test_reward_calls.py, line .* reward mine "):
         returned(lambda completions: values)

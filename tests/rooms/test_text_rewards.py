@@ -2,8 +2,9 @@
 
 import pytest
 
+from core.errors import Mistake
 from grpo.reward_functions import text as module
-from grpo.reward_functions.registry import REWARDS
+from grpo.reward_functions.registry import REWARDS, check_records
 from tests.tiny import expect_rewards, rewards_of
 
 BOMB = '<!DOCTYPE a [<!ENTITY x "ha"><!ENTITY y "&x;&x;">]><a>&y;</a>'
@@ -35,6 +36,26 @@ def test_every_value(name, record, values):
     (2, ["abcd", "abce"], [2 / 3, 2 / 3]), (1, ["a", "a"], [0, 0])])  # short texts are compared by characters
 def test_diversity_is_the_mean_distance_to_the_rest_of_the_group(size, texts, expected):
     assert rewards_of("diversity_bonus", *texts, settings={"group_size": size}) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("answer", "right", "wrong"), [
+    (["6", "six"], ["6", " six"], ["7", "[]"]), (33.0, ["33", "33.0"], ["3", "3.0"]), (2.5, ["2.5"], ["2"]),
+    ("33.0", ["33", "33.0"], ["3"]), ([7.0, "x"], ["7", "x"], ["8"]), (6, ["6"], ["7"]), (True, ["True"], ["1"]),
+    (-4.0, ["-4"], ["4"])], ids=str)
+def test_any_of_a_list_of_answers_is_right_and_whole_numbers_need_no_point(answer, right, wrong):
+    for text, value in [(text, 1) for text in right] + [(text, 0) for text in wrong]:
+        assert REWARDS["exact_match"].fn(["?"], [text], answer=[answer]) == [value]
+        assert REWARDS["exact_match"].fn(["?"], [str(answer)], answer=[answer]) == [not isinstance(answer, list)]
+        assert REWARDS["contains"].fn(["?"], [f"so {text}!"], answer=[answer]) == [value]
+        marked = f"<SOLUTION>{text.strip()}</SOLUTION>"
+        assert REWARDS["math_answer"].fn(["?"], [marked], answer=[answer])[0] == 5 or not value
+
+
+@pytest.mark.parametrize("name", ["exact_match", "contains", "math_answer", "math_number", "math_verify"])
+@pytest.mark.parametrize("answer", [{"value": 1}, [], [["a"]], [{"a": 1}], [None]], ids=str)
+def test_an_answer_that_no_completion_can_be_is_refused_at_the_start(name, answer):
+    with pytest.raises(Mistake, match="a.jsonl, line 7: .*answer="):
+        check_records(name, [{"prompt": "?", "answer": answer, "where": "a.jsonl, line 7"}])
 
 
 def test_a_search_that_takes_too_long_is_skipped(monkeypatch):
