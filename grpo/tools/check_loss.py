@@ -102,18 +102,20 @@ def weights(step, average):
         ("divided by the size of the padded tensor", mask / mask.numel())]
 
 
-def ratios(step):
-    """The ratio of each token (N, M) and of each sequence (N, 1)."""
-    log_ratio = step.logp - step.old_logp                                                # (N, M)
+def ratios(step, other):
+    """The ratio of each token (N, M), and of each sequence (N, 1), to another policy. other: its logp, (N, M)"""
+    log_ratio = step.logp - other                                                        # (N, M)
     mean = (log_ratio * step.mask).sum(1, keepdim=True) / step.mask.sum(1, keepdim=True).clamp(min=1)
     return log_ratio.exp(), mean.exp()
 
 
 def policy_terms(step, row):
-    """{fault: what is to be raised, (N, 1 or M)} of an objective; the first is right."""
-    of_token, of_sequence = ratios(step)
-    r = of_sequence if row.ratio == "sequence" else of_token
-    terms = {"": SURROGATES[row.surrogate](r, row.clip_low, row.clip_high, step.logp, step.A)}
+    """{fault: what is to be raised, (N, 1 or M)} of an objective; that of no fault, "", is right."""
+    terms = {}
+    for fault, other in ("ratio to the reference", step.ref_logp), ("", step.old_logp):
+        of_token, of_sequence = ratios(step, other)
+        r = of_sequence if row.ratio == "sequence" else of_token
+        terms[fault] = SURROGATES[row.surrogate](r, row.clip_low, row.clip_high, step.logp, step.A)
     if row.surrogate == "clip":
         clipped = r.clamp(1 - row.clip_low, 1 + row.clip_high) * step.A
         terms["mirrored clip"] = torch.where(step.A < 0, torch.max(r * step.A, clipped), terms[""])
@@ -137,7 +139,7 @@ def policy_losses(step, c):
 def kl_losses(step, c):
     """Yields (average, estimators, faults, weighted KL). k2 and k3 have the same gradient."""
     logp, ref = step.logp, step.ref_logp
-    r, s = ratios(step)
+    r, s = ratios(step, step.old_logp)
     terms = [
         ("none", "", 0.0 * logp),
         ("k2, k3", "", r * k3(logp, ref)),
@@ -226,7 +228,7 @@ def main(argv):
         gradient = measured([loss_on(step, function) for step in steps], steps)
     policies, kls = terms_of(policy_losses, steps, c), terms_of(kl_losses, steps, c)
     _, policy, kl, faults = min(explanations(gradient, policies, kls, c.kl_beta), key=lambda x: x[0])
-    policy = next(x for x in policies if x[:2] == policy[:2])  # the first is right
+    policy = next(x for x in policies if x[:2] == policy[:2] and not x.faults)
     kl = next(x for x in kls if x[:2] == (policy.average, kl.name))
     verdict = "nearest" if faults else "right"
     print(f"{verdict}: {policy.name}; KL: {kl.name}; relative errors of the gradient:")

@@ -43,10 +43,13 @@ RIGHT = [("grpo", "k3", BY_SEQUENCE),
                          "class Loss(torch.nn.Module): forward = staticmethod(mine)\nmine = Loss()\n"}),
          ("plain", "k3", BY_COMPLETION | {"logp - old_logp).exp": "logp.float() - old_logp.float()).exp"})]
 MIRRORED = term("torch.where(A >= 0, torch.min(u * A, u.clamp(0.8, 1.2) * A), torch.max(u * A, u.clamp(0.8, 1.2) * A))")
+TO_REFERENCE = NO_KL | {"(logp - old_logp)": "(logp - ref_logp)"}
 K1 = {"kl = r": "kl = -x #"}
 MEANS = UNAWARE | {"/ total_tokens": "/ mask.sum()"}
 WRONG = [
     ("mirrored clip", "gspo", BY_SEQUENCE | S | MIRRORED),
+    ("ratio to the reference", "grpo", BY_SEQUENCE | TO_REFERENCE),
+    ("ratio to the reference", "gspo", BY_SEQUENCE | S | TO_REFERENCE),
     ("no clip", "grpo", BY_SEQUENCE | term("u * A")), ("no ratio", "dapo", NO_KL | term("logp * A")),
     ("k1 as a loss", "grpo", BY_SEQUENCE | K1), ("k3 without ratio", "dapo", {"kl = r *": "kl ="}),
     ("k2 without ratio", "dr_grpo", BY_LIMIT | {"kl = r": "kl = x ** 2 / 2 #"}),
