@@ -137,7 +137,7 @@ def definition(function):
     kind = function if isinstance(function, type) else type(function)
     methods = [part for each in kind.__mro__ for part in vars(each).values()]
     for part in (function, *methods):
-        if isinstance(part, (types.FunctionType, types.MethodType)):
+        if isinstance(part, (types.FunctionType, types.MethodType)) and hasattr(part, "__code__"):
             return f"{shortest(part.__code__.co_filename)}, line {part.__code__.co_firstlineno}"
     return getattr(function, "__name__", kind.__name__)
 
@@ -156,6 +156,7 @@ def described(error):
     text = one_line(error.msg if isinstance(error, SyntaxError) else error)  # str() of that one repeats its place
     if isinstance(error, Mistake):
         return text
+    text = re.sub(re.escape(USER_FILES) + r"[^.'>\s]+\.?", "", text)  # helper, for a module beside the user's file
     return f"{kind}: {text}" if text else kind
 
 
@@ -205,8 +206,16 @@ def tell(mistake):
     sys.stderr.write(one_line(f"error: {mistake}", 2000) + "\n")
 
 
+def libraries_first(*folders):
+    """Moves the root to the end of sys.path, and takes other folders out, so that a file there, such as a user's
+    datasets.py, does not take the place of a library that is imported later."""
+    elsewhere = [path for path in sys.path if os.path.realpath(path) not in (ROOT, *folders)]
+    sys.path[:] = [*elsewhere, ROOT]
+
+
 def run_script(main):
     """Runs main(argv): a mistake of the user's is one line and exit code 1 (2 for usage), a bug a traceback."""
+    libraries_first(os.path.dirname(os.path.realpath(sys.argv[0])))
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal for ASCII alone shows other letters as \u....
     try:
         code = exit_code(main)

@@ -7,7 +7,7 @@ import shlex
 import sys
 
 from core.config import WITH_CODE
-from core.data_folder import dataset_folder
+from core.data_folder import dataset_folder, is_file_of_records
 from core.distributed import variable
 from core.errors import is_ours
 from core.settings.setting import defaults, load_class, shown
@@ -83,7 +83,7 @@ def is_same(key, one, other):
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return all(is_same(key, *pair) for pair in zip(one, other, strict=True))
     if isinstance(one, str) and isinstance(other, str):
-        if key == "dataset":
+        if key == "dataset" and not any(map(is_file_of_records, (one, other))):
             one, other = dataset_folder(one), dataset_folder(other)
         if os.path.exists(one) and os.path.exists(other):
             return os.path.samefile(one, other)

@@ -72,6 +72,13 @@ class Finder:
         return spec
 
 
+class Builtins(dict):
+    """Builtins of a module; those that are added later, as by gettext, are found, too."""
+
+    def __missing__(self, name):
+        return vars(builtins)[name]
+
+
 class Loader(SourceFileLoader):
     """Runs a file whose imports find the neighbours of the user's file."""
 
@@ -79,7 +86,7 @@ class Loader(SourceFileLoader):
         root = USER_FILES + self.name.removeprefix(USER_FILES).partition(".")[0]
         own_import = functools.partial(import_for, root)
         # Every function takes its builtins from the globals of its module: so does an import that it makes later
-        vars(module)["__builtins__"] = vars(builtins) | {"__import__": own_import}
+        vars(module)["__builtins__"] = Builtins(vars(builtins), __import__=own_import)
         super().exec_module(module)
 
     def set_data(self, *arguments, **settings):

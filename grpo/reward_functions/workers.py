@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
-from core.errors import Mistake
+from core.errors import Mistake, libraries_first
 from grpo.reward_functions.registry import load_reward_file, run_reward
 from grpo.rollout import join
 
@@ -75,4 +75,5 @@ def begin(path, folder):
     run = multiprocessing.parent_process()
     threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
     tempfile.tempdir = folder
+    libraries_first()  # the process has run the head of the script, which puts the root first
     load_reward_file(path)

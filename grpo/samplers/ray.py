@@ -15,7 +15,7 @@ import torch
 from core.checkpoint_manager import states
 from core.device import moved
 from core.distributed import Distributed
-from core.errors import ROOT, Mistake, one_line
+from core.errors import ROOT, Mistake, libraries_first, one_line
 from core.resume import resume_command
 from core.settings.optional import require
 from grpo.build import load_policy
@@ -52,6 +52,7 @@ def require_ray():
 def policy_of_worker(tokenizer, threads, config):
     """The policy in a worker, with the weights that the run started from."""
     os.environ.update(ONE_PROCESS)
+    libraries_first()
     torch.set_num_threads(threads)
     dist = Distributed(config.device, config.dtype)
     return load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)

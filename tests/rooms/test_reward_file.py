@@ -1,11 +1,14 @@
 """A reward file is a module like any other: its neighbours are its own, at any time, and nothing else changes."""
 
+import builtins
+import functools
 import importlib
 import importlib.util
 import math
 import os
 import pathlib
 import sys
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +16,14 @@ import torch
 
 from core import data
 from core.data import check_masks
-from core.errors import Mistake
+from core.errors import Mistake, definition
 from core.user_files import module_of
 from grpo.environments import Episode, find_environment
 from grpo.reward_functions import registry
 from grpo.reward_functions.registry import REWARDS, Call, load_reward_file, register_functions, run_reward
 from grpo.reward_functions.workers import Workers
-from tests.tiny import ROOT
+from grpo.rewards import Rewards
+from tests.tiny import ROOT, config
 
 ONE = "one = 1.0\n"
 VALUE = "def value():\n    return one\n"
@@ -339,3 +343,34 @@ def test_a_worker_process_finds_the_neighbours(tmp_path, monkeypatch):
         assert workers.call(Call("mine", {"completions": ["a"]}, {}, 1)) == ([1.0], {})
     finally:
         workers.close()
+
+
+def test_runs_of_one_process_take_turns_with_rewards_of_their_own(tmp_path):
+    runs = {}
+    for value, name in enumerate(("a", "b", "same", "same")):
+        folder = tmp_path / str(value)
+        folder.mkdir()
+        (folder / "mine.py").write_text(f"def {name}(completions):\n    return [{value}.0 for _ in completions]\n")
+        c = config(reward_file=str(folder / "mine.py"), reward_functions=(name,), task_type="general", max_new_tokens=5)
+        runs[value] = Rewards(c)
+    texts = SimpleNamespace(prompts=["p"], completions=["x"], columns={}, completion_ids=[[0]])
+    for value, rewards in [*runs.items(), *runs.items()]:
+        found, = rewards.score(texts, 1)[0].values()
+        assert found.tolist() == [value]
+
+
+def test_builtins_that_are_added_later_are_found(tmp_path):
+    (tmp_path / "mine.py").write_text("import builtins\n\ndef mine(completions):\n    builtins.later = 2.0\n"
+                                      "    return [later for _ in completions]\n")
+    try:
+        mine = load_reward_file(str(tmp_path / "mine.py"))["mine"]
+        assert mine(["x"]) == [2.0]
+    finally:
+        del builtins.later
+
+
+def test_methods_of_an_environment_need_not_be_functions_of_python():
+    class Cached:
+        step = functools.lru_cache(lambda self, text: (None, 1.0))
+
+    assert definition(types.MethodType(functools.partial(print), Cached())) and definition(Cached)

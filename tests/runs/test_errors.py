@@ -1,6 +1,8 @@
 """What code of others raises is a mistake with the user's line; what ours raises is a bug, which passes as it is."""
 
 import json
+import subprocess
+import sys
 import time
 
 import pytest
@@ -151,3 +153,17 @@ def test_an_exception_in_words_is_one_printable_line():
     assert described(ValueError("a\n\x1b b" + "c" * 1000)).startswith("ValueError: a ? b")
     assert described(ValueError()) == "ValueError" and described(Mistake("correct it")) == "correct it"
     assert len(described(ValueError("c" * 10_000_000))) < 400
+
+
+def test_a_file_beside_a_script_or_in_the_root_hides_no_library_once_the_script_runs(tmp_path):
+    (tmp_path / "script.py").write_text(f"""import sys
+sys.path.insert(0, {ROOT!r})
+from core.errors import run_script
+
+def main(argv):
+    print(sys.path[-1], sys.path.count({ROOT!r}), {str(tmp_path)!r} in sys.path)
+
+run_script(main)
+""")
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True)
+    assert done.stdout.split() == [ROOT, "1", "False"], done.stderr

@@ -155,6 +155,7 @@ CHANGES = [  # (what the last start had, what this one has, {setting: (before, n
     (FULL, FULL | {"sampler": "ray", "ray_workers": 3}, {"sampler": ("local", "ray"), "ray_workers": (1, 3)}),
     # two spellings of a path, also in a list; another path
     ({"dataset": "char_diffusion"}, {"dataset": "./data/char_diffusion/"}, {}),
+    ({"dataset": "tests/golden/golden.json"}, {"dataset": os.path.abspath("tests/golden/golden.json")}, {}),
     ({"judge_checkpoint": "README.md"}, {"judge_checkpoint": os.path.abspath("README.md")}, {}),
     ({"judge_checkpoint": "README.md"}, {"judge_checkpoint": "docs"}, {"judge_checkpoint": ("README.md", "docs")}),
     ({"response_prefix": ""}, {"response_prefix": "."}, {"response_prefix": ("", ".")}),
