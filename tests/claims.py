@@ -337,7 +337,7 @@ CLAIMS = {
         "runs of Hugging Face models resume to the last bit; two ranks equal one":
             "rooms/test_huggingface_runs.py::test_a_resumed_run_is_the_run_that_was_not_interrupted_to_the_last_bit",
         "rewards are weighted, added and may skip a completion":
-            "rooms/test_reward_sums.py::test_rewards_are_weighted_added_and_may_skip",
+            "rooms/test_reward_sums.py::test_rewards_are_weighted_and_added_and_what_one_of_them_skips_alone_is_left_out_of_the_group",
         "rewards normalised within their group before they are added":
             "rooms/test_reward_sums.py::test_rewards_may_be_normalised_before_they_are_added",
         "a credit window gives the judge's credit to each token":
@@ -398,8 +398,6 @@ CLAIMS = {
         "an environment that works is not refused": "rooms/test_environments.py::test_an_environment_that_works_begins",
         "what fails at the end of an episode is counted and said":
             "rooms/test_environments.py::test_what_fails_at_the_end_of_an_episode_is_counted_and_said_once",
-        "completions that never end a turn are said":
-            "rooms/test_environments.py::test_completions_that_never_end_a_turn_are_said_once",
         "no name of a user's reaches terminal or picture raw":
             "rooms/test_environments.py::test_no_name_of_a_users_reaches_terminal_or_picture_raw",
         "what workers say of environments is said once by the run":
