@@ -346,6 +346,19 @@ CLAIMS = {
             "rooms/test_reward_calls.py::test_a_function_gets_the_same_from_trl_itself",
         "an error in a user's reward is one line naming its file":
             "rooms/test_reward_calls.py::test_whatever_a_reward_does_it_ends_in_one_line_that_names_its_file",
+        "a completion that a call failed for is not worse than its group":
+            "runs/test_bad_steps.py::test_a_judge_that_fails_now_and_then_makes_no_difference_out_of_nothing",
+        "steps that no reward scores are said, and end the run":
+            "runs/test_bad_steps.py::test_steps_in_which_all_completions_are_skipped_are_said_and_end_the_run",
+        "records are merged only if they are equal in every field":
+            "data/test_prompts.py::test_only_records_that_are_equal_in_every_field_are_merged_and_the_data_line_says_how_many",
+        "forms of other trainers are read, and what is joined or ignored is noted":
+            "data/test_records.py::test_forms_of_other_trainers_are_read_and_what_is_joined_or_ignored_is_noted",
+        "an assistant's message at the end of a prompt is continued":
+            "data/test_prompts.py::test_an_assistant_s_message_at_the_end_is_continued",
+        "special tokens that were added stay in the text":
+            "rooms/test_huggingface_tokenizer.py::"
+            "test_special_tokens_that_were_added_stay_in_the_text_unless_they_mark_turns",
         "a reward file finds the files and packages beside it at any time, in other processes too":
             "rooms/test_reward_file.py::test_a_reward_file_and_its_neighbours_import_each_other",
         "a file beside it that is called datasets.py or metrics.py is found by nothing else":
