@@ -158,4 +158,4 @@ def end_step(policy, optimizers: list, sums: dict, config, dist) -> dict:
             metrics[key] = x
     check_mismatch(metrics, config)
     bad = not all(math.isfinite(totals[name]) for name in OF_ROLLOUTS)
-    return metrics | {"bad_rollouts": int(bad), "taught": int(totals["_taught"] != 0)}
+    return metrics | {"bad_rollouts": int(bad), "taught": int(totals.get("_taught", 0.0) != 0)}

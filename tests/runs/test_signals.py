@@ -38,12 +38,20 @@ def test_a_second_signal_ends_the_process_at_once(first):
     assert done.returncode == -signal.SIGTERM and done.stdout == f"{first.name}\n"
 
 
+@pytest.fixture
+def default_sigterm():
+    """SIGTERM has its default action: Ray, in another test of this process, may have changed that."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 def waits(ready):
     ready.set()
     time.sleep(60)
 
 
-def test_a_process_that_a_reward_forks_ends_as_ever():
+def test_a_process_that_a_reward_forks_ends_as_ever(default_sigterm):
     """A Pool ends its processes by SIGTERM and waits for them."""
     context = multiprocessing.get_context("fork")
     ready = context.Event()
