@@ -36,6 +36,7 @@ class HuggingFaceTokenizer:
         added = {i for i, token in backend.added_tokens_decoder.items() if token.special}
         self.special_ids = added.union(backend.all_special_ids) - {None}  # None: of a token that it does not have
         self.shown_ids = ids_to_show(backend) - set(self.stop_token_ids)
+        self.hidden_ids = self.special_ids - self.shown_ids - {self.mask_token_id}
         self.shown_tokens = tuple(backend.convert_ids_to_tokens(sorted(self.shown_ids)))
         banned = set(range(self.vocab_size)) - set(vocabulary.values())
         if fills:
@@ -59,8 +60,7 @@ class HuggingFaceTokenizer:
         """Text of the ids; a masked token is shown as an underscore, other special tokens and end tokens not at all,
         except those of shown_ids."""
         ids = [int(i) for i in ids if int(i) not in self.stop_token_ids]
-        hidden = self.special_ids - self.shown_ids - {self.mask_token_id}
-        ids = [i for i in ids if i not in hidden]
+        ids = [i for i in ids if i not in self.hidden_ids]
         if self.mask_token_id not in ids:
             return self.backend.decode(ids, clean_up_tokenization_spaces=False)
         pieces = ["_" if i == self.mask_token_id else piece
