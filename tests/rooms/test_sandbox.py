@@ -13,6 +13,7 @@ import time
 import pytest
 
 from core.errors import Mistake
+from grpo.reward_functions.verify_code import cut
 from grpo.sandbox import child as child_script
 from grpo.sandbox import run as sandbox
 from grpo.sandbox.kernel import FILES, FOLDER_BYTES
@@ -245,13 +246,18 @@ def child(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("missing", "auto"), [
-    ([], True), (["namespaces"], True), (["Landlock"], True), (["seccomp"], False),
-    (["namespaces", "Landlock"], False)])
-def test_code_runs_only_where_the_kernel_guards_calls_and_files(monkeypatch, missing, auto):
+    ([], True), (["namespaces"], True), (["Landlock"], False), (["seccomp"], False),
+    (["namespaces", "Landlock"], False), (["namespaces", "seccomp"], False)])
+def test_code_runs_only_where_the_kernel_guards_calls_and_files(monkeypatch, tmp_path, missing, auto):
     monkeypatch.setattr(sandbox, "missing_parts", lambda: dict.fromkeys(missing, "refused"))
+    (tmp_path / "records").write_text("4")
+    question = cut("assert f(2) == 4")
+    reads_the_answer = f"def f(x):\n    return int(open({str(tmp_path / 'records')!r}).read())"
+    assert sandbox.run_once(reads_the_answer, question, 60.0, 256, ["seccomp"]) == "passed"  # nothing guards files
     for setting, accepted in (("auto", auto), ("strict", not missing)):
         if accepted:
             assert set(chosen_parts(setting)) == {"namespaces", "Landlock", "seccomp"} - set(missing)
+            assert run_tests(reads_the_answer, question, sandbox=setting) == "failed"
             if "namespaces" in missing:  # only a folder in memory is writable
                 assert run_tests("open('a', 'w')", "pass", sandbox=setting) == "failed"
             continue
