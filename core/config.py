@@ -165,6 +165,8 @@ def settings_in(argument, known):
     if not argument.endswith(".py"):
         raise UsageError(f"{argument}: expected a config file ending in .py, or --key=value")
     names = run_config_file(argument)
+    for name in names.pop("__annotations__", {}).keys() - names.keys():
+        raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
     return argument, {name: x for name, x in names.items() if name in known or not isinstance(x, CODE)}
 
 
@@ -176,7 +178,7 @@ def run_config_file(path):
         names = runpy.run_path(path)
     if any(isinstance(x, CODE) and not name.startswith("__") for name, x in names.items()):
         WITH_CODE.add(path)
-    return {name: value for name, value in names.items() if not name.startswith("_")}
+    return {name: value for name, value in names.items() if not name.startswith("_") or name == "__annotations__"}
 
 
 def unknown_key(key, hints):

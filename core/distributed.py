@@ -16,6 +16,7 @@ from core.errors import Mistake, one_line
 
 LONGEST_WAIT = timedelta(hours=12)     # at a barrier: rank 0 evaluates, saves, or prepares a dataset
 EXCHANGE_WAIT = timedelta(minutes=30)  # until all ranks have come, and until all take part in an exchange
+OF_RANKS = "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"  # what torchrun tells each of several ranks
 
 
 def autocast(device: torch.device, dtype: torch.dtype):
@@ -36,6 +37,17 @@ def variable(name: str, default: int) -> int:
     return int(text)
 
 
+def check_ranks(rank: int, world: int) -> None:
+    """Raises Mistake if the variables of torchrun, set by hand or by a scheduler, are not those of a rank."""
+    if rank >= world:
+        raise Mistake(f"RANK={rank} must be below WORLD_SIZE={world}; start the ranks with torchrun, which sets both")
+    missing = [name for name in OF_RANKS if name not in os.environ]
+    if world > 1 and missing:
+        raise Mistake(f"WORLD_SIZE={world} is set, but not {', '.join(missing)}; start the ranks with torchrun, which "
+                      "sets them")
+    variable("MASTER_PORT", 0)
+
+
 class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
@@ -49,6 +61,7 @@ class Distributed:
     def __init__(self, device: str = "auto", dtype: str = "auto"):
         self.rank = variable("RANK", 0)
         self.world = variable("WORLD_SIZE", 1)
+        check_ranks(self.rank, self.world)
         self.device = detect_device(device, variable("LOCAL_RANK", 0))
         self.dtype = detect_dtype(dtype, self.device)
         self.is_main = self.rank == 0

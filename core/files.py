@@ -6,7 +6,7 @@ import os
 
 import safetensors
 
-from core.errors import Mistake, others
+from core.errors import Mistake, one_line, others
 
 STATE = "state.pt"
 BEFORE = "state-before.pt"
@@ -93,13 +93,39 @@ def read_object(path, where, remedy):
 
 def each_record(path):
     """Yields the records of a file with one on each line, which may be larger than the memory; none if there is no
-    file. A last line that a crash cut short is left out. Raises Mistake for a line that is no record."""
+    file. A last line that a crash cut short is left out. Raises Mistake for a line that is no record of a step."""
     if not os.path.exists(path):
         return
     with open(path, encoding="utf-8", errors="replace") as f:
         for number, line in enumerate(f, 1):
             if line.endswith("\n") and line != "\n":
-                yield object_from_json(line, f"{path}, line {number}", "delete the line")
+                where, remedy = f"{path}, line {number}", "delete the line"
+                record = object_from_json(line, where, remedy)
+                if type(record.get("step")) is not int:
+                    raise Mistake(f"{where} has no whole number as its step; {remedy}")
+                yield record
+
+
+def each_metrics(path):
+    """Yields the records of a metrics.jsonl as each_record does. Raises Mistake for a value that is no number."""
+    for record in each_record(path):
+        for name, value in record.items():
+            if value is not None and type(value) not in (int, float):
+                raise Mistake(f"{path}, step {record['step']}: {one_line(name, 100)} is no number; delete the line")
+        yield record
+
+
+def starts_of(config, path):
+    """The starts of a run that `config`, the content of its config.json at `path`, lists. Raises Mistake for what is
+    no such list."""
+    starts = config.get("starts", [])
+    if not isinstance(starts, list):
+        raise Mistake(f"{path}: starts must be a list; delete the file")
+    for start in starts:
+        parts = [start, start.get("end", {}), start.get("settings", {})] if isinstance(start, dict) else [start]
+        if not all(isinstance(part, dict) for part in parts):
+            raise Mistake(f"{path}: starts must be a list of what was written there; delete the file")
+    return starts
 
 
 def keep_records(path, step):

@@ -18,7 +18,7 @@ import torch
 from core.config import changed_settings
 from core.data_folder import dataset_folder
 from core.errors import ROOT, Mistake, described, is_out_of_memory, one_line, shortest
-from core.files import CONFIG, read_object, write_json
+from core.files import CONFIG, read_object, starts_of, write_json
 from core.resume import changed_since
 from core.run import set_aside
 
@@ -93,13 +93,15 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
         logger.say(f"resuming from {shortest(trainer.checkpoints.last)}, step {trainer.step} of {config.max_iters}")
         if os.path.exists(path):
             saved = read_object(path, path, "delete it")
-            starts = saved.get("starts", [])
+            starts = starts_of(saved, path)
             if changes := changed_since(saved, config, dist.world):
                 logger.say(f"changed since the last start: {changes}")
     elif previous := set_aside(config.absolute_out_dir):
         logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
     starts.append(json.loads(without_home(json.dumps(start(config, origin, dist, trainer.step)))))
     record = dataclasses.asdict(config) | {"starts": starts}
+    # The first file of a run: by it check_run_folder knows the folder again, whenever the process is killed
+    logger.write_console(f"{starts[-1]['time']}: {starts[-1]['command']}")
     write_json(path, record)
 
     def end(ended, why):

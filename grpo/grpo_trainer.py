@@ -11,7 +11,7 @@ import numpy as np
 
 from core.checkpoint_manager import CheckpointManager, check_same_step, shapes
 from core.errors import Mistake
-from core.files import CURVES, REPORT, SAMPLES, STATE, each_record, keep_records
+from core.files import CURVES, REPORT, SAMPLES, STATE, each_metrics, keep_records
 from core.logger import format_number
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from core.run import BadSteps, StopSignal, run_loop
@@ -22,6 +22,7 @@ from grpo.reference import REFERENCES, adapted
 from grpo.rollout import DataBuffer, Rollouts
 
 SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated", "taught")  # in every state
+PAGE_GROWTH = 1.1  # report.html is written at an evaluation after so many times the steps of the page before
 
 
 class GRPOTrainer:
@@ -54,6 +55,7 @@ class GRPOTrainer:
         self.before, self.after = {}, {}  # metrics of the first and of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
         self.taught = False  # whether a reward has taught anything
+        self.step_of_page = 0
         self.told = set()  # names of metrics of which a line was said once
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
 
@@ -228,10 +230,13 @@ class GRPOTrainer:
             self.before = metrics
         else:
             self.after = metrics
-        self.write_page()
+        if self.step >= PAGE_GROWTH * self.step_of_page:
+            self.write_page()
 
     def write_page(self):
-        """Writes the page about the run, once there are metrics."""
+        """Writes the page about the run, once there are metrics. It reads all of them, so that an evaluation only
+        calls it when the run has grown by a share: the pages of a whole run then take a time linear in its steps."""
+        self.step_of_page = self.step
         if os.path.exists(self.logger.path):
             from grpo.report.page import write_report
             write_report(self.checkpoints.out_dir)
@@ -240,7 +245,7 @@ class GRPOTrainer:
         """Says so of a run in which no completion had an advantage, because all groups had equal rewards."""
         if self.taught or self.step == 0 or not self.config.rewarded:
             return
-        means = [record.get("mean_reward") for record in each_record(self.logger.path)]
+        means = [record.get("mean_reward") for record in each_metrics(self.logger.path)]
         means = [mean for mean in means if mean is not None]
         found = f"their mean was {min(means):g} to {max(means):g}" if means else "no completion was scored"
         self.logger.say(f"nothing was learned from the rewards: in all {self.step} steps the completions of a problem "
@@ -255,7 +260,7 @@ class GRPOTrainer:
             self.say_if_nothing_was_learned()
         if self.dist.is_main and not stopped:
             from grpo.report.page import draw_curves
-            if held_out := evaluations(each_record(self.logger.path)):
+            if held_out := evaluations(each_metrics(self.logger.path)):
                 draw_curves([held_out], self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(self.before, self.after))
             self.logger.say(f"what the run wrote, {REPORT} too, is in {self.config.out_dir}")

@@ -35,6 +35,11 @@ def add_up(sums: dict, more: dict):
         sums[name] = total, None if count is None else count_before + count
 
 
+def taken(name: str) -> Mistake:
+    """The error of a reward that logs a metric under a name that training or evaluation gives to another."""
+    return Mistake(f"log_metric({name!r}, ...): there is another metric of this name; give it another")
+
+
 def equal_completions(target: Tensor, mask: Tensor) -> Tensor:
     """(P, G, G) bool: completions of a group that have the same tokens. target, mask: (P, G, M)"""
     x = (target + 1) * mask.long()                                                   # (P, G, M) 0 is padding alone
@@ -153,7 +158,7 @@ def end_step(policy, optimizers: list, sums: dict, config, dist) -> dict:
     for name, x in means.items():
         key = name.removeprefix(LOGGED)
         if key in metrics:
-            raise Mistake(f"log_metric({key!r}, ...): training has a metric of this name; give it another")
+            raise taken(key)
         if not name.startswith("_"):
             metrics[key] = x
     check_mismatch(metrics, config)

@@ -229,6 +229,12 @@ CLAIMS = {
             "runs/test_resume.py::test_a_resumed_run_equals_the_uninterrupted_one",
         "the command that a stopped run prints resumes it":
             "runs/test_starts_and_ends.py::test_the_command_that_a_stopped_run_prints_resumes_it",
+        "a run that is killed while it writes its first files starts again in its folder":
+            "runs/test_starts_and_ends.py::test_a_run_that_was_killed_while_it_wrote_its_first_files_starts_again",
+        "a damaged file of a run ends its resume in one line, and nothing is lost":
+            "runs/test_starts_and_ends.py::test_a_damaged_file_of_a_run_ends_its_resume_in_one_line_and_nothing_is_lost",
+        "pages of a long run take a time that is linear in its steps":
+            "runs/test_iterations.py::test_pages_of_a_long_run_take_a_time_that_is_linear_in_its_steps",
         "a resumed run says which settings and how many ranks have changed":
             "runs/test_resume.py::test_what_has_changed_since_the_last_start_is_told_and_nothing_else",
         "an earlier run that a failed start set aside is named, and resumes":
@@ -263,6 +269,8 @@ CLAIMS = {
             "runs/test_wrong_inputs.py::test_a_wrong_input_is_one_line_with_its_key_and_the_remedy",
         "later arguments win; a room has its settings only while it is open":
             "runs/test_settings.py::test_a_room_has_its_settings_only_while_it_is_open",
+        "variables of torchrun that do not fit together are one line":
+            "runs/test_wrong_inputs.py::test_variables_of_torchrun_that_do_not_fit_together_are_one_line",
         "a bug of ours keeps its traceback": "runs/test_wrong_inputs.py::test_a_bug_of_ours_keeps_its_traceback",
         "an error in the user's code names the user's file and line":
             "runs/test_errors.py::test_an_exception_of_the_users_code_is_a_mistake_with_his_line",

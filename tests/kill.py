@@ -3,7 +3,8 @@
 python tests/kill.py --kills=50
 python tests/kill.py --kills=12 --signal=TERM --seed=3 --kinds=causal,causal-2
 A run is killed with all its ranks, up to KILLS_OF_A_RUN times, and ends in peace. The tensors of its state, its model
-file, its samples and its metrics without times must be those of the uninterrupted run, to the last bit.
+file, its samples and its metrics without times must be those of the uninterrupted run, to the last bit. The first kill
+of a run comes as soon as it has written a file.
 """
 
 import multiprocessing
@@ -27,6 +28,7 @@ from core.checkpoint_manager import read_state
 from core.config import load_config
 from core.errors import run_script
 from core.models import save_model
+from core.run import LOCK
 from core.settings.setting import Settings
 from grpo import train_grpo
 from tests.tiny import (
@@ -135,16 +137,23 @@ def difference(a, b):
     return ""
 
 
-def killed_run(kind, out_dir, kills, number, rng):
-    """A run that gets a signal `kills` times, each a random moment after a random number of records. Returns (the
-    number of signals that it got, an error or nothing)."""
+def has_written(out_dir, records):
+    """Whether a run has written so many records of metrics. None: any file but the lock"""
+    if records is None:
+        return os.path.isdir(out_dir) and bool(set(os.listdir(out_dir)) - {LOCK})
     metrics = pathlib.Path(out_dir, "metrics.jsonl")
+    return metrics.exists() and metrics.read_bytes().count(b"\n") >= records
+
+
+def killed_run(kind, out_dir, kills, number, rng):
+    """A run that gets a signal `kills` times, the first as soon as it has written a file, the others a random moment
+    after a random number of records. Returns (the number of signals that it got, an error or nothing)."""
     for done in range(kills):
-        records = rng.randrange(RUN["max_iters"])
+        records = rng.randrange(RUN["max_iters"]) if done else None
         with Run(kind, out_dir) as run:
-            while (not metrics.exists() or metrics.read_bytes().count(b"\n") < records) and not run.ended(0.005):
+            while not has_written(out_dir, records) and not run.ended(0.005 if done else 0.0):
                 pass
-            if run.ended(rng.uniform(0, 0.2)):
+            if run.ended(rng.uniform(0, 0.2 if done else 0.01)):
                 return done, run.check(0)
             run.send(number)
             if error := run.check(-number, 0):  # 0: after SIGTERM, or of a rank that had ended just before

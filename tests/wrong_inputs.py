@@ -52,6 +52,14 @@ FILES = {
     "plain/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}, {"step": 1, "loss": 0.5}),
     "ended/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}, {"step": 9, "eval/x": 0.6}),
     "short/metrics.jsonl": '{"step": 0, "eval/x": 0.5}\n',
+    "stepless/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}, {"eval/x": 0.6}),
+    "worded/metrics.jsonl": lines({"step": "a", "eval/x": 0.5}),
+    "texts/metrics.jsonl": lines({"step": 0, "eval/x": "a"}),
+    "started/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}),
+    "started/config.json": '{"starts": 5}',
+    "sampled/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}),
+    "sampled/samples.jsonl": lines({"step": 0, "problem": "a", "group": [1]}),
+    "annotated.py": "learning_rate: 1e-4\nbatch_size = 1\n",
     "masks.py": "from core.data import mask\n@mask\ndef broken(rng, tokens, count, newline):\n    return 1 / 0\n"
                 "@mask\ndef whole(rng, tokens, count, newline):\n    return [1] * len(tokens)\n",
     "losses.py": "def loss(logp, *others):\n    return logp\n\ndef broken(logp, *others):\n    return los\n",
@@ -69,6 +77,7 @@ SETTINGS = [
     (PRETRAIN, f"--learning_rate=1{'0' * 400}", 2, "learning_rate float"),
     (PRETRAIN, "--masks={'random':{1,2}}", 1, "masks lists"),
     (PRETRAIN, "{typo.py}", 2, "typo.py n_layer"),
+    (PRETRAIN, "{annotated.py}", 2, "annotated.py learning_rate ="),
     (PRETRAIN, "{raises.py}", 1, "raises.py line 3 ZeroDivisionError"),
     (PRETRAIN, "{silent.py}", 1, "silent.py line 5 Error correct"),
     (PRETRAIN, "config/gone.py", 1, "config/gone.py path"),
@@ -116,6 +125,17 @@ DATA_AND_MODELS = [
     (SAMPLE, "--checkpoint={generator} --text=____", 1, "--text _"),
     (SAMPLE, "--checkpoint={judge} --text=a_b", 1, "checkpoint generator"),
     (EXPORT, "--checkpoint={causal} --out={folder}", 1, "out another"),
+    *((f"data/{name}/prepare.py", f"{arguments} --out={{out}}", 1, words) for name, arguments, words in (
+        ("countdown", "--target_largest=0", "target_largest=0 1"),
+        ("countdown", "--smallest=50 --largest=50 --target_largest=1", "target_largest=1 smallest=50 raise"),
+        ("countdown", "--smallest=9 --largest=8", "smallest=9 largest=8"),
+        *((name, "--problems=1000000000", "problems=1000000000") for name in (
+            "arithmetic", "calculator", "code", "countdown", "smollm2")),
+        *((name, "--digits=100000", "digits=100000") for name in ("arithmetic", "smollm2")),
+        ("arithmetic", "--terms=100000000", "terms=100000000"),
+        ("equations", "--largest=10000", "largest=10000 copies=300 lower"),
+        ("guess", "--fewest=1000 --most=2000 --largest=1000000", "largest=1000000 most=2000 lower"),
+        ("sudoku", "--prompts=1000000000", "prompts=1000000000"))),
 ]
 
 TAUGHT = "--teacher_checkpoint=t --kl_beta=0.0"
@@ -198,6 +218,8 @@ HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{name}}}", 1, f"checkpoint={{{
 
 RECORDS = "--dataset={%s.jsonl} --generator_checkpoint={causal} --reward_functions=%s"
 MINE = SUMS + " --reward_file={rewards.py} --max_iters=1"
+# Names of a run's own metrics
+TAKEN = "step", "lr", "taught", "time/train", "eval/x", "skipped/x", "entropy", "sampled_accuracy", "pg_loss"
 EPISODES = SUMS + " --reward_functions=environment --reward_file={rewards.py} --environment="
 FILES |= {
     "half.jsonl": "".join(json.dumps({"prompt": f"{n}-9:"} | ({"answer": "1"} if n != 2 else {})) + "\n"
@@ -207,6 +229,8 @@ FILES |= {
     "task.jsonl": lines(*({"prompt": f"{n}-9:", "numbers": [1, 2], "target": 3} for n in range(40))),
     "broken.py": "import package_that_nobody_has\n",
     "ranged.py": "from grpo.rewards import reward\n\n@reward(0, 'a')\ndef one(completions): return []\n",
+    "logs.py": "".join(f"def logs_{i}(completions, log_metric):\n    log_metric({name!r}, 1.0)\n"
+                       "    return [0.0] * len(completions)\n" for i, name in enumerate(TAKEN)),
     "rewards.py": """from grpo.environments import environment
 def one(completions): return [1.0]
 def raises(completions): return completions[99]
@@ -329,6 +353,8 @@ REWARDS = [
     (TRAIN, f"{MINE} --reward_functions=raises", 1, "raises rewards.py 3 IndexError"),
     (TRAIN, f"{MINE} --reward_functions=silent", 1, "silent rewards.py 6 Error"),
     (TRAIN, f"{MINE} --reward_functions=logs", 1, "logs rewards.py 7 TypeError"),
+    *((TRAIN, f"{SUMS} --reward_file={{logs.py}} --max_iters=1 --reward_functions=logs_{i},exact_match", 1,
+       f"log_metric {name} another") for i, name in enumerate(TAKEN)),
     (TRAIN, f"{MINE} --reward_functions=calls_ours", 1, "calls_ours rewards.py 8 TypeError"),
     (TRAIN, f"{SUMS} --max_turns=3", 1, "max_turns environment"),
     (TRAIN, f"{EPISODES}Nobody", 1, "environment='Nobody' rewards.py Gone"),
@@ -363,12 +389,26 @@ SAMPLERS_AND_TOOLS = [
     (REPORT, "seeds {folder}/ended --picture={out}.foo", 1, "out.foo .png"),
     (REPORT, "seeds {folder}/damaged", 1, "damaged/metrics.jsonl line 2"),
     (REPORT, "seeds {folder}/short", 1, "short finished"),
+    *((REPORT, f"{kind} {{folder}}/{name}", 1, f"{name}/{words} delete") for kind in ("html", "seeds")
+      for name, words in (("stepless", "metrics.jsonl 2 step"), ("worded", "metrics.jsonl 1 step"),
+                          ("texts", "metrics.jsonl 0 eval/x number"))),
+    (REPORT, "html {folder}/started", 1, "started/config.json starts delete"),
+    (REPORT, "html {folder}/sampled", 1, "sampled/samples.jsonl 0 delete"),
     (CHECK_LOSS, "{out}.py:loss", 1, "out.py"),
     (CHECK_LOSS, "{losses.py}:other", 2, "losses.py:other FUNCTION"),
     (CHECK_LOSS, "{losses.py}:loss", 1, "losses.py line 1 scalar"),
     (CHECK_LOSS, "{losses.py}:broken", 1, "losses.py line 5 los"),
     ("grpo/tools/gpu_check.py", "--quick=True", 2, "gpu_check.py settings"),
 ]
+
+# Variables of torchrun that are set by hand: (variables, words)
+RANKS = [({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 torchrun"), ({"RANK": "x"}, "RANK='x' torchrun"),
+         ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 RANK LOCAL_RANK MASTER_ADDR MASTER_PORT torchrun"),
+         ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1"}, "WORLD_SIZE=2 MASTER_ADDR torchrun"),
+         ({"WORLD_SIZE": "2", "RANK": "5"}, "RANK=5 WORLD_SIZE=2 torchrun"), ({"RANK": "1"}, "RANK=1 WORLD_SIZE=1"),
+         ({"WORLD_SIZE": "-1"}, "WORLD_SIZE='-1' torchrun"), ({"LOCAL_RANK": "1.5"}, "LOCAL_RANK='1.5' torchrun"),
+         ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"},
+          "MASTER_PORT='x' torchrun")]
 
 # Bugs: (script, arguments, the function of ours in whose place stands one with a bug)
 BUGS = [

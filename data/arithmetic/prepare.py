@@ -32,21 +32,19 @@ TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 class ArithmeticConfig(Settings):
     """The settings of this script: which sums, and how many."""
 
-    digits: int = setting(4, "largest number of digits of a number")
-    terms: int = setting(2, "numbers in a problem")
+    digits: int = setting(4, "largest number of digits of a number", "[1, 18]")
+    terms: int = setting(2, "numbers in a problem", "[2, 100]")
     operators: str = setting("+", "+ or - or both, as in '+-'")
     working: bool = setting(True, "whether a completion has the working-out between tags")
-    problems: int = setting(100000, "number of problems; a tenth of them is for validation")
+    problems: int = setting(100000, "number of problems; a tenth of them is for validation", "[20, 1e6]")
     tokenizer: str = setting("char", "char (tags are one token each), gpt2 or cl100k_base")
     seed: int = setting(0, "seed of the random numbers")
     out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
+        super().__post_init__()
         if not self.operators or set(self.operators) - set("+-"):
             raise Mistake(f"operators={self.operators!r} must be +, - or +-")
-        if self.digits < 1 or self.terms < 2 or self.problems < 20:
-            raise Mistake(f"digits={self.digits} must be at least 1, terms={self.terms} at least 2, "
-                          f"problems={self.problems} at least 20")
 
 
 def columns(a, b, operator):

@@ -24,25 +24,26 @@ from core.records import unique_prompts, write_prompts
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
+MOST_TRIES = 100_000  # expressions for one problem
 STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 class CountdownConfig(Settings):
     """The settings of this script: which puzzles, and how many."""
 
-    numbers: int = setting(3, "how many numbers a problem has, each used once")
-    smallest: int = setting(1, "smallest number")
-    largest: int = setting(50, "largest number")
-    target_largest: int = setting(100, "largest target")
-    problems: int = setting(100000, "number of problems; a tenth of them is for validation")
+    numbers: int = setting(3, "how many numbers a problem has, each used once", "[2, 6]")
+    smallest: int = setting(1, "smallest number", "[1, 1e6]")
+    largest: int = setting(50, "largest number", "[1, 1e6]")
+    target_largest: int = setting(100, "largest target", "[1, 1e9]")
+    problems: int = setting(100000, "number of problems; a tenth of them is for validation", "[20, 1e6]")
     tokenizer: str = setting("char", "char, gpt2 or cl100k_base")
     seed: int = setting(0, "seed of the random numbers")
     out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
-        if not 2 <= self.numbers <= 6 or not 0 < self.smallest <= self.largest or self.problems < 20:
-            raise Mistake(f"numbers={self.numbers} must be 2 to 6, 0 < smallest={self.smallest} <= "
-                          f"largest={self.largest}, problems={self.problems} at least 20")
+        super().__post_init__()
+        if self.smallest > self.largest:
+            raise Mistake(f"smallest={self.smallest} must be at most largest={self.largest}")
 
 
 def combine(a, b, operator):
@@ -73,14 +74,17 @@ def random_expression(rng, numbers):
 
 
 def problem(rng, c):
-    """A record made from a random expression: its value, a whole number from 1 to target_largest, is the target."""
-    while True:
+    """A record made from a random expression: its value, a whole number from 1 to target_largest, is the target.
+    Raises Mistake if no expression has such a value."""
+    for _ in range(MOST_TRIES):
         numbers = [rng.randint(c.smallest, c.largest) for _ in range(c.numbers)]
         value, text = random_expression(rng, numbers)
         if value is not None and value.denominator == 1 and 1 <= value <= c.target_largest:
             target = int(value)
             return {"prompt": f"{' '.join(map(str, sorted(numbers)))}:{target}=", "numbers": sorted(numbers),
                     "target": target, "answer": text, "completion": text}
+    raise Mistake(f"target_largest={c.target_largest}: none of {MOST_TRIES} expressions of {c.numbers} numbers from "
+                  f"smallest={c.smallest} to largest={c.largest} has a value from 1 to that; raise target_largest")
 
 
 def main(argv):

@@ -24,16 +24,20 @@ from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 
+MOST_LINES = 10**7
+
 
 class EquationsConfig(Settings):
-    largest: int = setting(9, "the largest number that is added")
-    copies: int = setting(300, "how often each line occurs, at random places in the text")
+    largest: int = setting(9, "the largest number that is added", "[9, 1e6]")
+    copies: int = setting(300, "how often each line occurs, at random places in the text", "[1, 1e6]")
     seed: int = setting(0, "seed of the order of the lines")
     out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
-        if self.largest < 9 or self.copies < 1:
-            raise Mistake(f"largest={self.largest} must be at least 9, copies={self.copies} at least 1")
+        super().__post_init__()
+        if (lines := (self.largest + 1) ** 2 * self.copies) > MOST_LINES:
+            raise Mistake(f"largest={self.largest} and copies={self.copies} make {lines} lines, more than "
+                          f"{MOST_LINES}; lower one of them")
 
 
 def main(argv):

@@ -21,17 +21,23 @@ from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 
+MOST_RANGES = 10**6  # a game of each is written
+
 
 class GuessConfig(Settings):
-    largest: int = setting(99, "largest number")
+    largest: int = setting(99, "largest number", "[1, 1e6]")
     fewest: int = setting(8, "numbers in a range, at least")
     most: int = setting(63, "numbers in a range, at most")
     seed: int = setting(0, "seed of the random numbers")
     out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
+        super().__post_init__()
         if not 1 <= self.fewest <= self.most <= self.largest:
             raise Mistake(f"fewest={self.fewest}, most={self.most} and largest={self.largest} must rise, from 1 on")
+        if (ranges := self.largest * (self.most - self.fewest + 1)) > MOST_RANGES:
+            raise Mistake(f"largest={self.largest} has some {ranges} ranges of fewest={self.fewest} to "
+                          f"most={self.most} numbers, more than {MOST_RANGES}; lower largest or most")
 
 
 def game(rng, low, high):

@@ -55,16 +55,16 @@ class GymConfig(Settings):
     tasks: tuple[str, ...] = setting((), "of reasoning-gym; (): twenty in sizes for a small model")
     settings: dict | None = setting(
         None, "{task: {its parameter: value}}; None: sizes for a small model, where a task has them")
-    size: int = setting(8000, "problems of all tasks together; of repeated ones, one is kept")
-    shots: int = setting(2, "solved problems before each, without which a small model answers in sentences")
-    seed: int = setting(0, "seed of the random numbers")
+    size: int = setting(8000, "problems of all tasks together; of repeated ones, one is kept", "[1, 1e6]")
+    shots: int = setting(2, "solved problems before each, without which a small model answers in sentences", "[0, 100]")
+    seed: int = setting(0, "seed of the random numbers", "[0, 1e18]")
     tokenizer: str = setting("char", "char, gpt2 or cl100k_base; a Hugging Face model brings its own")
     out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
-        if self.size < len(self.names) or self.shots < 0 or self.seed < 0:
-            raise Mistake(f"size={self.size} must be at least the number of tasks, {len(self.names)}, "
-                          f"shots={self.shots} and seed={self.seed} not negative")
+        super().__post_init__()
+        if self.size < len(self.names):
+            raise Mistake(f"size={self.size} must be at least the number of tasks, {len(self.names)}")
         for task, of_task in (self.settings or {}).items():
             if task not in self.names or not isinstance(of_task, dict):
                 raise Mistake(f"settings={self.settings} must be {{task: {{parameter: value}}}} of the tasks "

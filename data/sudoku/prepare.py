@@ -36,7 +36,7 @@ FAMILIES = 12  # of boards that differ in the names of their digits alone
 class SudokuConfig(Settings):
     """The settings of this script: boards as text, or puzzles as prompts."""
 
-    prompts: int = setting(0, "how many puzzles to write as training prompts; 0: write boards for fill-in")
+    prompts: int = setting(0, "how many puzzles to write as training prompts; 0: write boards for fill-in", "[0, 1e6]")
     fewest_hidden: int = setting(6, "fewest hidden digits of such a puzzle")
     most_hidden: int = setting(12, "most hidden digits")
     evaluate: str | None = setting(
@@ -47,6 +47,7 @@ class SudokuConfig(Settings):
     out: str | None = setting(None, "the folder of the dataset; None: data/sudoku, for prompts data/sudoku_prompts")
 
     def __post_init__(self):
+        super().__post_init__()
         if not 1 <= self.held_out < FAMILIES:
             raise Mistake(f"held_out={self.held_out} must be 1 to {FAMILIES - 1}")
         if not 1 <= self.fewest_hidden <= self.most_hidden <= 16:

@@ -9,6 +9,7 @@ import torch
 from core.files import SAMPLES, writing
 from core.logger import GREEN, PLAIN, WIDTH, format_number, visible
 from grpo.losses import kl_per_token
+from grpo.metrics import taken
 from grpo.reference import with_reference
 from grpo.rollout import join
 
@@ -30,8 +31,8 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
-        """Returns ({metric: mean over all completions of all problems}, samples to show). Where a reward logs a metric
-        under the name of a held-out one, the held-out one counts."""
+        """Returns ({metric: mean over all completions of all problems}, samples to show). Raises Mistake if a reward
+        logs a metric under the name of a held-out one."""
         config = self.config.varied(temperature=temperature)
         sums, samples = [], []
         for step, batch in self.batches:
@@ -40,7 +41,10 @@ class Evaluation:
             if self.names:
                 values, metrics = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)
             total, judged = self.judge(rollouts.texts, values)
-            sums.append(metrics | judged | self.sums(policy, step, batch, rollouts, values, config))
+            own = judged | self.sums(policy, step, batch, rollouts, values, config)
+            for name in metrics.keys() & own.keys():
+                raise taken(name)
+            sums.append(metrics | own)
             for i in range(min(rollouts.problems, SHOWN - len(samples))):
                 samples.append(self.sample(batch, rollouts, i, total, values))
         return {name: float(total / count) for name, (total, count) in join(sums).items() if count}, samples

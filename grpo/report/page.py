@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from core.errors import Mistake, others
-from core.files import CONFIG, METRICS, REPORT, SAMPLES, each_record, read_object, replacing, writing
+from core.files import (
+    CONFIG, METRICS, REPORT, SAMPLES, each_metrics, each_record, read_object, replacing, starts_of, writing)
 from core.logger import format_number, visible
 from core.start import now, without_home
 from grpo.evaluation.samples import compared, evaluations, held_out
@@ -35,11 +36,12 @@ def write_report(folder):
     records = read_metrics(Path(folder, METRICS))
     config, start = Path(folder, CONFIG), {}
     if config.exists():
-        start = (read_object(config, config, "delete it").get("starts") or [{}])[-1]
+        starts = starts_of(read_object(config, config, "delete it"), config)
+        start = starts[-1] if starts else {}
     status = f"running, or not ended properly: at step {records[-1]['step']} when this page was written, {now()}"
     if end := start.pop("end", {}):
-        why = f": {end['why']}" if end["why"] else ""
-        status = f"{end['ended']} at step {end['step']}, {end['time']}{why}"
+        why = f": {end['why']}" if end.get("why") else ""
+        status = f"{end.get('ended')} at step {end.get('step')}, {end.get('time')}{why}"
     settings = [private((key, *about.values())) for key, about in start.pop("settings", {}).items()]
     parts = {"Held out, before and after": before_and_after(evaluations(records)), "Held out": "",
              "Samples": samples(Path(folder, SAMPLES)), **curves(records),
@@ -57,11 +59,11 @@ def write_report(folder):
 
 def read_metrics(path):
     """The records of a metrics.jsonl: all evaluations, and every n-th of the others, some STEPS in all."""
-    count = sum(1 for _ in each_record(path))
+    count = sum(1 for _ in each_metrics(path))
     if not count:
         raise Mistake(f"{path} holds no metrics; name the out_dir of a run")
     every = 1 + count // STEPS
-    return [r for i, r in enumerate(each_record(path), 1) if (count - i) % every == 0 or evaluations([r])]
+    return [r for i, r in enumerate(each_metrics(path), 1) if (count - i) % every == 0 or evaluations([r])]
 
 
 def curves(records):
@@ -130,6 +132,8 @@ def samples(path):
     for record in each_record(path):
         if record["step"] not in by_step and len(by_step) == SETS:
             del by_step[list(by_step)[1]]
+        if not is_sample(record):
+            raise Mistake(f"{path}, step {record['step']}: a line is no sample; delete it")
         by_step.setdefault(record["step"], []).append(record)
     html = ""
     for step, records in by_step.items():
@@ -137,6 +141,12 @@ def samples(path):
         tables = "".join(map(sample_table, records))
         html += f"<details{opened}><summary>step {step}</summary>\n{tables}</details>\n"
     return html
+
+
+def is_sample(record):
+    """True for a record that has what sample_table reads."""
+    group = record.get("group")
+    return isinstance(group, list) and all(isinstance(x, dict) and {"text", "reward"} <= x.keys() for x in group)
 
 
 def sample_table(sample):

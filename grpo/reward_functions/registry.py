@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -66,6 +67,8 @@ REWARDS: dict[str, Reward] = {}
 ENVIRONMENTS = {}  # {name: class}, see grpo/environments.py
 OWN_MASKS = dict(data.MASKS)
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
+# Names of metrics that the trainer adds to those of a step, and beginnings by which it knows a metric
+RESERVED = re.compile("step|lr|kl_beta|tokens_per_second|bad_rollouts|taught|(eval|time|skipped)/.*")
 OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
 event_loop = functools.cache(asyncio.new_event_loop)  # one, so that connections of async rewards stay usable
@@ -224,8 +227,11 @@ def run_reward(call):
     fn, metrics = REWARDS[name].fn, {}
 
     def log_metric(key, value):
+        key = one_line(key)
+        if RESERVED.fullmatch(key):
+            raise Mistake(f"log_metric({key!r}, ...): a run has this name for something else; give it another")
         if math.isfinite(value):
-            metrics.update(join([metrics, {one_line(key): (float(value), 1)}]))
+            metrics.update(join([metrics, {key: (float(value), 1)}]))
 
     # Copies, because a value of a record is one object for all completions and steps
     given = {key: x if key == "completion_ids" else [copy.deepcopy(value) for value in x] for key, x in fields.items()}

@@ -164,9 +164,9 @@ def missing_parts():
 
 
 def chosen_parts(sandbox):
-    """All of PARTS that this machine offers. Raises Mistake if it lacks one; with sandbox="auto" it may lack namespaces,
-    because Landlock alone keeps the code from files outside. Namespaces alone would leave all files readable, also
-    those with the values that tests expect."""
+    """All of PARTS that this machine offers. Raises Mistake if it lacks one; with sandbox="auto" it may lack
+    namespaces, because Landlock keeps the code from files outside. Namespaces alone would leave all files readable,
+    also those with the values that tests expect."""
     missing = missing_parts()
     allowed = {"namespaces"} if sandbox == "auto" else set()
     if missing.keys() - allowed:

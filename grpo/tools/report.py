@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 import numpy as np
 
 from core.errors import Mistake, UsageError, run_script
-from core.files import METRICS, each_record
+from core.files import METRICS, each_metrics
 from core.logger import visible
 from grpo.evaluation.samples import evaluations, held_out
 from grpo.report.page import draw_curves, write_report
@@ -20,7 +20,7 @@ from grpo.report.page import draw_curves, write_report
 
 def report_seeds(folders, picture=None):
     """Prints a table over the runs with a row for each held-out metric, and draws their curves."""
-    runs = [evaluations(each_record(os.path.join(folder, METRICS))) for folder in folders]
+    runs = [evaluations(each_metrics(os.path.join(folder, METRICS))) for folder in folders]
     steps = [[record["step"] for record in run] for run in runs]
     if len(steps[0]) < 2 or any(x != steps[0] for x in steps):
         raise Mistake(f"{folders} must be finished runs of grpo/train_grpo.py, evaluated at the same steps")

@@ -171,7 +171,8 @@ def train(name, dist, found):
 
 def on_rank(rank, world, port):
     """All of it, on one rank."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     found = {}
     with Distributed("cpu", "float32") as dist:
         for name in ON[world]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from core.config import run_config_file
-from core.distributed import Distributed
 from core.errors import ROOT, Mistake, calling, definition, described, others, time_limit
 from core.settings.setting import is_inside
 
@@ -119,13 +118,6 @@ def test_mistakes_interrupts_and_too_little_memory_pass_as_they_are(exception):
         with others("it failed", "remedy"):
             raise exception
     assert found.value is exception
-
-
-@pytest.mark.parametrize(("name", "value"), [("RANK", "x"), ("WORLD_SIZE", "-1"), ("LOCAL_RANK", "1.5")])
-def test_a_variable_of_torchrun_that_is_no_number_is_named(name, value, monkeypatch):
-    monkeypatch.setenv(name, value)
-    with pytest.raises(Mistake, match=f"^{name}='{value}' .*torchrun"):
-        Distributed("cpu")
 
 
 def test_a_comprehension_of_the_block_is_the_block():

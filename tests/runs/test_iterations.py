@@ -8,6 +8,7 @@ import torch
 
 from core.optim import build_optimizers
 from grpo.reference import adapted, periodic
+from grpo.report import page
 from grpo.rollout import DataBuffer
 from tests.tiny import (
     collect, config, consumer, count_rows, fill_policy, judge, prompt_config, rewards, same, sampled, train,
@@ -72,6 +73,14 @@ def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):
         for key in ("bad_rollouts", "taught", "text_tokens"):  # the last becomes tokens_per_second
             del expected[key]
         assert logged[step] == expected
+
+
+def test_pages_of_a_long_run_take_a_time_that_is_linear_in_its_steps(dataset, tmp_path, monkeypatch):
+    t = trainer(dataset, tmp_path, max_iters=60, eval_interval=1, sample_interval=100)
+    pages = []  # the steps of which a page reads
+    monkeypatch.setattr(page, "write_report", lambda folder: pages.append(t.step))
+    t.run()
+    assert pages[:11] == list(range(11)) and 50 < pages[-1] and sum(pages) < 12 * 60
 
 
 # The reference and kl_beta

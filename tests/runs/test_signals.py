@@ -20,6 +20,7 @@ ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 TWO = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
+signal.signal({first}, signal.SIG_DFL)  # under nohup it is ignored
 from core.run import StopSignal
 from types import SimpleNamespace
 with StopSignal(SimpleNamespace(is_main=True, agree=lambda number: number)) as stop:

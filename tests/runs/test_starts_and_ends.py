@@ -16,8 +16,9 @@ from core.models import save_model
 from core.run import SET_ASIDE, STAYING
 from grpo.losses import OBJECTIVES
 from grpo.report import page
-from tests.tiny import CAUSAL, ROOT, causal_model, run_here, write_prompt_dataset
+from tests.tiny import CAUSAL, ROOT, Cut, causal_model, cut_after, run_here, write_prompt_dataset
 
+OF_A_START = "config.json", "console.log", "report.html", "lock"  # a start that fails adds to these
 TRAIN, PRETRAIN = "grpo/train_grpo.py", "core/pretrain.py"
 REWARDS = """
 import os, signal
@@ -72,6 +73,37 @@ def everything(folder):
 
 def starts(folder):
     return json.loads((folder / "config.json").read_text())["starts"]
+
+
+@pytest.mark.parametrize("resume", [False, "auto"])
+@pytest.mark.parametrize("count", range(3))  # files that were put in place
+def test_a_run_that_was_killed_while_it_wrote_its_first_files_starts_again(
+        launch, monkeypatch, tmp_path, count, resume):
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        cut_after(patch, count)
+        launch()
+    before = set(os.listdir(tmp_path / "out"))
+    launch(resume=resume)
+    assert starts(tmp_path / "out")[-1]["end"]["ended"] == "finished"
+    assert before - {"lock"} <= set(os.listdir(tmp_path / "out" / "previous" / "1"))
+
+
+@pytest.mark.parametrize(("name", "text", "words"), [
+    ("metrics.jsonl", '{"loss": 1.0}\n', "line 1 step delete"),
+    ("metrics.jsonl", '{"step": "2"}\n', "line 1 step delete"),
+    ("samples.jsonl", '{"step": null}\n', "line 1 step delete"), ("config.json", '{"starts": 5}', "starts delete"),
+    ("config.json", '{"starts": [5]}', "starts delete")])
+def test_a_damaged_file_of_a_run_ends_its_resume_in_one_line_and_nothing_is_lost(launch, tmp_path, name, text, words):
+    launch(max_iters=1)
+    (tmp_path / "out" / name).write_text(text)
+    before = everything(tmp_path / "out")
+    line, = launch(1, resume=True, max_iters=2).stderr.splitlines()
+    assert all(word in line for word in (name, *words.split()))
+    after = everything(tmp_path / "out")
+    assert {path: after[path] for path in before if path not in OF_A_START} == {
+        path: content for path, content in before.items() if path not in OF_A_START}
+    (tmp_path / "out" / name).unlink()
+    launch(resume=True, max_iters=2)
 
 
 def test_a_run_that_fails_records_when_and_why(launch, tmp_path):

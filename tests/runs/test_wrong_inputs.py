@@ -11,7 +11,7 @@ from core.model import SEQUENCE_SCORER
 from core.models import save_model
 from tests.families import change_folder, model_folder
 from tests.tiny import CAUSAL, ROOT, causal_model, model, run_here, save
-from tests.wrong_inputs import BUGS, FILES, FOLDERS, PRETRAIN, ROWS, TRAIN
+from tests.wrong_inputs import BUGS, FILES, FOLDERS, LEARN, PRETRAIN, RANKS, ROWS, TRAIN
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,17 @@ def test_a_wrong_input_is_one_line_with_its_key_and_the_remedy(row, places, tmp_
     for word in braces(words, places).split():
         assert re.search(rf"(?<!\w){re.escape(word)}(?!\w)", lines[0]), (word, lines)
     assert inputs(places) == before
+
+
+@pytest.mark.parametrize(("variables", "words"), RANKS, ids=str)
+def test_variables_of_torchrun_that_do_not_fit_together_are_one_line(variables, words, places, tmp_path, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = run_here(PRETRAIN, *command(PRETRAIN, LEARN, places | {"out": str(tmp_path)}))
+    line, = done.stderr.splitlines()
+    assert done.returncode == 1 and all(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", line) for word in words.split())
 
 
 def function_with_a_bug():
