@@ -19,6 +19,7 @@ from core.settings.setting import shown
 
 ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"  # names the files of weights that lie in several
+COUNTS = ("num_hidden_layers", "max_position_embeddings", "attention_block")  # values of a config that are 1 or more
 LEFT_OUT = ("model_type", "architectures", "auto_map", "transformers_version")
 LLADA_SETTINGS = {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads",
                   "n_layers": "num_hidden_layers", "mlp_hidden_size": "intermediate_size",
@@ -106,6 +107,11 @@ def read_config(path, key):
     takes_masks = getattr(config, "_attn_implementation", None) in (None, "sdpa")
     refuse(named, (hasattr(config, "attention_block") and not takes_masks, "has attention_block in its config.json, "
                    "which needs attn_implementation='sdpa' there, or none"))
+    theirs = {ours: name for name, ours in published.settings.items()} if published else {}
+    for name in COUNTS:
+        count = getattr(config, name, 1)
+        refuse(named, (type(count) is not int or count < 1, f"has {theirs.get(name, name)}={shown(count)} in its "
+                       "config.json, which must be a whole number above 0; copy the file again"))
     return config
 
 

@@ -30,7 +30,9 @@ def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
     net, mode = open_transformer(path, key, mode, adapter, dtype, device)
     check_vocabulary(net.base_model, own, named)
     refuse(named, (mode == MASKED_FILL and own.mask_token_id is None,
-                   "has no mask token; name one as mask_token in its tokenizer_config.json"))
+                   "has no mask token; name one as mask_token in its tokenizer_config.json"),
+           (mode == MASKED_FILL and own.mask_token_id in own.stop_token_ids,
+            f"has the end token {own.mask_token_id} as its mask_token_id; correct mask_token_id in its config.json"))
     if adapter.has_adapter:
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
