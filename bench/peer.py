@@ -22,11 +22,14 @@ from core.settings.setting import Settings, setting
 from grpo.build import build_reference, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step
+from grpo.policies import causal
 from grpo.rewards import Scored
 
 NEEDS = "bench.py peer", "trl accelerate"  # who needs TRL, what pip is to install
 PROMPTS = 32       # steps until TRL's prompts come again
 NEVER = "<never>"  # ends a completion, but stands behind the model's vocabulary
+MEAN_LENGTH = 24   # tokens of completions that end by themselves, on average
+NO_STOP, STOP = 0.9, 1 - 1e-6  # of a flat distribution, noise below the first never draws the last token, STOP does
 WARMUP = 1         # steps of each side that are not counted
 
 
@@ -37,25 +40,40 @@ class Work:
     n_layer: int = 4
     n_head: int = 4
     n_embd: int = 128
-    vocab_size: int = 128
+    vocab_size: int = 128        # the last id ends a completion
     batch_size: int = 8          # prompts
     group_size: int = 8          # completions of each
     prompt_length: int = 32
-    completion_length: int = 64  # tokens of each completion
+    completion_length: int = 64  # tokens of each completion, at most
+    mixed: bool = False          # completions end at lengths of a geometric distribution with mean MEAN_LENGTH
 
     def prompts(self, step):
         """(P, T) token ids of a step's prompts."""
-        return np.random.default_rng(step).integers(self.vocab_size, size=(self.batch_size, self.prompt_length))
+        return np.random.default_rng(step).integers(self.stop_id, size=(self.batch_size, self.prompt_length))
+
+    @property
+    def stop_id(self):
+        return self.vocab_size - 1
+
+    def lengths(self, step):
+        """(P, G) tokens of each completion of a step, with the one that ends it."""
+        shape = (self.batch_size, self.group_size)
+        if not self.mixed:
+            return np.full(shape, self.completion_length)
+        drawn = np.random.default_rng([step, MEAN_LENGTH]).geometric(1 / MEAN_LENGTH, shape)
+        return drawn.clip(max=self.completion_length)
 
 
 S = {"n_layer": 6, "n_head": 6, "n_embd": 384}
-CASES = {"T": Work(), "S": Work(**S), "T_long": Work(prompt_length=256), "S_long": Work(**S, prompt_length=256)}
+LONG = {"prompt_length": 256, "mixed": True}
+CASES = {"T": Work(), "S": Work(**S), "T_mixed": Work(mixed=True), "S_mixed": Work(**S, mixed=True),
+         "T_long": Work(**LONG), "S_long": Work(**S, **LONG)}
 
 
 class PeerConfig(Settings):
     """The settings of `bench.py peer`."""
 
-    cases: str = setting(",".join(CASES), "names of cases: T 4 layers x 128, S 6 x 384; long prompts")
+    cases: str = setting(",".join(CASES), "names of cases: T 4 layers x 128, S 6 x 384; mixed lengths; long prompts")
     steps: int = setting(5, "measured steps of each side, in turns; the median is reported", "[1, inf)")
     device: str = setting("cpu", "cpu, cuda or mps")
     dtype: str = setting("float32", "float32 or bfloat16")
@@ -74,14 +92,16 @@ def our_steps(work, device, dtype, turn):
     dist = Distributed(device, dtype)
     tokenizer = SimpleNamespace(
         base_vocab_size=work.vocab_size, vocab_size=work.vocab_size, banned_token_ids=(), mask_token_id=None,
-        stop_token_ids=(), decode=lambda ids: "".join(map(letter, ids)))
+        stop_token_ids=(work.stop_id,) if work.mixed else (), decode=lambda ids: "".join(map(letter, ids)))
     model = HuggingFaceModel(gpt2(quiet_transformers("GPT-2", "model"), work), tokenizer, LANGUAGE_MODEL)
     policy = make_policy(model.to(dist.device), tokenizer, config, dist)
     reference = build_reference(config, policy, dist)
     optimizers = build_optimizers(policy, config, dist.device.type)
+    if work.mixed:
+        causal.draw_uniforms = noise_that_ends(work, causal.draw_uniforms)
 
     def rewards(rollouts):
-        shares = share_of_letter(rollouts.texts.completions, rollouts.mask.sum(1).tolist(), work)
+        shares = share_of_letter(rollouts.texts.completions, rollouts.mask.sum(1).tolist(), work, step)
         return Scored(torch.tensor(shares, device=dist.device).view(-1, work.group_size))
 
     step = 0
@@ -92,6 +112,15 @@ def our_steps(work, device, dtype, turn):
         grpo_training_step(policy, reference, rewards, lambda _: batch, optimizers, step, config, dist)
         go_on = turn(record_of(start, dist.device))
         step += 1
+
+
+def noise_that_ends(work, draw):
+    """draw_uniforms with noise that ends each completion at its length."""
+    def drawn(seed, step, numbers, shape):
+        noise = NO_STOP * draw(seed, step, numbers, shape)                           # (P, G, M)
+        last = torch.from_numpy(work.lengths(step)[numbers] - 1)[..., None]          # (P, G, 1)
+        return noise.scatter(2, last, STOP)
+    return drawn
 
 
 def gpt2(transformers, work):
@@ -113,8 +142,8 @@ def trl_steps(work, device, dtype, turn):
     rows = work.batch_size * work.group_size
     at_once = rows if device == "cuda" else min(16, rows)  # the fastest on two cores
 
-    def share(completions, completion_ids, **_):
-        return share_of_letter(completions, map(len, completion_ids), work)
+    def share(completions, completion_ids, trainer_state, **_):
+        return share_of_letter(completions, map(len, completion_ids), work, trainer_state.global_step)
 
     class EachStep(transformers.TrainerCallback):
         def on_train_begin(self, args, state, control, **_):
@@ -138,7 +167,23 @@ def trl_steps(work, device, dtype, turn):
         trainer = trl.GRPOTrainer(
             folder, share, config, datasets.Dataset.from_dict({"prompt": prompts}),
             processing_class=tokenizer_of(transformers, work), callbacks=[EachStep()])
+        if work.mixed:
+            generate = trainer.model.generate
+            trainer.model.generate = lambda *arguments, **named: generate(
+                *arguments, **named, logits_processor=[logits_that_end(work, trainer.state.global_step)])
         trainer.train()
+
+
+def logits_that_end(work, step):
+    """A logits processor: before the length of a completion any token but the one that ends it, then only that."""
+    lengths = torch.from_numpy(work.lengths(step).flatten())                         # (N,)
+    is_stop = torch.arange(work.vocab_size) == work.stop_id                          # (V,)
+
+    def process(ids, scores):
+        reached = ids.shape[1] - work.prompt_length + 1 >= lengths                   # (N,)
+        excluded = (reached[:, None] != is_stop).to(scores.device)                   # (N, V)
+        return scores.masked_fill(excluded, -torch.inf)
+    return process
 
 
 def letter(i):
@@ -150,14 +195,15 @@ def tokenizer_of(transformers, work):
     """A tokenizer of one character for each id."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     plain = Tokenizer(models.WordLevel({letter(i): i for i in range(work.vocab_size)}))
+    end = letter(work.stop_id) if work.mixed else NEVER
     plain.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     plain.decoder = decoders.Fuse()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=NEVER, pad_token=NEVER)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token=end, pad_token=end)
 
 
-def share_of_letter(completions, lengths, work):
-    """The reward of the work: the share of the first letter in each completion, all of the length of the work."""
-    assert {*lengths} == {work.completion_length}
+def share_of_letter(completions, lengths, work, step):
+    """The reward of the work: how often each completion, all of the lengths of this step, has the first letter."""
+    assert [*map(int, lengths)] == work.lengths(step).flatten().tolist()
     return [text.count(letter(0)) / work.completion_length for text in completions]
 
 

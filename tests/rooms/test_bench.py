@@ -10,6 +10,7 @@ from bench import bench, peer
 from bench.peer import Work
 from bench.sides import in_turns
 from core.errors import Mistake
+from grpo.policies import causal
 
 SIZES = ["--n_layer=1", "--n_embd=16", "--batch_size=2", "--group_size=3", "--device=cpu"]
 TINY = Work(n_layer=1, n_head=2, n_embd=16, batch_size=2, group_size=3, prompt_length=4, completion_length=8)
@@ -44,7 +45,10 @@ def test_a_comparison_measures_both_sides_in_processes_of_their_own_and_their_gr
 @pytest.mark.slow
 def test_the_ratios_to_trl_are_those_of_steps_with_the_lengths_of_the_work(capsys, monkeypatch):
     pytest.importorskip("trl")
-    monkeypatch.setattr(peer, "CASES", {"even": TINY, "long": dataclasses.replace(TINY, prompt_length=9)})
+    mixed = dataclasses.replace(TINY, prompt_length=9, mixed=True)
+    monkeypatch.setattr(peer, "CASES", {"even": TINY, "long": mixed})
+    monkeypatch.setattr(peer, "MEAN_LENGTH", 3)
+    monkeypatch.setattr(causal, "draw_uniforms", causal.draw_uniforms)
     monkeypatch.setattr(peer, "in_turns", lambda calls, steps: [steps_of(*call, steps=steps) for call in calls])
     bench.main(["peer", "--cases=even,long", "--steps=1"])
     out = capsys.readouterr().out.strip().split("\n")
