@@ -98,10 +98,10 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
                 logger.say(f"changed since the last start: {changes}")
     elif previous := set_aside(config.absolute_out_dir):
         logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
+    else:  # the first file: by it check_run_folder knows the folder of a run that is killed before the next one
+        logger.write_console(f"{now()}: a run begins")
     starts.append(json.loads(without_home(json.dumps(start(config, origin, dist, trainer.step)))))
     record = dataclasses.asdict(config) | {"starts": starts}
-    # The first file of a run: by it check_run_folder knows the folder again, whenever the process is killed
-    logger.write_console(f"{starts[-1]['time']}: {starts[-1]['command']}")
     write_json(path, record)
 
     def end(ended, why):

@@ -365,7 +365,7 @@ REWARDS = [
     (TRAIN, f"{MINE} --reward_functions=raises", 1, "raises rewards.py 3 IndexError"),
     (TRAIN, f"{MINE} --reward_functions=silent", 1, "silent rewards.py 6 Error"),
     (TRAIN, f"{MINE} --reward_functions=logs", 1, "logs rewards.py 7 TypeError"),
-    *((TRAIN, f"{SUMS} --reward_file={{logs.py}} --max_iters=1 --reward_functions=logs_{i},exact_match", 1,
+    *((TRAIN, f"{SUMS} --reward_file={{logs.py}} --max_iters=1 --reward_functions=('exact_match','logs_{i}')", 1,
        f"log_metric {name} another") for i, name in enumerate(TAKEN)),
     (TRAIN, f"{MINE} --reward_functions=calls_ours", 1, "calls_ours rewards.py 8 TypeError"),
     (TRAIN, f"{SUMS} --max_turns=3", 1, "max_turns environment"),
