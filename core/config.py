@@ -1,7 +1,6 @@
 """Settings from config files and --key=value arguments, and RunConfig, which all training scripts share."""
 
 import ast
-import difflib
 import functools
 import inspect
 import json
@@ -94,21 +93,12 @@ class RunConfig(Settings):
         return os.path.abspath(self.out_dir)
 
 
-OTHER_NAMES = {  # {a name in TRL, verl or nanoGPT: the settings here}; docs/coming_from.md says what differs
-    "model_path": "generator_checkpoint init_from", "model_name_or_path": "generator_checkpoint init_from",
-    "dataset_name": "dataset", "train_files": "dataset", "reward_funcs": "reward_functions",
-    "num_generations": "group_size", "max_completion_length": "max_new_tokens", "max_response_length": "max_new_tokens",
-    "beta": "kl_beta", "kl_coef": "kl_beta", "kl_loss_coef": "kl_beta",
-    "loss_type": "objective", "scale_rewards": "advantage", "adv_estimator": "advantage",
-    "epsilon": "clip_low clip_high", "epsilon_high": "clip_high", "entropy_coeff": "entropy_bonus",
-    "per_device_train_batch_size": "batch_size", "train_batch_size": "batch_size", "rollout_batch_size": "batch_size",
-    "num_iterations": "max_iters ppo_epochs", "max_steps": "max_iters", "gradient_checkpointing": "grad_checkpoint",
-    "lr": "learning_rate", "warmup_steps": "warmup_iters", "max_grad_norm": "grad_clip", "lora_r": "lora_rank",
-    "use_vllm": "sampler", "output_dir": "out_dir", "resume_from_checkpoint": "resume"}
 COMMAND = "command line"  # where a setting was set
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what a config file has for itself
 WITH_CODE = set()  # the config files that define or import something, such as an objective
 WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
+NAMES = re.compile(f"{WORD.pattern}(, ?{WORD.pattern})*")  # one that can stand for the tuple of its names
+TEXTS = "stop_sequences"  # a tuple of texts, not of names: a comma may be a part of one
 
 
 def load_config(cls, argv):
@@ -125,6 +115,7 @@ def load_config(cls, argv):
     values, origin = {}, {}
     given = [settings_in(argument, defaults(cls)) for argument in argv]
     hints = hints_of(cls, {key for _, settings in given for key in settings})
+    check_keys(given, hints)
     for where, settings in given:
         for key, value in settings.items():
             value = literal(value, hints.get(key)) if where == COMMAND else value
@@ -145,6 +136,7 @@ def saved_settings(cls, path):
     saved = read_object(path, path, "name the config file of the run, or delete it")
     saved.pop("starts", None)
     hints = hints_of(cls, saved.keys())
+    check_keys([(path, saved)], hints)
     return {key: checked(key, value, hints, path) for key, value in saved.items()}
 
 
@@ -181,12 +173,11 @@ def run_config_file(path):
     return {name: value for name, value in names.items() if not name.startswith("_") or name == "__annotations__"}
 
 
-def unknown_key(key, hints):
-    """The error about a key that is no setting, with the settings of that meaning or with a similar name."""
-    near = [name for name in OTHER_NAMES.get(key, "").split() if name in hints]
-    near = near or difflib.get_close_matches(key, hints, n=1, cutoff=0.85)
-    remedy = f"did you mean {' or '.join(near)}?" if near else "leave it out; --help=all lists the keys"
-    return f"unknown key {key}; {remedy}"
+def check_keys(given, hints):
+    """Raises UsageError with every key that is no setting. given: pairs (place, {key: value})"""
+    if any(settings.keys() - hints.keys() for _, settings in given):
+        from core.settings.other_names import unknown_keys
+        raise UsageError(unknown_keys(given, hints))
 
 
 def literal(text, hint):
@@ -205,9 +196,7 @@ def literal(text, hint):
 
 
 def checked(key, value, hints, where):
-    """`value` as the type of its key. Conversions: int to float, list to tuple, one word to a tuple of that word."""
-    if key not in hints:
-        raise UsageError(f"{where}: {unknown_key(key, hints)}")
+    """`value` as the type of its key. Conversions: int to float, list to tuple, the words of "a,b" to a tuple."""
     kinds = allowed_types(hints[key])
     if type(value) is dict:
         with others(f"{where}: {key}={shown(value)} cannot be kept", "use texts, numbers, lists, True, False and None"):
@@ -215,8 +204,8 @@ def checked(key, value, hints, where):
     item = kinds[tuple][0] if tuple in kinds else None
     if item and type(value) is list:
         value = tuple(value)
-    if item is str and str not in kinds and type(value) is str and WORD.fullmatch(value):
-        value = (value,)
+    if item is str and type(value) is str and (WORD if key == TEXTS else NAMES).fullmatch(value):
+        value = tuple(re.split(", ?", value))
     if float in kinds:
         value = as_float(value)
     if item is float and type(value) is tuple:
@@ -224,6 +213,8 @@ def checked(key, value, hints, where):
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
         return value
     what = "True or False" if bool in kinds else inspect.formatannotation(hints[key])
+    if item is str:
+        what += ", such as ('a', 'b')"
     raise UsageError(f"{where}: {key}={shown(value)} must be {what}")
 
 
