@@ -8,6 +8,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+import difflib
 import inspect
 import math
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from core.data_folder import OF_CONSUMER
 from core.errors import Mistake, UsageError, is_own_function, run_script
 from core.settings.setting import shown
 from grpo.reward_functions.registry import (
-    REWARDS, arguments, check_records, import_rewards, register_functions, reward, run_reward)
+    REWARDS, arguments, check_records, import_rewards, load_reward_file, register_functions, reward, run_reward)
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
 from grpo.rollout import Rollouts, Scored, Texts, join
 
@@ -120,8 +121,9 @@ def check_settings(config, names, models):
     for name in names:
         if name not in REWARDS:
             file = config.reward_file or "reward_file=FILE.py"
-            raise Mistake(f"reward_functions: {name!r} is not one of {', '.join(sorted(REWARDS))}; correct the name or "
-                          f"define it in {file}")
+            near = difflib.get_close_matches(name, [*REWARDS, *load_reward_file(config.reward_file)], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(REWARDS))}"
+            raise Mistake(f"reward_functions: {name!r} is no reward ({hint}); correct the name or define it in {file}")
         for parameter, key in MODELS.items():
             if parameter in REWARDS[name].settings and models[parameter] is None:
                 raise Mistake(f"reward {name} needs {key}; name a model, or set other reward_functions")

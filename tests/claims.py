@@ -267,6 +267,10 @@ CLAIMS = {
             "golden/test_golden.py::test_a_run_gives_the_recorded_numbers",
         "wrong inputs end in one line with key and remedy; nothing is lost":
             "runs/test_wrong_inputs.py::test_a_wrong_input_is_one_line_with_its_key_and_the_remedy",
+        "names of TRL's and verl's settings are answered, all of a command in one error":
+            "runs/test_settings.py::test_names_of_trl_and_verl_are_answered_all_in_one_error",
+        "a tuple of names takes a,b, and one of texts does not":
+            "runs/test_settings.py::test_names_with_commas_are_a_tuple_of_them_and_texts_are_not",
         "later arguments win; a room has its settings only while it is open":
             "runs/test_settings.py::test_a_room_has_its_settings_only_while_it_is_open",
         "variables of torchrun that do not fit together are one line":
@@ -367,6 +371,8 @@ CLAIMS = {
         "special tokens that were added stay in the text":
             "rooms/test_huggingface_tokenizer.py::"
             "test_special_tokens_that_were_added_stay_in_the_text_unless_they_mark_turns",
+        "the adapter for verl's reward functions scores verl's records":
+            "rooms/test_reward_file.py::test_the_adapter_for_verl_scores_records_of_verl",
         "a reward file finds the files and packages beside it at any time, in other processes too":
             "rooms/test_reward_file.py::test_a_reward_file_and_its_neighbours_import_each_other",
         "a file beside it that is called datasets.py or metrics.py is found by nothing else":

@@ -42,6 +42,7 @@ FILES = {
     "long.jsonl": lines(*MANY, {"prompt": "a" * 700, "split": "val", "answer": "b"}),
     "no_completion.jsonl": lines(*MANY, {"prompt": "1+1"}),
     "cut.safetensors": b"\x10\0\0\0",
+    "theirs.py": "seed = 1\nlora_r = 8\nbf16 = True\n",
     "typo.py": "seed = 1\nn_layerz = 4\n",
     "raises.py": "seed = 1\n\nbatch_size = 1 // 0\n",
     "silent.py": "seed = 1\nclass Error(Exception):\n    def __str__(self):\n        raise KeyError\nraise Error\n",
@@ -70,7 +71,12 @@ SETTINGS = [
     (TRAIN, "--doctor=true", 2, "doctor True"),
     *((TRAIN, f"--{names.split()[0]}=5", 2, names) for names in (
         "kl_coef kl_beta", "max_grad_norm grad_clip", "num_iterations max_iters", "rollout_batch_size batch_size",
-        "num_generations group_size", "model_path generator_checkpoint", "output_dir out_dir")),
+        "num_generations group_size", "model_path generator_checkpoint", "output_dir out_dir", "grop_size group_size",
+        "actor_rollout_ref.rollout.n group_size", "save_total_limit kept docs/coming_from.md",
+        "nobody_knows docs/coming_from.md --help=all")),
+    (TRAIN, "{theirs.py} --beta=0.1 --trainer.logger=wandb", 2, "theirs.py lora_r lora_rank bf16 dtype beta kl_beta "
+     "trainer.logger report_to"),
+    (TRAIN, "--stop_sequences=a,b", 2, "stop_sequences='a,b' ('a',"),
     (PRETRAIN, "--n_layers=4", 2, "n_layers n_layer"),
     (PRETRAIN, "n_layer=4", 2, "n_layer=4 --key=value"),
     (PRETRAIN, "--n_layer=four", 2, "n_layer='four' int"),
@@ -239,6 +245,7 @@ FILES |= {
     "spoiled.jsonl": "".join(json.dumps({"prompt": f"{n}-9:", "numbers": "12", "target": 3, "tests": " "}) + "\n"
                              for n in range(40)),
     "task.jsonl": lines(*({"prompt": f"{n}-9:", "numbers": [1, 2], "target": 3} for n in range(40))),
+    "verl.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None): pass\n",
     "broken.py": "import package_that_nobody_has\n",
     "ranged.py": "from grpo.rewards import reward\n\n@reward(0, 'a')\ndef one(completions): return []\n",
     "logs.py": "".join(f"def logs_{i}(completions, log_metric):\n    log_metric({name!r}, 1.0)\n"
@@ -345,6 +352,10 @@ class Fails(Base):
 """}
 REWARDS = [
     (TRAIN, f"{SUMS} --reward_functions=exact", 1, "reward_functions 'exact' exact_match reward_file"),
+    (TRAIN, f"{SUMS} --reward_functions=repetition,zzz", 1, "reward_functions 'zzz' repetition reward_file"),
+    (TRAIN, f"{MINE} --reward_functions=rises", 1, "reward_functions 'rises' raises rewards.py"),
+    (TRAIN, RECORDS % ("half", "compute_score") + " --reward_file={verl.py}", 1,
+     "half.jsonl compute_score 'data_source' verl docs/coming_from.md"),
     (TRAIN, f"{SUMS} --reward_functions=contains --reward_weights=(1.0,2.0)", 1, "reward_weights (1.0, contains"),
     (TRAIN, SUMS + " --reward_settings={'least':1}", 1, "reward_settings 'least' length_penalty"),
     *((TRAIN, f"{SUMS} --reward_settings={{'length_min':{value}}}", 1, "reward_settings length_min length_penalty 20")

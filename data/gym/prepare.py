@@ -2,7 +2,7 @@
 
 pip install reasoning-gym
 python data/gym/prepare.py                                       twenty tasks in sizes for a small model
-python data/gym/prepare.py --tasks="('gcd', 'lcm')" --size=500 --settings="{'gcd': {'max_value': 60}}" --shots=0
+python data/gym/prepare.py --tasks=gcd,lcm --size=500 --settings="{'gcd': {'max_value': 60}}" --shots=0
 --out=FOLDER writes elsewhere, to be used as --dataset=FOLDER.
 
 The reward is `gym` of data/gym/reward.py. A task that is named twice gets twice as many problems. A few tasks depend on

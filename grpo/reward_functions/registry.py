@@ -173,12 +173,15 @@ def check_records(name, records):
     if REWARDS[name].messages:  # of TRL's form, which gets None where a record of another task lacks a field
         there = {key for record in records for key, x in record.items() if x is not None}
         needed = [key for key in needed if FIELD_OF.get(key, key) not in there]
+    remedy = "add it, correct the parameter's name, or give it a default"
+    if any(key.startswith("solution_str") for key in needed):
+        remedy = "a reward function of verl needs the adapter of docs/coming_from.md"
     for record in records:
         for key in needed:
             if record.get(FIELD_OF.get(key, key)) is None:
                 own = one_line(", ".join(sorted(record.keys() - OF_CONSUMER)))
                 raise Mistake(f"{record['where']}: reward {name} needs the field '{key}' in every record, and this one "
-                              f"has {own}; add it, correct the parameter's name, or give it a default")
+                              f"has {own}; {remedy}")
         if check is not None:
             own = {key: x for key, x in record.items() if key not in OF_CONSUMER}
             try:

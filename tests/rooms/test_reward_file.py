@@ -4,6 +4,7 @@ import builtins
 import functools
 import importlib
 import importlib.util
+import json
 import math
 import os
 import pathlib
@@ -17,6 +18,7 @@ import torch
 from core import data
 from core.data import check_masks
 from core.errors import Mistake, definition
+from core.records import read_records
 from core.user_files import module_of
 from grpo.environments import Episode, find_environment
 from grpo.reward_functions import registry
@@ -357,6 +359,46 @@ def test_runs_of_one_process_take_turns_with_rewards_of_their_own(tmp_path):
     for value, rewards in [*runs.items(), *runs.items()]:
         found, = rewards.score(texts, 1)[0].values()
         assert found.tolist() == [value]
+
+
+OF_VERL = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    score = float(ground_truth in solution_str) / (1 + extra_info["index"])
+    return score if data_source == "plain" else {"score": score, "acc": score > 0}
+"""
+ADAPTER = """
+from grpo.rewards import reward
+from mine import compute_score
+
+@reward(0, 1)  # the range of its scores
+def verl_score(completions, data_source, reward_model, extra_info):
+    rows = zip(completions, data_source, reward_model, extra_info)
+    scores = [compute_score(data_source=source, solution_str=text, ground_truth=rule["ground_truth"], extra_info=extra)
+              for text, source, rule, extra in rows]
+    return [score["score"] if isinstance(score, dict) else score for score in scores]
+"""
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_the_adapter_for_verl_scores_records_of_verl(ending, tmp_path):
+    path = write(tmp_path, {"verl_score.py": ADAPTER, "mine.py": OF_VERL})
+    rows = [{"data_source": source, "prompt": [{"role": "user", "content": f"3 plus {n}?"}], "ability": "math",
+             "reward_model": {"style": "rule", "ground_truth": str(3 + n)}, "extra_info": {"index": n}}
+            for n, source in enumerate(("plain", "plain", "dict"))]
+    data_path = str(tmp_path / f"rows{ending}")
+    if ending == ".parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), data_path)
+    else:
+        pathlib.Path(data_path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    records = read_records(data_path)
+    rewards = Rewards(config(reward_file=path, reward_functions=("verl_score",), max_new_tokens=5))
+    rewards.check(records)
+    columns = {key: [record[key] for record in records] for key in rows[0]}
+    texts = SimpleNamespace(prompts=["p"] * 3, completions=["3", "5", "It is 5"], columns=columns,
+                            completion_ids=[[0]] * 3)
+    values, _ = rewards.score(texts, 1)
+    assert values["verl_score"].tolist() == pytest.approx([1.0, 0.0, 1 / 3])
 
 
 def test_builtins_that_are_added_later_are_found(tmp_path):
