@@ -202,8 +202,9 @@ def exit_code(main):
 
 
 def tell(mistake):
-    """Writes the line of a mistake to stderr, at once: other ranks write there too."""
-    sys.stderr.write(one_line(f"error: {mistake}", 2000) + "\n")
+    """Writes the line of a mistake to stderr, at once: other ranks write there too. It has room for the forty keys of a
+    command of another project."""
+    sys.stderr.write(one_line(f"error: {mistake}", 5000) + "\n")
 
 
 def libraries_first(*folders):

@@ -76,6 +76,8 @@ SETTINGS = [
         "nobody_knows docs/coming_from.md --help=all")),
     (TRAIN, "{theirs.py} --beta=0.1 --trainer.logger=wandb", 2, "theirs.py lora_r lora_rank bf16 dtype beta kl_beta "
      "trainer.logger report_to"),
+    (TRAIN, " ".join(f"--actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu.{n}=1" for n in range(40)) + " --beta=1",
+     2, "beta kl_beta docs/coming_from.md"),
     (TRAIN, "--stop_sequences=a,b", 2, "stop_sequences='a,b' ('a',"),
     (PRETRAIN, "--n_layers=4", 2, "n_layers n_layer"),
     (PRETRAIN, "n_layer=4", 2, "n_layer=4 --key=value"),

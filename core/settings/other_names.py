@@ -21,7 +21,7 @@ dataset_name train_dataset train_files | dataset |
 dataset_config dataset_config_name | dataset | as in hf:owner/name:subset
 eval_dataset val_files dataset_test_split dataset_train_split | dataset | a record's "split" is train or val
 data_seed | seed |
-shuffle_dataset | | seed gives the order of the data
+shuffle_dataset shuffle | | seed gives the order of the data
 filter_overlong_prompts truncation | max_prompt_length | longer training prompts are left out
 prompt_key reward_fn_key | | rename the field: docs/rewards.md
 dataloader_num_workers dataloader_pin_memory dataloader_drop_last | | no processes load data
@@ -33,8 +33,8 @@ tools environment_factory | environment | with an adapter: docs/rewards.md
 max_tool_calling_iterations max_assistant_turns | max_turns |
 
 per_device_train_batch_size rollout_batch_size | batch_size | it counts problems, each with group_size completions
-train_batch_size gen_batch_size | batch_size gradient_accumulation_steps | their product and the ranks': prompts
-generation_batch_size | batch_size gradient_accumulation_steps | their product, group_size and ranks: completions
+train_batch_size gen_batch_size | batch_size gradient_accumulation_steps | prompts: their product times the ranks
+generation_batch_size | batch_size gradient_accumulation_steps | completions: their product times group_size and ranks
 per_device_eval_batch_size val_batch_size | sample_rows | completions sampled at once
 num_generations rollout.n | group_size |
 num_generations_eval val_kwargs.n | eval_completions |
@@ -151,8 +151,8 @@ def names_elsewhere():
 
 
 def answer_to(key, known):
-    """What to say about a key that is not in `known`, the settings of a script: ours of that meaning or with a similar
-    name, or what is there instead; "" if nobody knows. Of a name with dots the longest end that is known counts."""
+    """Answers a key that is not in `known`, the settings of a script, with ours of that meaning or of a similar name,
+    or with what there is instead; with "" if nobody knows. Of a name with dots the longest end that is known counts."""
     others = names_elsewhere()
     parts = key.replace("-", "_").split(".")
     for start in range(len(parts)):

@@ -114,6 +114,8 @@ def test_names_with_commas_are_a_tuple_of_them_and_texts_are_not(key):
     for text in ("a,", ",a", "a,,b", "a b"):
         with pytest.raises(UsageError):
             load_config(GRPOConfig, [f"--{key}={text}"])
+    weighted, _ = load_config(GRPOConfig, ["--reward_functions=a,b", "--reward_weights=1,0.5"])
+    assert weighted.reward_weights == (1.0, 0.5)
 
 
 class Garden(Settings):
