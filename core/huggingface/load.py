@@ -8,7 +8,7 @@ from core.errors import others
 from core.huggingface.files import (
     base_of, check_weights, is_adapter, published_as, read_config, reads_both_ways, refuse, writing_folder)
 from core.huggingface.lora import add_adapter, open_adapter, save_adapter
-from core.huggingface.model import HuggingFaceModel
+from core.huggingface.model import CACHE_NAMES, HuggingFaceModel
 from core.huggingface.settings import FULL
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
@@ -133,6 +133,8 @@ def check_vocabulary(net, tokenizer, named):
 @torch.no_grad()
 def check_outputs(model, named):
     """Raises Mistake if the output layers alone give other logits than the whole model of transformers."""
+    refuse(named, (model.mode == LANGUAGE_MODEL and model.cache_name is None, f"would complete without its prompt: "
+                   f"{type(model.body).__name__} takes no cache ({', '.join(CACHE_NAMES)}); {FAMILIES}"))
     inputs = model.inputs(torch.arange(6, device=next(model.parameters()).device)[None])
     expected = model.net(**inputs).logits.float()                                    # (1, T, V), of a judge (1, T)
     found = model.head_logits(model.body(**inputs).last_hidden_state).view_as(expected)

@@ -22,6 +22,7 @@ from core.performance.sharding import layers_of, weights_of
 
 BANNED = -1e9         # logit of a token that is never sampled: its probability is 0, and products with 0 stay finite
 UNLIMITED = 2**30     # longest input of a model whose config names none
+CACHE_NAMES = "cache", "past_key_values", "cache_params"  # of the argument, the last two up to transformers 5.23
 
 
 class HuggingFaceModel(nn.Module):
@@ -53,7 +54,9 @@ class HuggingFaceModel(nn.Module):
             self.start_ids, self.end_ids = tokenizer.start_ids, tokenizer.end_ids
         self.first_position = first_position(body)
         self.longest_input = most_tokens(body) - len(self.start_ids) - len(self.end_ids)
-        self.takes_position = "position_ids" in inspect.signature(body.forward).parameters
+        takes = inspect.signature(body.forward).parameters
+        self.takes_position = "position_ids" in takes
+        self.cache_name = next((name for name in CACHE_NAMES if name in takes), None)
 
     @property
     def reads_columns(self):
@@ -85,11 +88,11 @@ class HuggingFaceModel(nn.Module):
         if isinstance(past, RowCache):
             mask, place = past.mask(T, padding, tokens.device), past.column - padding[:, None]
             inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": self.first_position + place,
-                      "use_cache": True, "cache": content_of(past)}
+                      "use_cache": True, self.cache_name: content_of(past)}
         else:
             inputs = self.inputs(torch.cat((start, tokens, end), 1), before, padding)
             if self.mode == LANGUAGE_MODEL:
-                inputs |= {"use_cache": past is not None, "cache": past and past.content}
+                inputs |= {"use_cache": past is not None, self.cache_name: past and past.content}
         with using(self.net, self.adapter), self.checkpointing(past):
             h = self.of_their_own_token(self.body(**inputs).last_hidden_state, padding)
         h = h[:, len(self.start_ids) : len(self.start_ids) + T]                      # (B, T, C)
