@@ -75,8 +75,8 @@ class RunConfig(Settings):
         False, "True: continue from out_dir/state.pt, without a config file with its saved settings; "
         "auto: only if there is one", (True, False, "auto"))
     seed: int = setting(1337, "of data order, sampling and new weights", "[0, 1e18]")
-    device: str = setting("auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps")
-    dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on CUDA", ("auto", "float32", "bfloat16"))
+    device: str = setting("auto", "auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps")
+    dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on newer GPUs", ("auto", "float32", "bfloat16"))
     compile: bool = setting(False, "torch.compile: half a minute at the start, then faster; for long runs")
     report_to: tuple[str, ...] = setting((), "trackers: wandb, tensorboard, trackio")
     wandb_log: bool = setting(False, "the same as wandb in report_to")

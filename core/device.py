@@ -2,23 +2,28 @@
 
 import functools
 import os
+import sys
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 
 import torch
 
-from core.errors import Mistake
+from core.errors import Mistake, check_version
 
 NVIDIA = "/dev/nvidia0"  # the first GPU of a Linux machine
 
 
-def detect_device(name: str = "auto", local_rank: int = 0) -> torch.device:
-    """The device that `name` asks for: 'auto' takes cuda, then mps, then cpu."""
+def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) -> torch.device:
+    """The device that `name` asks for: 'auto' takes cuda, then mps unless the model is small, then cpu."""
+    check_version("torch", torch.__version__, "this project", "-r requirements.txt")
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kinds = [kind for kind, found in there.items() if found]
     kind, _, index = name.partition(":")
     if name == "auto":
         kind = kinds[0]
+        if kind == "mps" and small:
+            kind = "cpu"
+            sys.stderr.write("device='auto' takes the CPU for a small model; --device=mps takes the Apple GPU\n")
         if kind == "cpu" and os.path.exists(NVIDIA) and "CUDA_VISIBLE_DEVICES" not in os.environ:
             raise Mistake(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it; mend that "
                           "or set device='cpu'")
@@ -42,18 +47,20 @@ def ids_on(device: torch.device, *ids: int) -> torch.Tensor:
 
 
 def detect_dtype(name: str, device: torch.device) -> torch.dtype:
-    """'auto' is bfloat16 on a GPU that computes in it (from capability 8.0), and float32 elsewhere."""
-    if name == "auto":
-        name = "float32"
-        if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-            name = "bfloat16"
-    return getattr(torch, name)
+    """'auto' is bfloat16 on a GPU that computes in it (from capability 8.0), and float32 elsewhere. 'bfloat16' is
+    float32 on a GPU that would emulate it, slowly."""
+    if device.type == "cuda" and name != "float32":
+        name = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
 @functools.cache
 def gpu_logits_at_once(device: torch.device) -> int:
-    """Most numbers in one tensor of logits: a GPU is slow in small parts; one of 24 GB has less room for them."""
-    return 2**28 if torch.cuda.mem_get_info(device)[1] > 24 * 2**30 else 2**27
+    """Most numbers in one tensor of logits: a GPU is slow in small parts; one of 12 or 24 GB has less room for them."""
+    room = torch.cuda.mem_get_info(device)[1]
+    if room < 16 * 2**30:
+        return 2**26
+    return 2**27 if room <= 24 * 2**30 else 2**28
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import sys
 from datetime import timedelta
 from functools import cached_property
 
@@ -58,13 +59,16 @@ class Distributed:
     share of a step needs no backward simply adds zeros. Sharded models (core/performance/sharding.py) sum their own.
     """
 
-    def __init__(self, device: str = "auto", dtype: str = "auto"):
+    def __init__(self, device: str = "auto", dtype: str = "auto", small: bool = False):
+        """small: the model is small, see detect_device"""
         self.rank = variable("RANK", 0)
         self.world = variable("WORLD_SIZE", 1)
         check_ranks(self.rank, self.world)
-        self.device = detect_device(device, variable("LOCAL_RANK", 0))
+        self.device = detect_device(device, variable("LOCAL_RANK", 0), small)
         self.dtype = detect_dtype(dtype, self.device)
         self.is_main = self.rank == 0
+        if self.is_main and dtype == "bfloat16" and self.dtype == torch.float32:
+            sys.stderr.write("dtype='bfloat16' is float32 here: this GPU only emulates bfloat16\n")
         self.ranks = self.patient = None  # the groups of exchanges on the device, and of barriers
         self.shards = None  # the models of which each rank has a part: Shards in core/performance/sharding.py
         if self.device.type == "cuda":

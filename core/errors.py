@@ -23,6 +23,8 @@ IN_THE_NAME_OF_OTHERS = [os.path.join(ROOT, "core", file) for file in ("errors.p
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 PACKAGES = {"site-packages", "dist-packages"}
 MOST = 300  # characters of an error of others
+FLOORS = {  # {module: the oldest version of its package that works}
+    "torch": "2.11", "torch.distributed.fsdp": "2.13", "transformers": "5.17", "peft": "0.19"}
 NO_MEMORY = "out of memory|can't allocate memory|ALLOC_FAILED"  # of CUDA and MPS, of a CPU, of CUDA's libraries
 
 
@@ -104,6 +106,22 @@ def time_limit(seconds):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def check_version(name, found, why, install):
+    """Raises Mistake if the version `found` is below the floor of a module. A development version of the floor passes.
+
+    why: what needs the module; install: what pip is to install
+    """
+    floor = FLOORS[name]
+    if release(found) < release(floor):
+        package = name.split(".")[0]
+        raise Mistake(f"{why} needs {package} {floor} or later, not {found}: pip install {install}")
+
+
+def release(version):
+    """(2, 13) of 2.13.0+cpu or 2.13.0a0+git."""
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def is_out_of_memory(error):

@@ -38,6 +38,11 @@ def is_huggingface(path, key="checkpoint"):
                   f"name the model in it: {path}/model or {path}/model.safetensors")
 
 
+def is_small(path):
+    """Tells whether a path names a model of ours: a file, or None for a new model. They are small."""
+    return path is None or os.path.isfile(path)
+
+
 def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=None, dtype=torch.float32):
     """A model in eval mode, and facts about its training.
 

@@ -17,6 +17,7 @@ from core.config import describe, load_config
 from core.distributed import Distributed
 from core.errors import run_script
 from core.logger import create_logger
+from core.models import is_small
 from core.prompts import PromptConsumer
 from core.run import check_run_folder, run_folder
 from core.start import build_missing, naming_what_lowers_memory, recorded
@@ -32,7 +33,8 @@ def main(argv):
     if config.wandb_log or config.report_to:
         from core.trackers import check_trackers
         check_trackers(config)
-    with Distributed(config.device, config.dtype) as dist, naming_what_lowers_memory(config):
+    small = is_small(config.init_from)
+    with Distributed(config.device, config.dtype, small) as dist, naming_what_lowers_memory(config):
         if build_missing(config, ("init_from",), dist):
             if dist.is_main:
                 print("dry run: nothing was built or trained, and what is there was not checked")

@@ -25,7 +25,7 @@ from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.logger import visible_lines
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
-from core.models import load_model, load_tokenizer
+from core.models import is_small, load_model, load_tokenizer
 from core.prompts import MODEL, TEMPLATES, PromptFormat
 from core.settings.setting import Settings, setting
 
@@ -48,7 +48,7 @@ class SampleConfig(Settings):
     temperature: float = setting(0.8, "below 1 prefers likely tokens, above 1 flattens", "[1e-6, 1e3]")
     top_p: float = setting(0.95, "nucleus sampling; 1.0 turns it off", "(0, 1]")
     seed: int = setting(1337, "of the noise", "[0, 1e18]")
-    device: str = setting("auto", "auto (cuda, else mps, else cpu), cpu, cuda, cuda:1, mps")
+    device: str = setting("auto", "auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps")
 
 
 def hidden_tokens(text, tokenizer):
@@ -100,7 +100,7 @@ def fills(model, tokenizer, config, device):
 def main(argv):
     """Prints num_samples samples."""
     config, _ = load_config(SampleConfig, argv)
-    device = detect_device(config.device)
+    device = detect_device(config.device, small=is_small(config.checkpoint))
     model, _ = load_model(config.checkpoint, device)
     if model.mode == SEQUENCE_SCORER:
         raise Mistake(f"checkpoint={config.checkpoint} scores texts and samples none; name a generator")

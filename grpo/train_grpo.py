@@ -12,10 +12,13 @@ from importlib import import_module
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+import torch
+
 from core.config import load_config
 from core.distributed import Distributed
-from core.errors import run_script
+from core.errors import check_version, run_script
 from core.logger import create_logger
+from core.models import is_small
 from core.run import check_run_folder, run_folder
 from core.start import naming_what_lowers_memory, recorded
 from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing
@@ -33,7 +36,10 @@ def main(argv):
         check_trackers(config)
     if config.sampler != "local":
         import_module(f"grpo.samplers.{config.sampler}").check(config)
-    with Distributed(config.device, config.dtype) as dist, naming_what_lowers_memory(config):
+    if config.parallel == "fsdp":
+        check_version("torch.distributed.fsdp", torch.__version__, "parallel='fsdp'", "-r requirements.txt")
+    small = is_small(config.generator_checkpoint)
+    with Distributed(config.device, config.dtype, small) as dist, naming_what_lowers_memory(config):
         if build_what_is_missing(config, dist):
             if dist.is_main:
                 print(*plan_of_settings(config, origin, dist), sep="\n")

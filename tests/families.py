@@ -45,7 +45,8 @@ SCORING = {
     "roberta_reward": Family("angle"),
     "electra_judge": Family("words"),
 }
-FAMILIES = CAUSAL | FILL | SCORING
+REFUSED = {"openai": Family("padded")}  # its forward takes no cache
+FAMILIES = CAUSAL | FILL | SCORING | REFUSED
 CAUSAL_FAMILIES, FILL_FAMILIES = tuple(CAUSAL), tuple(FILL)
 RECURRENT_FAMILIES = tuple(name for name, family in CAUSAL.items() if family.keeps == "state")
 DIFFUSION_FAMILIES = {  # {model_type of a published folder: the family of transformers that it is}
@@ -127,6 +128,7 @@ def architecture(family, tokenizer, n_embd=32, longest=128):
         "roberta_reward": ("RobertaForSequenceClassification", roberta | one),
         "modernbert": ("ModernBertForMaskedLM", frame | around | {
             "local_attention": 8, "global_attn_every_n_layers": 2}),
+        "openai": ("OpenAIGPTLMHeadModel", shape | ids),
         "electra": ("ElectraForMaskedLM", electra),
         "electra_judge": ("ElectraForPreTraining", electra)}[family]
     kind = getattr(transformers, kind)

@@ -32,6 +32,7 @@ DEVICE, IS_CUDA, IS_CPU = T.device.__get__, T.is_cuda.__get__, T.is_cpu.__get__
 MOVES = {"copy_", "_to_copy", "set_"}
 INDEXING = {"index", "index_put", "index_put_"}
 TAKES_NUMBERS = {"fill_", "masked_fill", "masked_fill_"}  # a 0-d tensor of the CPU too, like all pointwise operations
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
          "equal"}
 # What runs when the CPU waits, by the outermost of these functions on the stack
@@ -68,9 +69,13 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
     errors a run may survive
     """
 
-    def __init__(self):
+    kind = "cuda"
+
+    def __init__(self, capability=(9, 0), memory=2**34):
+        """memory: bytes of the GPU"""
         TorchDispatchMode.__init__(self)
-        self.device = torch.device("cuda", 0)
+        self.device = torch.device(self.kind, 0)
+        self.capability, self.memory = capability, memory
         self.syncs, self.mixes, self.replays = collections.Counter(), [], 0
         self.inside = None  # whether the call of Python that is under way has a tensor of the GPU; None: no call
         self.must_not_wait = False
@@ -101,6 +106,10 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
         assert not self.must_not_wait, f"{why} at {line}"
         self.syncs[phase, f"{line}: {why}"] += 1
 
+    def put(self, x, gpu=True):
+        """mark, for tensors that an operation makes."""
+        return mark(x, gpu)
+
     def refuse(self, why):
         self.mixes.append(f"{why} at {self.place()[1]}")
         raise DeviceMix(self.mixes[-1])
@@ -128,11 +137,13 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
         out = func(*args, **kwargs)
         if name == "copy_" and on_gpu(args[0]) != on_gpu(args[1]) and out.numel() and not any(args[2:]):
             self.waits("copy_ between devices")
+        if result_there and name in PRODUCTS and out.dtype == torch.bfloat16 and self.capability < (8, 0):
+            self.refuse(f"{name} in bfloat16, which is emulated")
         if result_there:
             known = {x.untyped_storage()._cdata for x in tensors}
             for x in tree_leaves(out):
                 if isinstance(x, T) and x.untyped_storage()._cdata not in known:
-                    mark(x)
+                    self.put(x)
         return out
 
     def check_index(self, x, indices, values=None):
@@ -165,7 +176,7 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
         name, first = getattr(func, "__name__", ""), args[0] if args else None
         there = isinstance(first, T) and on_gpu(first)
         if name == "__get__":
-            answers = {DEVICE: self.device, IS_CUDA: True, IS_CPU: False} if there else {}
+            answers = {DEVICE: self.device, IS_CUDA: self.kind == "cuda", IS_CPU: False} if there else {}
             return answers[func] if func in answers else func(*args)
         if isinstance(first, T) and name in ("to", "cpu", "cuda"):
             return self.moved(*args, **kwargs) if name == "to" else self.moved(first, name)
@@ -184,14 +195,14 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
             return func(*args, **kwargs)
         if name == "as_tensor" and isinstance(first, T):
             return self.moved(first, device, kwargs.get("dtype"))
-        out = mark(func(*args, **kwargs), goes)
+        out = self.put(func(*args, **kwargs), goes)
         if goes and name in ("tensor", "as_tensor", "new_tensor") and out.numel():
             self.waits(f"{name} copies to the GPU")
         return out
 
     def is_mine(self, device):
         """Whether a device is the GPU."""
-        return torch.device(device).type == "cuda"
+        return torch.device(device).type == self.kind
 
     def moved(self, x, *args, copy=False, **kwargs):
         """x.to(...)"""
@@ -202,7 +213,7 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
         there = here if device is None else self.is_mine(device)
         out = x.to(dtype=dtype or x.dtype, copy=copy or here != there, memory_format=layout or torch.preserve_format)
         if here != there:
-            mark(out, there)
+            self.put(out, there)
             if out.numel() and not non_blocking:
                 self.waits("to the GPU" if there else "to the CPU")
         return out
@@ -220,6 +231,20 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
         found = torch._C._group_tensors_by_device_and_dtype(gradients, False)
         return {(self.device, dtype): part for (_, dtype), part in found.items()}
 
+    def backend(self):
+        """What torch and the decoder know of the GPU: pairs of a module or class and {name: what takes its place}."""
+        native = self.capability >= (8, 0)
+        return [
+            (torch.cuda, {"is_available": lambda: True, "set_device": lambda device: None,
+                          "device_count": lambda: 1,
+                          "is_bf16_supported": lambda including_emulation=True: including_emulation or native,
+                          "mem_get_info": lambda device=None: (self.memory, self.memory),
+                          "max_memory_allocated": lambda device=None: 0,
+                          "reset_peak_memory_stats": lambda device=None: None, "synchronize": lambda device=None: None,
+                          "get_device_capability": lambda device=None: self.capability,
+                          "get_device_name": lambda device=None: "pretended GPU"}),
+            (Decoder, {"captured": lambda *arguments: self.captured(*arguments)})]
+
     def __enter__(self):
         autocast, enabled, dtype = torch.autocast, torch.is_autocast_enabled, torch.get_autocast_dtype
         changes = [
@@ -229,15 +254,7 @@ class PretendCuda(TorchFunctionMode, TorchDispatchMode):
                      "get_autocast_dtype": lambda kind: dtype("cpu")}),
             (checkpoint, {"_infer_device_type": lambda *args: "cpu"}),
             (clip_grad, {"_group_tensors_by_device_and_dtype": self.grouped}),
-            (torch.cuda, {"is_available": lambda: True, "set_device": lambda device: None,
-                          "device_count": lambda: 1,
-                          "is_bf16_supported": lambda including_emulation=True: True,
-                          "mem_get_info": lambda device=None: (2**34, 2**34),
-                          "max_memory_allocated": lambda device=None: 0,
-                          "reset_peak_memory_stats": lambda device=None: None, "synchronize": lambda device=None: None,
-                          "get_device_capability": lambda device=None: (9, 0),
-                          "get_device_name": lambda device=None: "pretended GPU"}),
-            (Decoder, {"captured": lambda *arguments: self.captured(*arguments)})]
+            *self.backend()]
         self.stack = contextlib.ExitStack()
         for where, new in changes:
             self.stack.enter_context(mock.patch.multiple(where, **new))

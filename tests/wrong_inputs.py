@@ -203,6 +203,7 @@ FOLDERS = {
     "indexed": ("llama", {"model.safetensors.index.json": {"weight_map": {"a": "weights.bin"}}}),
     "adapter": ("llama", {"adapter_config.json": {"base_model_name_or_path": "{folder}/../llama"}}),
     "orphan": ("llama", {"adapter_config.json": {"base_model_name_or_path": "/gone"}}),
+    "forgets": ("openai", {}),
 }
 LORA = f"{SUMS} --generator_checkpoint={{llama}}"
 HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{name}}}", 1, f"checkpoint={{{name}}} {words}") for name, words in {
@@ -227,6 +228,7 @@ HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{name}}}", 1, f"checkpoint={{{
     "merged": "tokenizer copy",
     "indexed": "weights.bin save_pretrained",
     "orphan": "base_model_name_or_path",
+    "forgets": "OpenAIGPTModel past_key_values docs/huggingface.md",
 }.items()] + [(TRAIN, arguments, 1, words) for arguments, words in {
     f"{SUMS} --lora_rank=4": "lora_rank Hugging",
     f"{LORA} --lora_rank=4 --lora_targets=q_proj,v_prj": "lora_targets v_prj",
@@ -235,6 +237,16 @@ HUGGINGFACE = [(SAMPLE, f"--text=a --checkpoint={{{name}}}", 1, f"checkpoint={{{
     f"{SUMS} --generator_checkpoint={{adapter}} --lora_rank=4": "generator_checkpoint lora_init_from",
     f"{SUMS} --generator_checkpoint={{tied}} --lora_rank=4 --lora_targets=lm_head": "lora_targets tied",
 }.items()]
+
+# Packages that are too old: (module, the version that it pretends, script, arguments, words)
+VERSIONS = [
+    ("torch", "2.10.0+cpu", TRAIN, SUMS, "torch 2.11 2.10.0+cpu requirements.txt"),
+    ("torch", "2.9.1", PRETRAIN, LEARN, "torch 2.11 2.9.1 requirements.txt"),
+    ("torch", "2.11.0.dev20260101", TRAIN, f"{SUMS} --parallel=fsdp --optimizer=adamw", "parallel='fsdp' 2.13"),
+    ("transformers", "5.16.2", TRAIN, LORA, "generator_checkpoint={llama} transformers 5.17 requirements-hf.txt"),
+    ("peft", "0.18.1", TRAIN, f"{LORA} --lora_rank=4", "lora_rank=4 peft 0.19 requirements-hf.txt"),
+    ("peft", "0.18.1", SAMPLE, "--text=a --checkpoint={adapter}", "checkpoint={adapter} peft 0.19 requirements-hf.txt"),
+]
 
 RECORDS = "--dataset={%s.jsonl} --generator_checkpoint={causal} --reward_functions=%s"
 MINE = SUMS + " --reward_file={rewards.py} --max_iters=1"

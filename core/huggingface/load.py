@@ -24,6 +24,8 @@ FAMILIES = "use a model of a family that docs/huggingface.md names"
 def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
     """The model of core.models.load_model: in float32, or with an adapter on weights in `dtype`."""
     named, own = f"{key}={path}", load_huggingface_tokenizer(path, key)
+    if adapter.has_adapter:
+        require("peft", adapter.asked_for)  # here, before the weights are read
     has_other = tokenizer is not None and not same_vocabulary(own.description(), tokenizer)
     refuse(named, (has_other, f"has a vocabulary of {own.vocab_size} tokens that is not that of the dataset or the "
                    "generator; use models with the same tokenizer"))
@@ -53,6 +55,7 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
     if is_adapter(path):
         refuse(named, (adapter.has_adapter, f"is an adapter: to train it further, set {key} to the model that it was "
                        f"trained on and lora_init_from={path}"))
+        require("peft", named)
         net, found = open_transformer(base_of(path, key), key, mode)
         net = open_adapter(net, path, key)
         with others(f"{named} cannot be merged into its base model", "name a plain LoRA adapter"):

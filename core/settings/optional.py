@@ -1,4 +1,4 @@
-"""Optional packages: imported where they are used; a missing one is an error with the pip command."""
+"""Optional packages: imported where they are used; one that is missing or too old is an error with the pip command."""
 
 import importlib
 import logging
@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 
-from core.errors import Mistake, others
+from core.errors import FLOORS, Mistake, check_version, described, others
 from core.files import HUB, on_hub
 
 # This package is not to be imported: with it transformers fetches code from the hub, and runs it
@@ -14,14 +14,19 @@ sys.modules.setdefault("kernels", None)
 
 
 def require(name, why, install="-r requirements-hf.txt"):
-    """The package of that name. Raises Mistake with the pip command if it is not installed.
+    """The package of that name. Raises Mistake with the pip command if it is not installed, too old, or does not load.
     why: the setting that asks for it, with its value; install: what pip is to install"""
+    package = name.split(".")[0]
     try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != name.split(".")[0]:
-            raise  # the package is there; something that it needs is not
-        raise Mistake(f"{why} needs the package {name.split('.')[0]}: pip install {install}") from None
+        module = importlib.import_module(name)
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == package:
+            raise Mistake(f"{why} needs the package {package}: pip install {install}") from None
+        # A package that it needs is missing or of another version
+        raise Mistake(f"{why}: {package} does not load ({described(error)}): pip install {install}") from error
+    if name in FLOORS:
+        check_version(name, module.__version__, why, install)
+    return module
 
 
 def local_name(path):

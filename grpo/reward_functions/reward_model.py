@@ -3,6 +3,7 @@
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from core.device import detect_dtype
 from core.distributed import autocast
 from core.errors import others
 from core.huggingface.files import check_weights, is_adapter, read_config, refuse
@@ -80,7 +81,8 @@ class RewardModel:
 
 
 def load_reward_model(path, device="cpu", dtype=torch.float32):
-    """A RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file."""
+    """A RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file; in float32 on
+    a GPU that would emulate bfloat16."""
     named = f"{KEY}={path}"
     is_model = is_huggingface(path, KEY) and not is_adapter(path)
     refuse(named, (not is_model, "is not the folder of a model in Hugging Face format, nor hf:owner/name"))
@@ -88,7 +90,9 @@ def load_reward_model(path, device="cpu", dtype=torch.float32):
     refuse(named, (config.num_labels != 1, f"has {config.num_labels} labels, but a reward model has 1"))
     check_weights(path, KEY, config)
     kind = quiet_transformers(path, KEY).AutoModelForSequenceClassification
-    model = read_weights(kind, path, KEY, dtype="auto")
+    model = read_weights(kind, path, KEY, dtype="auto").to(device)
+    if model.dtype == torch.bfloat16:
+        model.to(detect_dtype("bfloat16", model.device))
     tokenizer = load_huggingface_tokenizer(path, KEY)
     check_vocabulary(model, tokenizer, named)
-    return RewardModel(freeze_in(dtype, model.to(device)), tokenizer.backend, dtype)
+    return RewardModel(freeze_in(dtype, model), tokenizer.backend, dtype)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 from types import SimpleNamespace
 from unittest import mock
 
@@ -9,16 +10,18 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from core.device import detect_device, gpu_logits_at_once
 from core.distributed import Distributed
-from core.models import save_model
+from core.models import is_small, save_model
 from core.pretrain import main as pretrain
 from core.sample import main as sample
 from grpo.grpo_config import GRPOConfig
 from grpo.policies.policy import ModelPolicy
 from grpo.tools import gpu_check
 from grpo.train_grpo import main as train
-from tests.families import model_folder, write_sums
+from tests.families import base_model, model_folder, write_sums
 from tests.pretend_cuda import DeviceMix, PretendCuda
+from tests.pretend_mps import PretendMps
 from tests.tiny import (
     CAUSAL,
     TEXT,
@@ -118,18 +121,78 @@ def test_a_run_is_on_one_device_and_rarely_waits(name, world):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("device", [PretendCuda, PretendMps])
 @pytest.mark.parametrize("more", [
     ("--mode=masked_fill", "--dataset=FOLDER/text"), ("--mode=language_model", "--dataset=FOLDER/sums"),
     ("--mode=sequence_scorer", "--dataset=FOLDER/text", "--fill_checkpoints=('FOLDER/fill.safetensors',)")])
-def test_supervised_training_and_samples_are_on_one_device(more, world):
-    small = ("--device=cuda", "--n_layer=1", "--n_embd=16", "--n_head=2", "--block_size=24", "--max_iters=2",
-             "--eval_interval=2", "--batch_size=4", "--warmup_iters=0", f"--out_dir=FOLDER/{more[0]}")
-    with PretendCuda() as gpu:
+def test_supervised_training_and_samples_are_on_one_device(more, device, world):
+    small = (f"--device={device.kind}", "--n_layer=1", "--n_embd=16", "--n_head=2", "--block_size=24", "--max_iters=2",
+             "--eval_interval=2", "--batch_size=4", "--warmup_iters=0", f"--out_dir=FOLDER/{device.kind}{more[0]}")
+    with device() as gpu:
         pretrain([part.replace("FOLDER", str(world)) for part in (*more, *small)])
         if "scorer" not in more[0]:
-            path = f"{world}/{more[0]}/model.safetensors"
-            sample(["--text=5+_=", f"--checkpoint={path}", "--device=cuda", "--max_new_tokens=5"])
+            path = f"{world}/{device.kind}{more[0]}/model.safetensors"
+            sample(["--text=5+_=", f"--checkpoint={path}", f"--device={device.kind}", "--max_new_tokens=5"])
     assert not gpu.mixes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JOBS)
+def test_a_run_on_an_apple_gpu_is_on_one_device_and_needs_no_float64(name, world):
+    more = ("--device=mps", f"--out_dir={world}/mps-{name}")
+    if name == "causal":
+        more += ("--reward_normalisation=group", "--optimizer=adamw")
+    if name == "qwen_lora":
+        pytest.importorskip("peft")
+        more += ("--device=auto",)
+    argv = [part.replace("FOLDER", str(world)) for part in (*JOBS[name][0], *more)]
+    with contextlib.redirect_stdout(io.StringIO()), PretendMps() as gpu:
+        train(argv)
+        train([*argv, "--max_iters=3", "--resume=True"])
+    assert not gpu.mixes
+    starts = json.loads((world / f"mps-{name}" / "config.json").read_text())["starts"]
+    assert [start["device"] for start in starts] == ["mps", "mps"]
+
+
+def test_on_a_mac_auto_takes_the_cpu_for_a_small_model_and_says_so(world, capsys):
+    small = [is_small(path) for path in (None, str(world / "causal.safetensors"), str(world / "qwen2"), "hf:a/b")]
+    assert small == [True, True, False, False]
+    with PretendMps():
+        assert detect_device("auto").type == detect_device("mps", small=True).type == "mps"
+        assert capsys.readouterr().err == ""
+        assert detect_device("auto", small=True).type == "cpu"
+    assert capsys.readouterr().err.count("\n") == 1
+    with PretendCuda():
+        assert detect_device("auto", small=True).type == "cuda"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_a_gpu_that_would_emulate_bfloat16_computes_in_float32(dtype, capsys):
+    with PretendCuda(capability=(8, 0)), Distributed("cuda", dtype) as dist:
+        assert dist.dtype == torch.bfloat16 and capsys.readouterr().err == ""
+    with PretendCuda(capability=(7, 5)), Distributed("cuda", dtype) as dist:
+        assert dist.dtype == torch.float32
+    assert capsys.readouterr().err.count("\n") == (dtype == "bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["causal", "qwen_lora"])
+def test_no_model_of_a_run_multiplies_in_bfloat16_where_it_would_be_emulated(name, world):
+    argv = [part.replace("FOLDER", str(world)) for part in (*JOBS[name][0], f"--out_dir={world}/old-{name}")]
+    if name == "qwen_lora":
+        pytest.importorskip("peft")
+        scorer = model_folder(world / "half_reward", "llama_reward")
+        base_model(scorer).bfloat16().save_pretrained(scorer)
+        argv.append(f"--reward_model_checkpoint={scorer}")
+    with contextlib.redirect_stdout(io.StringIO()), PretendCuda(capability=(7, 5)) as gpu:
+        train([*argv, "--dtype=bfloat16", "--max_iters=1"])
+    assert not gpu.mixes
+
+
+@pytest.mark.parametrize("gigabytes", [8, 12, 24, 80])
+def test_six_parts_of_logits_in_float32_leave_most_of_a_gpu(gigabytes):
+    with PretendCuda(memory=gigabytes * 2**30) as gpu:
+        assert 6 * 4 * gpu_logits_at_once.__wrapped__(gpu.device) <= gpu.memory / 5
 
 
 REFUSED = {  # {what CUDA refuses: code}

@@ -7,11 +7,12 @@ import re
 import pytest
 
 from core import data
+from core.errors import check_version
 from core.model import SEQUENCE_SCORER
 from core.models import save_model
 from tests.families import change_folder, model_folder
 from tests.tiny import CAUSAL, ROOT, causal_model, model, run_here, save
-from tests.wrong_inputs import BUGS, FILES, FOLDERS, LEARN, PRETRAIN, RANKS, ROWS, TRAIN
+from tests.wrong_inputs import BUGS, FILES, FOLDERS, LEARN, PRETRAIN, RANKS, ROWS, TRAIN, VERSIONS
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,24 @@ def inputs(places):
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]} {row[1]}")
 def test_a_wrong_input_is_one_line_with_its_key_and_the_remedy(row, places, tmp_path):
     script, arguments, code, words = row
-    places = places | {"out": str(tmp_path / "out")}
+    check_one_line(script, arguments, code, words, places | {"out": str(tmp_path / "out")})
+
+
+@pytest.mark.parametrize("row", VERSIONS, ids=lambda row: f"{row[0]} {row[1]} {row[2]}")
+def test_an_old_package_is_one_line_with_its_floor_before_weights_are_read(row, places, tmp_path, monkeypatch):
+    package, version, script, arguments, words = row
+    monkeypatch.setattr(pytest.importorskip(package), "__version__", version)
+    monkeypatch.setattr("core.huggingface.load.read_weights", function_with_a_bug())
+    check_one_line(script, arguments, 1, words, places | {"out": str(tmp_path / "out")})
+
+
+@pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cu130", "2.13.0a0+git1234", "2.13.0.dev2026", "2.100", "3.0"])
+def test_a_version_from_the_floor_on_passes(version):
+    check_version("torch.distributed.fsdp", version, "", "")
+
+
+def check_one_line(script, arguments, code, words, places):
+    """Runs a row, which must end in one line with these words and leave the inputs as they are."""
     before = inputs(places)
     done = run_here(script, *command(script, arguments, places))
     lines = done.stderr.strip().split("\n")
