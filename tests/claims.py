@@ -87,6 +87,8 @@ CLAIMS = {
             "exactness/test_staleness.py::test_later_iterations_start_before_this_one_is_trained_and_none_beyond_the_last",
         "the gradient passes finite differences, with exact KL and with k3":
             "exactness/test_gradient.py::test_the_gradient_passes_finite_differences",
+        "the cache has the name that a version of transformers gives it":
+            "exactness/test_huggingface_models.py::test_the_cache_has_the_name_that_a_version_of_transformers_gives_it",
         "token by token through the cache, every causal family has the logits of transformers":
             "exactness/test_huggingface_models.py::test_token_by_token_through_the_cache_and_behind_padding_equals_transformers_on_each_whole_text",
         "logits that are not finite give tokens of the vocabulary and a skipped step":
@@ -271,6 +273,8 @@ CLAIMS = {
             "runs/test_settings.py::test_names_of_trl_and_verl_are_answered_all_in_one_error",
         "a tuple of names takes a,b, and one of texts does not":
             "runs/test_settings.py::test_names_with_commas_are_a_tuple_of_them_and_texts_are_not",
+        "a package that is too old ends a run in one line, before weights are read":
+            "runs/test_wrong_inputs.py::test_an_old_package_is_one_line_with_its_floor_before_weights_are_read",
         "later arguments win; a room has its settings only while it is open":
             "runs/test_settings.py::test_a_room_has_its_settings_only_while_it_is_open",
         "variables of torchrun that do not fit together are one line":
@@ -310,6 +314,10 @@ CLAIMS = {
             "runs/test_model_files.py::test_a_model_file_is_all_that_is_needed_to_use_the_model",
         "A run keeps every tensor on one device and waits once a step":
             "runs/test_pretended_gpu.py::test_a_run_is_on_one_device_and_rarely_waits",
+        "no run needs float64 on an Apple GPU":
+            "runs/test_pretended_gpu.py::test_a_run_on_an_apple_gpu_is_on_one_device_and_needs_no_float64",
+        "a GPU that would emulate bfloat16 multiplies in float32":
+            "runs/test_pretended_gpu.py::test_no_model_of_a_run_multiplies_in_bfloat16_where_it_would_be_emulated",
         "minibatches divide the problems and leave groups whole":
             "runs/test_iterations.py::test_minibatches_divide_the_problems_and_leave_groups_whole",
         "ranks must resume from the same step": "runs/test_resume.py::test_ranks_must_resume_from_the_same_step",

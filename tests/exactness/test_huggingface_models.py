@@ -1,5 +1,7 @@
 """Hugging Face models behind the model interface compute what transformers computes, in every way that we read them."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -115,6 +117,27 @@ def test_token_by_token_through_the_cache_and_behind_padding_equals_transformers
         expected = theirs(text).logits[0, -13:, : model.vocabulary]
         expect_close(logits[:read], expected[:read].to(logits))  # Mamba-2 computes in float32
     expect_close(ours(77), found)  # whatever the padding is
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values", "cache_params"])
+@torch.no_grad()
+def test_the_cache_has_the_name_that_a_version_of_transformers_gives_it(name, both, monkeypatch):
+    """Under another name it would be dropped without a word, as here."""
+    forward = transformers.LlamaModel.forward
+    parameters = inspect.signature(forward).parameters
+    own = "cache" if "cache" in parameters else "past_key_values"  # from 5.24 on, before
+
+    def renamed(self, *args, **settings):
+        return forward(self, *args, **{own if key == name else key: x for key, x in settings.items()
+                                       if key == name or key != own})
+
+    renamed.__signature__ = inspect.Signature([p.replace(name=name) if key == own else p
+                                               for key, p in parameters.items()])
+    monkeypatch.setattr(transformers.LlamaModel, "forward", renamed)
+    model, tokenizer, theirs = both("llama", torch.float64)
+    text, past = random_ids(tokenizer, 2, 9), model.new_cache()
+    found = torch.cat([model(part, None, past) for part in text.split([5, 1, 3], 1)], 1)
+    expect_close(found, theirs(text, use_cache=False).logits[..., : model.vocabulary])
 
 
 WITH_GRADIENT = [(family, 7) for family in CAUSAL_FAMILIES] + [(family, 1) for family in RECURRENT_FAMILIES]

@@ -7,9 +7,10 @@ import re
 import pytest
 
 from core import data
-from core.errors import check_version
+from core.errors import Mistake, check_version
 from core.model import SEQUENCE_SCORER
 from core.models import save_model
+from core.settings.optional import require
 from tests.families import change_folder, model_folder
 from tests.tiny import CAUSAL, ROOT, causal_model, model, run_here, save
 from tests.wrong_inputs import BUGS, FILES, FOLDERS, LEARN, PRETRAIN, RANKS, ROWS, TRAIN, VERSIONS
@@ -73,6 +74,13 @@ def test_an_old_package_is_one_line_with_its_floor_before_weights_are_read(row, 
 @pytest.mark.parametrize("version", ["2.13.0", "2.13.0+cu130", "2.13.0a0+git1234", "2.13.0.dev2026", "2.100", "3.0"])
 def test_a_version_from_the_floor_on_passes(version):
     check_version("torch.distributed.fsdp", version, "", "")
+
+
+def test_a_package_that_does_not_load_is_named_with_what_it_lacks(tmp_path, monkeypatch):
+    (tmp_path / "halved.py").write_text("import package_that_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Mistake, match="key=1.*halved.*package_that_nobody_has.*pip install whole"):
+        require("halved", "key=1", "whole")
 
 
 def check_one_line(script, arguments, code, words, places):
