@@ -23,7 +23,8 @@ def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) 
         kind = kinds[0]
         if kind == "mps" and small:
             kind = "cpu"
-            sys.stderr.write("device='auto' takes the CPU for a small model; --device=mps takes the Apple GPU\n")
+            if local_rank == 0:
+                sys.stderr.write("device='auto' takes the CPU for a small model; --device=mps takes the Apple GPU\n")
         if kind == "cpu" and os.path.exists(NVIDIA) and "CUDA_VISIBLE_DEVICES" not in os.environ:
             raise Mistake(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it; mend that "
                           "or set device='cpu'")

@@ -23,7 +23,7 @@ IN_THE_NAME_OF_OTHERS = [os.path.join(ROOT, "core", file) for file in ("errors.p
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 PACKAGES = {"site-packages", "dist-packages"}
 MOST = 300  # characters of an error of others
-FLOORS = {  # {module: the oldest version of its package that works}
+FLOORS = {  # {module: the oldest version of its package that was tried}
     "torch": "2.11", "torch.distributed.fsdp": "2.13", "transformers": "5.17", "peft": "0.19"}
 NO_MEMORY = "out of memory|can't allocate memory|ALLOC_FAILED"  # of CUDA and MPS, of a CPU, of CUDA's libraries
 

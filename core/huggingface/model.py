@@ -224,7 +224,7 @@ class Output(tuple):
 
 def computed_again(forward, cached, i):
     """The forward of layer i that keeps only its inputs. Each time it begins with what cached[i] held at first."""
-    if cached and i >= len(cached):  # it reads the keys of another layer, as the upper ones of Gemma 4 up to 5.23
+    if cached and i >= len(cached):  # in transformers 5.17, an upper layer of Gemma 4, which reads another's keys
         cached = None
 
     def run(*args, **settings):
