@@ -24,7 +24,7 @@ from core.records import unique_prompts, write_prompts
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
-MOST_TRIES = 100_000  # expressions for one problem
+MOST_TRIES = 30_000  # expressions for one problem
 STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 

@@ -29,7 +29,7 @@ MEASURED = {
     "getattr, hasattr and setattr": 100,
     "settings": 105,
     "requirements files": 3,
-    "words of docs": 17658,
+    "words of docs": 17988,  # 330 of them: names of TRL and verl, and the adapter for verl's rewards
 }
 STEP = {  # of the files that a step of the main job runs through
     "tokens": 21372,

@@ -45,6 +45,7 @@ def test_gradients_of_one_token_are_those_of_their_formulas(script, seed):
         torch.testing.assert_close(found, gradient)
 
 
+@pytest.mark.slow
 def test_k1_ends_at_the_uniform_distribution_and_the_others_at_the_reference():
     lines = run_script("docs/kl_nine_ways.py").stdout.strip().split("\n")
     start, reference, uniform = ([float(x) for x in re.findall(r"\d+\.\d+", line)] for line in lines[-3:])

@@ -76,11 +76,11 @@ def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):
 
 
 def test_pages_of_a_long_run_take_a_time_that_is_linear_in_its_steps(dataset, tmp_path, monkeypatch):
-    t = trainer(dataset, tmp_path, max_iters=60, eval_interval=1, sample_interval=100)
+    t = trainer(dataset, tmp_path, max_iters=40, eval_interval=1, sample_interval=100)
     pages = []  # the steps of which a page reads
     monkeypatch.setattr(page, "write_report", lambda folder: pages.append(t.step))
     t.run()
-    assert pages[:11] == list(range(11)) and 50 < pages[-1] and sum(pages) < 12 * 60
+    assert pages[:11] == list(range(11)) and 36 < pages[-1] and sum(pages) < 12 * 40
 
 
 # The reference and kl_beta
