@@ -1,6 +1,7 @@
 """The settings of GRPO training that are always there, in the order of the data flow; grpo/rooms.py has the others."""
 
 from core.config import MaskConfig, RunConfig
+from core.errors import Mistake
 from core.settings.setting import check_value, setting
 from grpo.losses import ADVANTAGES, AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of
 from grpo.reference import REFERENCES
@@ -84,6 +85,10 @@ class GRPOConfig(MaskConfig, RunConfig):
         for part, table in ROW.items():
             check_value(part, getattr(OBJECTIVES.get(self.objective), part, None), table)
         super().__post_init__()
+        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        given = [f"{key}={value}" for key, value in bounds.items() if value is not None]
+        if given and OBJECTIVES[self.objective].clip_low is None:
+            raise Mistake(f"{given[0]} cannot be with objective={self.objective!r}, which clips nothing; leave it out")
 
     @property
     def problems(self):

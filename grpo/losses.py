@@ -4,7 +4,7 @@ An objective is an advantage, a ratio, a surrogate and an average; a new one is 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -117,8 +117,9 @@ class Objective:
     average: str                  # what the term of a token is divided by: a name in AVERAGES
     ratio: str = "token"          # a name in RATIOS; "sequence": the geometric mean over the completion's tokens
     surrogate: str = "clip"       # a name in SURROGATES
-    clip_low: float = 0.2         # the ratio is at least 1 - clip_low; probability_mask: p - p_old is
-    clip_high: float = 0.2        # the ratio is at most 1 + clip_high, likewise
+    clip_low: float | None = 0.2  # the ratio is at least 1 - clip_low; probability_mask: p - p_old is; None: no bounds
+    clip_high: float | None = 0.2  # the ratio is at most 1 + clip_high, likewise
+    constants: dict = field(default_factory=dict)  # of the surrogate's own, by the names of its parameters
     discriminative: bool = False  # whether discriminative_sums (grpo/metrics.py) is logged
     # settings beside the papers' rows
     entropy_bonus: float = 0.0        # weight of the entropy, which the loss then raises
@@ -158,6 +159,17 @@ OBJECTIVES = {
         "-1/(sum_o |o|) sum_o sum_t sg(clip(r, 1 - low, 1 + high)) A log p",
         "arXiv 2506.13585 eq. 4, without a lower bound (clip_low=1); TRL's and ScaleRL's 5 is clip_high=4",
         advantage="group_std", average="token", surrogate="detached_ratio", clip_low=1.0, clip_high=4.0),
+    "sapo": Objective(
+        "-1/N sum_o 1/|o| sum_t 4 / tau sigmoid(tau (r - 1)) A; tau = tau_pos where A > 0, else tau_neg",
+        "arXiv 2511.20347: a soft gate in place of the clip, which closes earlier where A < 0",
+        advantage="group_std", average="sequence", surrogate="sigmoid_gate", clip_low=None, clip_high=None,
+        constants={"tau_pos": 1.0, "tau_neg": 1.05}),
+    "dro": Objective(
+        "-1/(sum_o |o|) sum_o sum_t (A log p - beta / 2 (log r)^2)",
+        "arXiv 2405.19107 with p_old as its reference and the mean of the group as its value, per token as in verl and "
+        "Tinker; beta is one of Tinker's, verl has none of its own",
+        advantage="group_mean", average="token", surrogate="log_ratio_penalty", clip_low=None, clip_high=None,
+        constants={"beta": 0.05}),
     "rloo": Objective(
         "-1/N sum_o sum_t min(r A, clip(r) A)",
         "arXiv 2402.14740; the ratio and its clipping, per token, matter only with several steps per rollout",
@@ -217,10 +229,24 @@ def probability_mask(r: Tensor, low: float, high: float, logp: Tensor, advantage
     return (r * advantage).masked_fill(too_high | too_low, 0.0)
 
 
-SURROGATES = {
+def sigmoid_gate(r: Tensor, low, high, logp: Tensor, advantage: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
+    """4 / tau sigmoid(tau (r - 1)) A, whose gradient is that of A log p at r = 1 and fades away from it
+    (arXiv 2511.20347)."""
+    tau = torch.where(advantage > 0, tau_pos, tau_neg)
+    return 4 / tau * torch.sigmoid(tau * (r - 1)) * advantage
+
+
+def log_ratio_penalty(r: Tensor, low, high, logp: Tensor, advantage: Tensor, beta: float) -> Tensor:
+    """A log p - beta / 2 (log r)^2 (arXiv 2405.19107)."""
+    return advantage * logp - beta / 2 * r.log().square()
+
+
+SURROGATES = {  # functions of the ratio, the bounds, log p, the advantage, and the constants of a row
     "clip": clip,
     "detached_ratio": detached_ratio,
     "probability_mask": probability_mask,
+    "sigmoid_gate": sigmoid_gate,
+    "log_ratio_penalty": log_ratio_penalty,
 }
 
 
@@ -258,11 +284,11 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tenso
         length = counted.sum(1, keepdim=True).clamp(min=1)                           # (N, 1)
         mean = (log_ratio.sum(1, keepdim=True) / length).detach()                    # (N, 1)
         used = (mean + log_ratio - log_ratio.detach()).exp()                         # (N, M)
-    surrogate = SURROGATES[objective.surrogate]
-    term = surrogate(used, objective.clip_low, objective.clip_high, logp, advantage)  # (N, M)
+    surrogate, constants = SURROGATES[objective.surrogate], objective.constants
+    term = surrogate(used, objective.clip_low, objective.clip_high, logp, advantage, **constants)  # (N, M)
     loss = -torch.where(counted, term * weight, 0.0).sum()                           # ()
     with torch.no_grad():
-        unclipped = surrogate(used, math.inf, math.inf, logp, advantage)             # (N, M)
+        unclipped = surrogate(used, math.inf, math.inf, logp, advantage, **constants)  # (N, M)
         clipped = (term != unclipped) & counted                                      # (N, M)
         away = torch.where(counted, k3(old_logp, logp), 0.0)                         # (N, M)
     return loss, r, {"clip_fraction": clipped.sum(), "kl_to_old": away.sum()}

@@ -5,9 +5,11 @@ python grpo/tools/check_loss.py mine.py:loss --objective=dapo --clip_high=0.28
 tests/vectors/README.md has the arguments of the function; --help after it lists the settings.
 """
 
+import functools
 import inspect
 import itertools
 import json
+import math
 import pathlib
 import sys
 from dataclasses import replace
@@ -22,47 +24,52 @@ import torch
 from core.config import load_config, run_config_file
 from core.errors import Mistake, UsageError, definition, others, run_script
 from core.settings.setting import Settings, setting, shown
-from grpo.losses import AVERAGES, OBJECTIVES, SURROGATES, k2, k3, token_weights
+from grpo.losses import AVERAGES, OBJECTIVES, SURROGATES, k2, k3
 
 VECTORS = ROOT / "tests" / "vectors"
 SETS = "whole", "truncated", "micro_batches", "ranks"
 TOLERANCE = 1e-5  # relative, of a gradient; a loss in float32 passes
 SCALES = {-1: "wrong sign", 0.25: "1 / G of the right gradient"}  # G is 4
+CONVENTIONS = {"masked completions", "k1 times the ratio"}  # named, but not wrong
+CAP = 3.0  # of a ratio; every other that the largest ratios of the vectors pass has the same gradient
+COMMON = 0.2, 0.2  # PPO's bounds, which every objective may have
+OTHER_BOUNDS = list(itertools.product((0.1, 0.2, 0.3, 1.0), (0.1, 0.2, 0.28, 0.3, 0.4, 1.0, 2.0, 4.0)))
+OTHER_BOUNDS.append((1 - math.exp(-0.2), math.exp(0.2) - 1))  # log r is clipped at 0.2
+OTHER_BETAS = 0.01, 0.1, 0.2, 0.5, 1.0  # of dro
 
 
 class CheckConfig(Settings):
-    objective: str | None = setting(None, "what the loss is meant to be; None: any objective", tuple(OBJECTIVES))
+    objective: str | None = setting(None, "what the loss is meant to be; None: any objective", OBJECTIVES)
     kl: str | None = setting(None, "its estimator of the KL; None: any or no KL", ("none", "k2", "k3"))
     kl_beta: float = setting(0.04, "weight of the KL", "(0, inf)")
-    clip_low: float = setting(0.2, "the ratio is at least 1 - clip_low", "(0, inf)")
-    clip_high: float = setting(0.2, "the ratio is at most 1 + clip_high", "(0, inf)")
+    clip_low: float | None = setting(
+        None, "the ratio is at least 1 - clip_low; None: the objective's own, or 0.2", "(0, inf)")
+    clip_high: float | None = setting(
+        None, "the ratio is at most 1 + clip_high; None: the objective's own, or 0.2", "(0, inf)")
+
+
+class Weight(NamedTuple):
+    """What the tokens are multiplied by before they are summed."""
+    average: str | None  # a name in AVERAGES; None: it is the same for all
+    faults: set          # what is wrong with it
 
 
 class Term(NamedTuple):
-    """A term of a loss, of the policy or of the KL, on all steps."""
-    average: str            # a name in AVERAGES
-    name: str               # its objectives, or the estimators of its KL
-    faults: set             # what is wrong with it
-    gradient: torch.Tensor  # (T,) with respect to logp, of all steps
+    """A term of a loss, of the policy or of the KL."""
+    key: tuple               # what it is: a surrogate with its ratio, bounds and constants, or the estimators of a KL
+    faults: set              # what is wrong with it
+    gradients: torch.Tensor  # (W, T) with respect to logp of all steps, under each of the weights
 
 
 def load_step(name):
     """A step of the vectors: its inputs as tensors, the micro-batches of all its ranks in one list."""
-    step = SimpleNamespace(**json.loads((VECTORS / f"{name}.json").read_text()))
+    step = SimpleNamespace(**json.loads((VECTORS / "v2" / f"{name}.json").read_text()))
     for key in ("logp", "old_logp", "ref_logp", "mask"):
         setattr(step, key, torch.tensor(getattr(step, key), dtype=torch.float64))        # (N, M)
     step.A = torch.tensor(step.advantages[step.advantage], dtype=torch.float64)[:, None]  # (N, 1)
     step.parts = list(itertools.chain(*step.parts))
     step.logp.requires_grad_()
     return step
-
-
-def measured(losses, steps):
-    """The gradients of a loss, one after another (T,); losses: on each step."""
-    gradients = []
-    for loss, step in zip(losses, steps, strict=True):
-        gradients.append(torch.autograd.grad(loss, step.logp, retain_graph=True)[0].flatten())
-    return torch.cat(gradients)
 
 
 def loss_on(step, function):
@@ -83,131 +90,347 @@ def loss_on(step, function):
     return loss if given.keys() & totals.keys() else loss / len(step.parts)
 
 
-def weights(step, average):
-    """Pairs of a fault and the weights of tokens (N, M); the first is right."""
-    mask, L, parts = step.mask, step.max_tokens, len(step.parts)
-    ones = torch.ones_like(mask)
-    N = mask.any(1).sum()
-    length = mask.sum(1, keepdim=True).clamp(min=1)
-    denominator = {"sum": N, "sequence": N * length, "token": mask.sum(), "constant": N * L}[average]
-    right = token_weights(mask, average, L)
-    of_parts = [token_weights(mask[rows], average, L) for rows in step.parts]
+def shifted(mask, by):
+    """The mask moved by a token; what leaves the tensor is lost. (N, M) -> (N, M)"""
+    moved = torch.zeros_like(mask)
+    if by > 0:
+        moved[:, 1:] = mask[:, :-1]
+    else:
+        moved[:, :-1] = mask[:, 1:]
+    return moved
+
+
+def masks(mask):
+    """Pairs of a fault and the tokens that are counted (N, M); the first is right."""
     return [
+        ("", mask),
+        ("padding", torch.ones_like(mask)),
+        ("the mask is shifted", shifted(mask, 1)),
+        ("the first token is left out", mask * shifted(mask, 1)),
+        ("the last token is left out", mask * shifted(mask, -1))]
+
+
+def normaliser(mask, average, L):
+    """What a token of an average is divided by, (N, 1) or a number, in tensors of which all is summed."""
+    N = mask.any(1).sum().clamp(min=1)
+    if average == "sum":
+        return N
+    if average == "sequence":
+        return N * mask.sum(1, keepdim=True).clamp(min=1)
+    if average == "token":
+        return mask.sum().clamp(min=1)
+    assert average == "constant", average
+    return N * L
+
+
+def normalisers(mask, parts, average, L):
+    """Pairs of a fault and what a token is divided by, (N, 1) or a number; the first is right."""
+    right = normaliser(mask, average, L)
+    of_part = torch.cat([normaliser(mask[rows], average, L).expand(len(rows), 1) for rows in parts])
+    found = [
         ("", right),
-        ("padding", ones / denominator),
-        ("padding", token_weights(ones, average, L)),
-        ("mean of means", torch.cat(of_parts) / parts),
-        ("masked completions", right * mask.any(1).double().mean()),
-        ("a sum", mask / parts),
-        ("divided by the size of the padded tensor", mask / mask.numel())]
-
-
-def ratios(step, other):
-    """The ratio of each token (N, M), and of each sequence (N, 1), to another policy. other: its logp, (N, M)"""
-    log_ratio = step.logp - other                                                        # (N, M)
-    mean = (log_ratio * step.mask).sum(1, keepdim=True) / step.mask.sum(1, keepdim=True).clamp(min=1)
-    return log_ratio.exp(), mean.exp()
-
-
-def policy_terms(step, row):
-    """{fault: what is to be raised, (N, 1 or M)} of an objective; that of no fault, "", is right."""
-    terms = {}
-    for fault, other in ("ratio to the reference", step.ref_logp), ("", step.old_logp):
-        of_token, of_sequence = ratios(step, other)
-        r = of_sequence if row.ratio == "sequence" else of_token
-        terms[fault] = SURROGATES[row.surrogate](r, row.clip_low, row.clip_high, step.logp, step.A)
-    if row.surrogate == "clip":
-        clipped = r.clamp(1 - row.clip_low, 1 + row.clip_high) * step.A
-        terms["mirrored clip"] = torch.where(step.A < 0, torch.max(r * step.A, clipped), terms[""])
-        terms["no clip"] = r * step.A
-        if row.ratio == "token":
-            terms["no ratio"] = step.logp * step.A
-    return terms
-
-
-def policy_losses(step, c):
-    """Yields (average, objectives, faults, loss without KL)."""
-    for case in step.expected:
-        average, names = case["average"], case["objectives"]
-        if case["kl"] == "none" and c.objective in (None, *names):
-            row = replace(OBJECTIVES[names[0]], clip_low=c.clip_low, clip_high=c.clip_high)
-            terms = policy_terms(step, row)
-            for (fault, weight), other in itertools.product(weights(step, average), terms):
-                yield average, ", ".join(names), {fault, other}, -(terms[other] * weight).sum()
-
-
-def kl_losses(step, c):
-    """Yields (average, estimators, faults, weighted KL). k2 and k3 have the same gradient."""
-    logp, ref = step.logp, step.ref_logp
-    r, s = ratios(step, step.old_logp)
-    terms = [
-        ("none", "", 0.0 * logp),
-        ("k2, k3", "", r * k3(logp, ref)),
-        ("k2, k3", "k3 without ratio", k3(logp, ref)),
-        ("k2, k3", "k2 without ratio", k2(logp, ref)),
-        ("k2, k3", "k3 with a detached ratio", r.detach() * k3(logp, ref)),
-        ("k2, k3", "k1 as a loss", logp - ref),
-        ("k2, k3", "reversed KL", k3(ref, logp)),
-        ("k2, k3", "sequence ratio in the KL", s * k3(logp, ref))]
-    for average in AVERAGES:
-        for (fault, weight), (estimators, other, term) in itertools.product(weights(step, average), terms):
-            if c.kl is None or c.kl in estimators:
-                yield average, estimators, {fault, other}, (term * weight).sum()
-
-
-def terms_of(losses_of, steps, c):
-    """The Terms of a generator of losses on a step."""
-    found = []
-    for same in zip(*(losses_of(step, c) for step in steps), strict=True):
-        average, name, faults, _ = same[0]
-        found.append(Term(average, name, faults - {""}, measured([loss for *_, loss in same], steps)))
+        ("mean of means", of_part * len(parts)),
+        ("a mean for each micro-batch, added up", of_part)]
+    if average != "token":
+        found.append(("masked completions", right / mask.any(1).sum() * len(mask)))
     return found
 
 
-def fits(g, policies, kls):
-    """Yields (policy, KL, a, b) where a times one and b times the other have the gradient g, (T,)."""
-    P = torch.stack([term.gradient for term in policies])
-    K = torch.stack([term.gradient for term in kls])
-    pp = P.square().sum(1, keepdim=True)
-    kk = K.square().sum(1).clamp(min=1e-30)
-    pk, pg, kg = P @ K.T, (P @ g)[:, None], K @ g
-    a = (kk * pg - pk * kg) / (pp * kk - pk**2)  # least squares for all pairs, (policies, KLs)
-    b = (pp * kg - pk * pg) / (pp * kk - pk**2)
+def weights_of(step):
+    """Pairs of a Weight and its values (N, M); the first of an average is right."""
+    found = []
+    for fault, counted in masks(step.mask):
+        divisors = [(average, *pair) for average in AVERAGES
+                    for mask in ([counted] if fault == "" else [counted, step.mask])
+                    for pair in normalisers(mask, step.parts, average, step.max_tokens)]
+        divisors += [
+            (None, "a sum", len(step.parts)),
+            (None, "a sum", 1),
+            (None, "divided by the size of the padded tensor", step.mask.numel()),
+            (None, "divided by the size of the padded tensor", step.mask.any(1).sum() * step.mask.shape[1])]
+        for average, other, divisor in divisors:
+            found.append((Weight(average, {fault, other} - {""}), counted / divisor))
+    return found
+
+
+def ratios_of_tokens(step):
+    """Pairs of faults and the ratio of each token, (N, M); the first is right."""
+    r = (step.logp - step.old_logp).exp()
+    to_reference = (step.logp - step.ref_logp).exp()
+    return [
+        (set(), r),
+        ({"inverted ratio"}, 1 / r),
+        ({"ratio to the reference"}, to_reference),
+        ({"ratio to the reference", "inverted ratio"}, 1 / to_reference)]
+
+
+def ratios_of_sequences(step):
+    """Pairs of faults and the ratio of each sequence, (N, 1); the first is right."""
+    found = []
+    length = step.mask.sum(1, keepdim=True).clamp(min=1)
+    for to_reference, other in (set(), step.old_logp), ({"ratio to the reference"}, step.ref_logp):
+        log_ratio = (step.logp - other) * step.mask                                      # (N, M)
+        mean = log_ratio.sum(1, keepdim=True) / length
+        r = (step.logp - other).exp()
+        found += [
+            (to_reference, mean.exp()),
+            (to_reference | {"inverted ratio"}, (-mean).exp()),
+            (to_reference | {"product of the ratios"}, log_ratio.sum(1, keepdim=True).exp()),
+            (to_reference | {"mean of the ratios"}, (r * step.mask).sum(1, keepdim=True) / length),
+            (to_reference | {"padding in the ratio of the sequence"}, log_ratio.mean(1, keepdim=True).exp()),
+            (to_reference | {"padding in the ratio of the sequence"}, (step.logp - other).mean(1, keepdim=True).exp())]
+    return found
+
+
+def surrogates(step, row, r):
+    """Pairs of a fault and what is raised, (N, 1 or M), of an objective with the ratio r; the first is right."""
+    A, logp = step.A, step.logp
+    surrogate = SURROGATES[row.surrogate]
+    right = surrogate(r, row.clip_low, row.clip_high, logp, A, **row.constants)
+    found = [("", right)]
+    if row.clip_low is not None:
+        found.append(("no clip", surrogate(r, math.inf, math.inf, logp, A, **row.constants)))
+    if row.surrogate == "detached_ratio":
+        found.append(("gradient through the weight", r.clamp(1 - row.clip_low, 1 + row.clip_high) * A * logp))
+    if row.surrogate == "clip":
+        clipped = r.clamp(1 - row.clip_low, 1 + row.clip_high) * A
+        larger = torch.max(r * A, clipped)
+        found += [
+            ("mirrored clip", torch.where(A < 0, larger, right)),
+            ("max in place of min", larger),
+            ("no min", clipped),
+            ("dual clip", torch.where(A < 0, torch.max(right, CAP * A), right)),
+            ("a cap in place of the clip", r.clamp(max=CAP) * A)]
+    return found
+
+
+def policy_terms(step, row):
+    """Pairs of faults and what is raised, (N, 1 or M), of an objective; the first is right."""
+    found = []
+    ratios = ratios_of_sequences(step) if row.ratio == "sequence" else ratios_of_tokens(step)
+    for faults, r in ratios:
+        for fault, term in surrogates(step, row, r):
+            found.append((faults | {fault} - {""}, term))
+    found.append(({"no ratio"}, step.A * step.logp))
+    r = ratios[0][1]
+    for fault, A in ("only positive advantages", step.A.clamp(min=0)), ("the sign of the advantage", step.A.sign()):
+        changed = SimpleNamespace(A=A, logp=step.logp)
+        found.append(({fault}, surrogates(changed, row, r)[0][1]))
+    return found
+
+
+def kl_terms(step):
+    """Triples (estimators, faults, KL of each token (N, M)). k2 and k3 have the same gradient."""
+    logp, old, ref = step.logp, step.old_logp, step.ref_logp
+    r = ratios_of_tokens(step)[0][1]
+    s = ratios_of_sequences(step)[0][1]
+    length = step.mask.sum(1, keepdim=True).clamp(min=1)
+    mean, ref_mean = ((x * step.mask).sum(1, keepdim=True) / length for x in (logp, ref))
+    return [
+        ("none", set(), 0.0 * logp),
+        ("none", {"KL to the policy that sampled"}, k2(logp, old)),
+        ("none", {"KL to the policy that sampled"}, k3(logp, old)),
+        ("none", {"entropy of the sampled tokens"}, logp.exp() * logp),
+        ("k2, k3", set(), r * k3(logp, ref)),
+        ("k2, k3", {"k3 without ratio"}, k3(logp, ref)),
+        ("k2, k3", {"k2 without ratio"}, k2(logp, ref)),
+        ("k2, k3", {"k3 with a detached ratio"}, r.detach() * k3(logp, ref)),
+        ("k2, k3", {"k2 with the gradient of the ratio"}, r * k2(logp, ref)),
+        ("k2, k3", {"k1 times the ratio"}, r * (logp - ref)),
+        ("k2, k3", {"k1 as a loss"}, logp - ref),
+        ("k2, k3", {"k1 as a loss"}, r.detach() * (logp - ref)),
+        ("k2, k3", {"absolute KL"}, (logp - ref).abs()),
+        ("k2, k3", {"reversed KL"}, k3(ref, logp)),
+        ("k2, k3", {"reversed KL"}, r * k3(ref, logp)),
+        ("k2, k3", {"KL of means"}, k3(mean, ref_mean)),
+        ("k2, k3", {"KL of means", "reversed KL"}, k3(ref_mean, mean)),
+        ("k2, k3", {"sequence ratio in the KL"}, s * k3(logp, ref))]
+
+
+def surrogate_of(row):
+    """What tells two rows of OBJECTIVES apart beside advantage and average."""
+    return row.ratio, row.surrogate, row.clip_low, row.clip_high, *row.constants.items()
+
+
+def numbers_of(row):
+    """The bounds and constants of a row, as a text."""
+    numbers = {"clip_low": row.clip_low, "clip_high": row.clip_high} | row.constants
+    return ", ".join(f"{key} {value:.4g}" for key, value in numbers.items() if value is not None)
+
+
+def meant(row, c):
+    """The variants of a row that are right: with the bounds that the settings give, else with its own and PPO's."""
+    if row.clip_low is None:
+        return [row]
+    given = {"clip_low": c.clip_low, "clip_high": c.clip_high}
+    given = {key: value for key, value in given.items() if value is not None}
+    if given:
+        return [replace(row, **given)]
+    common = replace(row, clip_low=COMMON[0], clip_high=COMMON[1])
+    return [row] if row == common else [row, common]
+
+
+def others_of(row):
+    """Variants of a row with numbers that are in use elsewhere."""
+    if row.surrogate == "log_ratio_penalty":
+        return [replace(row, constants={"beta": beta}) for beta in OTHER_BETAS]
+    if row.clip_low is None:
+        return []
+    return [row] + [replace(row, clip_low=low, clip_high=high) for low, high in OTHER_BOUNDS]
+
+
+class Candidate:
+    """A surrogate with its numbers: the objectives that it may be, by their average."""
+
+    def __init__(self, row):
+        self.row = row
+        self.meant = {}   # {average: names of objectives that have these numbers}
+        self.others = {}  # {average: names of objectives that have other numbers}
+
+    def identity(self, average):
+        """The names of objectives that a loss with this average may be, and what is wrong with it."""
+        numbers = numbers_of(self.row)
+        other = f"{numbers}: if they are meant, set --clip_low and --clip_high"
+        if self.row.constants:
+            other = f"{numbers}: if meant, replace the row of OBJECTIVES in a config behind the function"
+        if average in self.meant:
+            return self.meant[average], set()
+        if average in self.others:
+            return self.others[average], {other}
+        of_all = self.meant or self.others
+        faults = set()
+        if average is not None:
+            faults.add(f"the average is {average!r}")
+        if not self.meant:
+            faults.add(other)
+        return [name for names in of_all.values() for name in names], faults
+
+
+def candidates_of(c):
+    """{what surrogate_of returns: a Candidate}"""
+    found = {}
+    if c.objective and OBJECTIVES[c.objective].clip_low is None and (c.clip_low or c.clip_high):
+        raise UsageError(f"objective={c.objective!r} clips nothing: leave --clip_low and --clip_high out")
+    for name, row in OBJECTIVES.items():
+        if c.objective not in (None, name):
+            continue
+        right = meant(row, c)
+        for variant in right:
+            candidate = found.setdefault(surrogate_of(variant), Candidate(variant))
+            candidate.meant.setdefault(row.average, []).append(name)
+        for variant in others_of(row):
+            candidate = found.setdefault(surrogate_of(variant), Candidate(variant))
+            candidate.others.setdefault(row.average, []).append(name)
+    return found
+
+
+def gradients(values, weights, steps):
+    """The gradients of the weighted sums of a term under each of the weights, (W, T).
+
+    values: the term on each step, (N, 1 or M); weights: on each step (W, N, M)
+    """
+    found = []
+    for value, weight, step in zip(values, weights, steps, strict=True):
+        N, M = step.logp.shape
+        # a completion's term depends on its own tokens alone, so one backward pass reads a token of every completion
+        of_one_token = torch.eye(M, dtype=torch.float64)[:, None].expand(M, N, M)
+        jacobian = torch.autograd.grad(value.expand(N, M), step.logp, of_one_token, retain_graph=True,
+                                       is_grads_batched=True)[0]                         # (M, N, M)
+        found.append(torch.einsum("wnt,tnu->wnu", weight, jacobian).flatten(1))
+    return torch.cat(found, 1)
+
+
+def fits(g, P, K):
+    """Yields (w, i, j, a, b) where a times P[w, i] and b times K[w, j] have the gradient g.
+
+    g: (T,); P: (W, I, T); K: (W, J, T)
+    """
+    pp = P.square().sum(2)[:, :, None]                                                   # (W, I, 1)
+    kk = K.square().sum(2)[:, None].clamp(min=1e-30)                                     # (W, 1, J)
+    pk = P @ K.mT                                                                        # (W, I, J)
+    pg = (P @ g)[:, :, None]
+    kg = (K @ g)[:, None]
+    determinant = pp * kk - pk**2
+    a = (kk * pg - pk * kg) / determinant  # least squares for all pairs
+    b = (pp * kg - pk * pg) / determinant
     error = g @ g - a * pg - b * kg
-    for i, j in (error <= TOLERANCE**2 * (g @ g)).nonzero().tolist():
-        yield policies[i], kls[j], a[i, j].item(), b[i, j].item()
+    for w, i, j in (error <= TOLERANCE * (g @ g)).nonzero().tolist():
+        factors = a[w, i, j], b[w, i, j]
+        left = g - factors[0] * P[w, i] - factors[1] * K[w, j]  # the difference of squares above cancels
+        if left.norm() <= TOLERANCE * g.norm():
+            yield w, i, j, factors[0].item(), factors[1].item()
 
 
-def faults_of(policy, kl, a, b, beta):
-    """The faults of a times a policy's term plus b times a KL's."""
-    faults = policy.faults | kl.faults
-    if kl.average != policy.average:
-        faults.add(f"the average of the KL is '{kl.average}'")
-    if (scale := round(a, 4)) != 1:
+def faults_of_scales(kl, a, b, beta):
+    """What is wrong with a loss that is a times a policy's term and b times a KL's."""
+    faults = set()
+    scale = round(a, 4)
+    if scale != 1:
         faults.add(SCALES.get(scale, f"the gradient is {scale:g} times the right one"))
     kl_scale = round(b / abs(a) / beta, 3)
-    if kl.name != "none" and kl_scale != 1:
-        other = f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta"
-        faults.add("wrong sign of the KL" if kl_scale == -1 else other)
-    return sorted(faults)
+    if kl.key != "none" and kl_scale == -1:
+        faults.add("wrong sign of the KL")
+    elif kl.key != "none" and kl_scale != 1:
+        faults.add(f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta")
+    return faults
 
 
-def explanations(gradient, policies, kls, beta):
-    """Yields (rank, policy, KL, faults) of all that may explain a gradient; the lowest rank is the best."""
-    explained = False
-    for policy, kl, a, b in fits(gradient, policies, kls):
-        explained = True
+class Verdict(NamedTuple):
+    """What a loss may be."""
+    rank: tuple       # the lowest of several verdicts is the best
+    names: list       # of objectives
+    term: Term        # of the policy
+    average: str
+    kl: str           # its estimators, "none" or "unknown"
+    faults: list
+
+
+def pairs(g, terms, kls, weights):
+    """Yields (term, its weight, KL, its weight, a, b) where a times the term and b times the KL have the gradient g.
+
+    Both have the same weight, or each has one that is right but for one fault.
+    """
+    P = torch.stack([term.gradients for term in terms], 1)                               # (W, I, T)
+    K = torch.stack([kl.gradients for kl in kls], 1)                                     # (W, J, T)
+    for w, i, j, a, b in fits(g, P, K):
+        yield terms[i], weights[w], kls[j], weights[w], a, b
+    simple = [w for w, weight in enumerate(weights) if len(weight.faults) <= 1]
+    crossed = K[simple].flatten(0, 1)                                                    # (simple * J, T)
+    for w in simple:
+        for _, i, j, a, b in fits(g, P[w][None], crossed[None]):
+            yield terms[i], weights[w], kls[j % len(kls)], weights[simple[j // len(kls)]], a, b
+
+
+def explanations(g, terms, kls, weights, candidates, beta):
+    """Yields the Verdicts that explain the gradient g (T,)."""
+    if len(g) and not g.any():
+        yield nearest(g, terms, weights, candidates)._replace(kl="none", faults=["no policy gradient"])
+        return
+    for term, weight, kl, kl_weight, a, b in pairs(g, terms, kls, weights):
+        faults = term.faults
         if abs(a) < TOLERANCE:
-            policy, a = policy._replace(faults={"no policy gradient"}), 1.0
-        faults = faults_of(policy, kl, a, b, beta)
-        yield (len(faults), round(a, 4) not in (1, *SCALES), 0.0), policy, kl, faults
-    if not explained:
-        fault = "no known fault explains it" if gradient.isfinite().all() else "not finite"
-        for policy, kl in itertools.product(policies, kls):
-            if policy.average == kl.average and not policy.faults | kl.faults:
-                right = policy.gradient + beta * kl.gradient
-                distance = (gradient - right).norm() / (gradient.norm() + right.norm())
-                yield (99, True, distance.item()), policy, kl, [fault]
+            weight, faults, a = kl_weight, {"no policy gradient"}, 1.0
+        names, wrong = candidates[term.key].identity(weight.average)
+        faults = faults | wrong | weight.faults | faults_of_scales(kl, a, b, beta)
+        if kl.key != "none" or kl.faults:
+            faults |= kl.faults | kl_weight.faults
+            if kl_weight.average != weight.average:
+                faults.add(f"the average of the KL is {kl_weight.average!r}")
+        rank = len(faults), round(a, 4) not in (1, *SCALES), bool(kl.faults)
+        yield Verdict(rank, names, term, weight.average, kl.key, sorted(faults))
+
+
+def nearest(g, terms, weights, candidates):
+    """The Verdict of a gradient (T,) that nothing explains: the objective whose gradient is nearest, without a KL."""
+    found = []
+    for term in terms:
+        for weight, right in zip(weights, term.gradients, strict=True):
+            names, wrong = candidates[term.key].identity(weight.average)
+            if not term.faults | weight.faults | wrong:
+                distance = (g - right).norm() / (g.norm() + right.norm())
+                found.append(Verdict((distance.item(),), names, term, weight.average, "unknown",
+                                     ["no known fault explains it"]))
+    return min(found, key=lambda verdict: verdict.rank)
 
 
 def users_function(named):
@@ -220,26 +443,96 @@ def users_function(named):
     return function
 
 
+def terms_of(steps, candidates, weights, c):
+    """The Terms of the policy and of the KL. weights: on each step (W, N, M)"""
+    terms = []
+    for key, candidate in candidates.items():
+        on_steps = [policy_terms(step, candidate.row) for step in steps]
+        for same in zip(*on_steps, strict=True):
+            faults, values = same[0][0], [value for _, value in same]
+            if candidate.meant or not faults:
+                terms.append(Term(key, faults, -gradients(values, weights, steps)))
+    kls = []
+    for same in zip(*(kl_terms(step) for step in steps), strict=True):
+        estimators, faults, _ = same[0]
+        if c.kl is None or c.kl in estimators:
+            kls.append(Term(estimators, faults, gradients([value for *_, value in same], weights, steps)))
+    return terms, kls
+
+
+class Known(NamedTuple):
+    """What a loss is compared with."""
+    steps: list
+    weights: list       # W Weights
+    candidates: dict    # what candidates_of returns
+    terms: list         # Terms of the policy
+    kls: list           # Terms of the KL
+
+
+@functools.cache
+def known_losses(c):
+    """The Known of a CheckConfig."""
+    steps = [load_step(name) for name in SETS]
+    of_steps = [weights_of(step) for step in steps]
+    weights = [weight for weight, _ in of_steps[0]]
+    values = [torch.stack([value for _, value in of_step]) for of_step in of_steps]
+    candidates = candidates_of(c)
+    return Known(steps, weights, candidates, *terms_of(steps, candidates, values, c))
+
+
+def at(finite, terms):
+    """The Terms with gradients at some places alone. finite: (T,) bool"""
+    return [term._replace(gradients=term.gradients[:, finite]) for term in terms]
+
+
+def verdict_on(gradient, known, beta):
+    """The best Verdict on a gradient (T,). What is not finite is left out, and said."""
+    finite = gradient.isfinite()
+    g = gradient[finite]
+    terms = at(finite, known.terms)
+    found = explanations(g, terms, at(finite, known.kls), known.weights, known.candidates, beta)
+    verdict = min(found, key=lambda x: x.rank, default=None)
+    if finite.all():
+        return verdict or nearest(g, terms, known.weights, known.candidates)
+    if verdict is None:
+        return nearest(g, terms, known.weights, known.candidates)._replace(faults=["not finite"])
+    return verdict._replace(faults=[*verdict.faults, "not finite"])
+
+
+def right_gradient(verdict, known, beta):
+    """The gradient (T,) of the objective of a verdict, with the KL that it names."""
+    average = verdict.average or OBJECTIVES[verdict.names[0]].average
+    w = known.weights.index(Weight(average, set()))
+    key = verdict.term.key
+    right = next(term for term in known.terms if term.key == key and not term.faults).gradients[w]
+    for kl in known.kls:
+        if kl.key == verdict.kl and not kl.faults:
+            return right + beta * kl.gradients[w]
+    return right
+
+
 def main(argv):
     """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
-    c, steps = load_config(CheckConfig, argv[1:])[0], [load_step(x) for x in SETS]
+    c = load_config(CheckConfig, argv[1:])[0]
     function = users_function("".join(argv[:1]))
+    known = known_losses(c)
     with others("its gradient cannot be taken", "correct it", definition(function)):
-        gradient = measured([loss_on(step, function) for step in steps], steps)
-    policies, kls = terms_of(policy_losses, steps, c), terms_of(kl_losses, steps, c)
-    _, policy, kl, faults = min(explanations(gradient, policies, kls, c.kl_beta), key=lambda x: x[0])
-    policy = next(x for x in policies if x[:2] == policy[:2] and not x.faults)
-    kl = next(x for x in kls if x[:2] == (policy.average, kl.name))
-    verdict = "nearest" if faults else "right"
-    print(f"{verdict}: {policy.name}; KL: {kl.name}; relative errors of the gradient:")
-    sizes = [step.logp.numel() for step in steps]
-    right = policy.gradient + c.kl_beta * kl.gradient
+        of_steps = [torch.autograd.grad(loss_on(step, function), step.logp)[0] for step in known.steps]
+    gradient = torch.cat([g.flatten() for g in of_steps])
+    verdict = verdict_on(gradient, known, c.kl_beta)
+    is_right = CONVENTIONS.issuperset(verdict.faults)
+    word = "right" if is_right else "nearest"
+    names = ", ".join(verdict.names)
+    numbers = numbers_of(known.candidates[verdict.term.key].row)
+    print(f"{word}: {names} ({numbers}); KL: {verdict.kl}; relative errors of the gradient:")
+    sizes = [g.numel() for g in of_steps]
+    right = right_gradient(verdict, known, c.kl_beta)
     for name, g, r in zip(SETS, gradient.split(sizes), right.split(sizes), strict=True):
         print(f"  {name:14} {(g - r).norm() / r.norm():.0e}")
     meanings = json.loads((VECTORS / "faults.json").read_text())
-    for fault in faults:
+    for fault in verdict.faults:
         print(f"- {fault}: {meanings[fault]}" if fault in meanings else f"- {fault}")
-    sys.exit(bool(faults))
+    sys.exit(0 if is_right else 1)
 
 
 if __name__ == "__main__":

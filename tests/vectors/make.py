@@ -1,4 +1,4 @@
-"""Writes the test vectors of this folder: losses by loops from the papers, without anything of grpo/ or core/.
+"""Writes the test vectors of v2/: losses by loops from the papers, without anything of grpo/ or core/.
 
 python tests/vectors/make.py
 """
@@ -22,8 +22,9 @@ class Row(NamedTuple):
     average: str
     ratio: str = "token"
     surrogate: str = "clip"
-    low: float = 0.2
-    high: float = 0.2
+    low: float | None = 0.2   # bounds of the ratio; None: there are none
+    high: float | None = 0.2
+    constants: dict = {}
 
 
 PAPERS = {
@@ -36,6 +37,9 @@ PAPERS = {
     "luspo": Row("group_std", "sum", "sequence", low=2e-3, high=2.5e-3),
     "dppo": Row("group_mean", "constant", surrogate="probability_mask", low=0.15, high=0.15),
     "cispo": Row("group_std", "token", surrogate="detached_ratio", low=1.0, high=4.0),
+    "sapo": Row("group_std", "sequence", surrogate="sigmoid_gate", low=None, high=None,
+                constants={"tau_pos": 1.0, "tau_neg": 1.05}),
+    "dro": Row("group_mean", "token", surrogate="log_ratio_penalty", low=None, high=None, constants={"beta": 0.05}),
     "rloo": Row("leave_one_out", "sum"),
     "reinforce++": Row("step", "token"),
     "reinforce++_baseline": Row("batch_std", "token"),
@@ -66,6 +70,23 @@ def kl_by_hand(estimator, logp, old, ref):
     return ratio.detach() * x * x / 2 if estimator == "k2" else ratio * (torch.exp(x) - x - 1)
 
 
+def term_by_hand(row, r, A, logp, old):
+    """What a token adds to the objective. r: its ratio, or that of its sequence"""
+    if row.surrogate == "sigmoid_gate":
+        tau = row.constants["tau_pos"] if A > 0 else row.constants["tau_neg"]
+        return 4 / tau / (1 + torch.exp(-tau * (r - 1))) * A
+    if row.surrogate == "log_ratio_penalty":
+        return A * logp - row.constants["beta"] / 2 * (logp - old) ** 2
+    if row.surrogate == "probability_mask":
+        moved = (torch.exp(logp) - torch.exp(old)).item()
+        return r * A * (moved <= row.high if A > 0 else moved >= -row.low)
+    clipped = torch.clamp(r, 1 - row.low, 1 + row.high)
+    if row.surrogate == "detached_ratio":
+        return clipped.detach() * A * logp
+    assert row.surrogate == "clip", f"no formula for {row.surrogate}"
+    return torch.minimum(r * A, clipped * A)
+
+
 def loss_by_hand(row, logp, old, advantage, lengths, max_tokens, kl=None, kl_beta=KL_BETA):
     """The loss of a step, token by token, differentiable in logp.
 
@@ -81,44 +102,64 @@ def loss_by_hand(row, logp, old, advantage, lengths, max_tokens, kl=None, kl_bet
         if row.ratio == "sequence":
             ratios = [torch.exp(sum(logp[i, t] - old[i, t] for t in range(length)) / length)] * length
         for t, r in enumerate(ratios):
-            clipped = torch.clamp(r, 1 - row.low, 1 + row.high)
-            if row.surrogate == "detached_ratio":
-                term = clipped.detach() * A * logp[i, t]
-            elif row.surrogate == "probability_mask":
-                moved = (torch.exp(logp[i, t]) - torch.exp(old[i, t])).item()
-                term = r * A * (moved <= row.high if A > 0 else moved >= -row.low)
-            else:
-                assert row.surrogate == "clip", f"no formula for {row.surrogate}"
-                term = torch.minimum(r * A, clipped * A)
+            term = term_by_hand(row, r, A, logp[i, t], old[i, t])
             if kl:
                 term = term - kl_beta * kl(i, t)
             loss = loss - term * (share / length if row.average == "sequence" else share)
     return loss
 
 
-def below_0(x):
-    return round(min(x, -0.01), 6)
+# Ratios beside bounds that are in use, each of one completion, so that other bounds give another gradient
+NEAR_UPPER = 1.13, 1.18, 1.21, 1.235, 1.265, 1.29, 1.4, 2.5, 1.0                    # of a token where A > 0
+NEAR_LOWER = 0.95, 0.87, 0.83, 0.81, 0.79, 0.765, 0.735, 0.71, 0.65, 0.4, 1.0       # of a token where A < 0
+SEQUENCE_UPPER = 3.5e-4, 4.5e-4, 1e-3, 2.2e-3, 2.7e-3, 0.1, 0.21, 0.29, 0.0         # s - 1, likewise
+SEQUENCE_LOWER = 2.5e-4, 3.5e-4, 1e-3, 1.8e-3, 2.2e-3, 0.1, 0.15, 0.19, 0.21, 0.3, 0.0  # 1 - s
 
 
-def inputs(seed, parts, width=5, truncated=()):
-    """A step: rewards, log-probabilities of tokens on both sides of the clipping range, completions of unequal length.
+def log_ratios(g, member, alone, near):
+    """The logarithms of the ratios of a completion's tokens: two of a group are far from 1, two near a bound.
+
+    alone: if far, it has one token, whose ratio is then that of the sequence; near: the ratio of its first token, and
+    that of the sequence
+    """
+    if member < 2 and alone:
+        return [2.0]
+    length, moved = g.randint(2, 5), g.gauss(0, 0.2)
+    found = [moved + g.gauss(0, 0.4) for _ in range(length)]
+    if member < 2:
+        found[:2] = 2.0, -2.0
+    elif near:
+        found[0] = math.log(near[0])
+        missing = length * math.log(near[1]) - sum(found)
+        found[1:] = [move + missing / (length - 1) for move in found[1:]]
+    return found
+
+
+def inputs(seed, parts, bounds, width=5, truncated=()):
+    """A step: rewards, log-probabilities of tokens on both sides of the clipping ranges, completions of unequal length.
 
     parts: for each rank, for each of its micro-batches, the rows
+    bounds: yields pairs of ratios near upper and near lower bounds, of a token and of a sequence, for each group
     """
     g = random.Random(seed)
-    step = {"max_tokens": MAX_TOKENS, "parts": parts, "reward": [], "advantage": "group_std",
+    step = {"version": 2, "max_tokens": MAX_TOKENS, "parts": parts, "reward": [], "advantage": "group_std",
             "logp": [], "old_logp": [], "ref_logp": [], "mask": [], "truncated": []}
     for i in range(sum(len(rows) for rank in parts for rows in rank)):
-        length, moved = width if i in truncated else g.randint(1, 5), g.gauss(0, 0.2)
-        old = [below_0(math.log(g.uniform(0.05, 0.95))) for _ in range(length)]
-        logp = [below_0(x + moved + g.gauss(0, 0.4)) for x in old]
-        ref = [below_0(x + g.gauss(0, 0.6)) for x in logp]
-        padding = width - length  # its numbers change the loss of a function that counts it
-        step["reward"].append(round(g.random(), 3))
+        group, member = divmod(i, GROUP)
+        near = next(bounds[member]) if member >= 2 and i not in truncated else None
+        moves = log_ratios(g, member, group == 0, near)
+        if i in truncated:
+            moves += [g.gauss(0, 0.4) for _ in range(width - len(moves))]
+        highest = [math.log(g.uniform(0.05, 0.95)) for _ in moves]
+        logp = [round(x + min(move, 0), 6) for x, move in zip(highest, moves)]
+        old = [round(x - max(move, 0), 6) for x, move in zip(highest, moves)]
+        ref = [round(min(x + g.gauss(0, 0.6), -0.01), 6) for x in logp]
+        padding = width - len(moves)  # its numbers change the loss of a function that counts it
+        step["reward"].append(round((0.9, 0.1, 0.7, 0.3)[member] + g.uniform(-0.1, 0.1), 3))  # A > 0, < 0, > 0, < 0
         step["logp"].append(logp + [-5.0] * padding)
         step["old_logp"].append(old + [-8.0] * padding)
         step["ref_logp"].append(ref + [-2.0] * padding)
-        step["mask"].append([float(i not in truncated)] * length + [0.0] * padding)
+        step["mask"].append([float(i not in truncated)] * len(moves) + [0.0] * padding)
         step["truncated"].append(i in truncated)
     return step
 
@@ -128,37 +169,61 @@ def groups(*numbers):
     return [GROUP * number + i for number in numbers for i in range(GROUP)]
 
 
+def tensors(step):
+    """logp, old_logp and ref_logp of a step, in float64."""
+    return (torch.tensor(step[key], dtype=torch.float64) for key in ("logp", "old_logp", "ref_logp"))
+
+
+def case_of(step, row, estimator):
+    """The loss of a step and its gradient. row: with the advantage that the step has; estimator: of the KL, or none"""
+    logp, old, ref = tensors(step)
+    logp.requires_grad_()
+    lengths = [int(sum(mask)) for mask in step["mask"]]
+    kl = None if estimator == "none" else lambda i, t: kl_by_hand(estimator, logp[i, t], old[i, t], ref[i, t])
+    loss = loss_by_hand(row, logp, old, step["advantages"][row.advantage], lengths, step["max_tokens"], kl)
+    loss.backward()
+    return {"average": row.average, "ratio": row.ratio, "surrogate": row.surrogate, "kl": estimator,
+            "clip_low": row.low, "clip_high": row.high, "kl_beta": KL_BETA, "loss": loss.item(),
+            "gradient": logp.grad.tolist()}
+
+
+def again(step, case):
+    """A case of a file, made again from the inputs of the file."""
+    row = Row(step["advantage"], case["average"], case["ratio"], case["surrogate"], case["clip_low"],
+              case["clip_high"], case.get("constants", {}))
+    return case_of(step, row, case["kl"])
+
+
 def with_expected(step):
-    """The inputs, every advantage by its name, and the loss and gradient of every family."""
+    """The inputs, every advantage by its name, and the losses of all objectives with the step's advantage."""
     reward = [step["reward"][i:i + GROUP] for i in range(0, len(step["reward"]), GROUP)]
     step["advantages"] = {name: advantage_by_hand(name, reward) for name in ADVANTAGES}
-    lengths = [int(sum(mask)) for mask in step["mask"]]
-    old, ref = (torch.tensor(step[key], dtype=torch.float64) for key in ("old_logp", "ref_logp"))
-    families = {}
+    equal = []  # pairs of a row and the names of objectives that differ in nothing but the advantage
     for name, row in PAPERS.items():
-        families.setdefault(row[1:4], []).append(name)
+        row = row._replace(advantage=step["advantage"])
+        names = next((names for other, names in equal if other == row), None)
+        if names is None:
+            equal.append((row, [name]))
+        else:
+            names.append(name)
     step["expected"] = []
-    for (average, ratio, surrogate), names in families.items():
+    for row, names in equal:
         for estimator in ("none", "k2", "k3"):
-            logp = torch.tensor(step["logp"], dtype=torch.float64, requires_grad=True)
-            kl = None if estimator == "none" else lambda i, t: kl_by_hand(estimator, logp[i, t], old[i, t], ref[i, t])
-            row = Row(step["advantage"], average, ratio, surrogate)
-            loss = loss_by_hand(row, logp, old, step["advantages"][row.advantage], lengths, MAX_TOKENS, kl)
-            loss.backward()
-            step["expected"].append({
-                "objectives": names, "average": average, "ratio": ratio, "surrogate": surrogate, "kl": estimator,
-                "clip_low": row.low, "clip_high": row.high, "kl_beta": KL_BETA, "loss": loss.item(),
-                "gradient": logp.grad.tolist()})
+            case = {"objectives": names, "constants": row.constants} | case_of(step, row, estimator)
+            step["expected"].append(case)
     return step
 
 
 def vectors():
     """{name of a file: its content}"""
-    ranks = inputs(6, [[groups(0), groups(1)], [groups(2), groups(3)]])
-    ranks["reward"][-GROUP:] = [0.0] * GROUP  # a group of equal rewards
-    steps = {"whole": inputs(0, [[groups(0, 1, 2)]]),
-             "truncated": inputs(10, [[groups(0, 1, 2)]], width=MAX_TOKENS, truncated=(1, 6, 7)),
-             "micro_batches": inputs(41, [[groups(0), groups(1)]], truncated=(5,)), "ranks": ranks}
+    upper = ((token, 1 + away) for token, away in zip(NEAR_UPPER, SEQUENCE_UPPER))
+    lower = ((token, 1 - away) for token, away in zip(NEAR_LOWER, SEQUENCE_LOWER))
+    bounds = {2: upper, 3: lower}
+    steps = {"whole": inputs(0, [[groups(0, 1, 2)]], bounds),
+             "truncated": inputs(10, [[groups(0, 1, 2)]], bounds, width=MAX_TOKENS, truncated=(2, 6, 7)),
+             "micro_batches": inputs(41, [[groups(0), groups(1)]], bounds, truncated=(6,)),
+             "ranks": inputs(6, [[groups(0), groups(1)], [groups(2), groups(3)]], bounds)}
+    steps["ranks"]["reward"][-GROUP:] = [0.0] * GROUP  # a group of equal rewards
     return {name: with_expected(step) for name, step in steps.items()}
 
 
@@ -174,18 +239,19 @@ def kept(made, stored):
 
 
 def family(case):
-    return case["average"], case["ratio"], case["surrogate"], case["kl"]
+    return [case[key] for key in ("average", "ratio", "surrogate", "clip_low", "clip_high", "constants", "kl")]
 
 
 def main():
     for name, step in vectors().items():
-        stored = json.loads((HERE / f"{name}.json").read_text())
-        cases = {family(case): case for case in stored.pop("expected")}
-        expected = [kept(case, cases.get(family(case))) for case in step.pop("expected")]
+        path = HERE / "v2" / f"{name}.json"
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        cases = {str(family(case)): case for case in stored.pop("expected", [])}
+        expected = [kept(case, cases.get(str(family(case)))) for case in step.pop("expected")]
         step = kept(step, stored) | {"expected": expected}
         *lines, last = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in step.items()]
         last = last.replace("}, {", "},\n  {")
-        (HERE / f"{name}.json").write_text("{\n" + ",\n".join([*lines, last]) + "\n}\n")
+        path.write_text("{\n" + ",\n".join([*lines, last]) + "\n}\n")
 
 
 if __name__ == "__main__":

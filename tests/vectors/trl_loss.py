@@ -13,7 +13,8 @@ import trl
 def trl_loss(loss_type, logp, old_logp, ref_logp, advantage, mask, total_tokens=None, level="token", kl_beta=0.04,
              low=0.2, high=0.2, max_tokens=8):
     """TRL's _compute_loss on given log-probabilities, in one process without gradient accumulation."""
-    args = types.SimpleNamespace(delta=None, use_bias_correction_kl=True, steps_per_generation=1)
+    args = types.SimpleNamespace(delta=None, use_bias_correction_kl=True, steps_per_generation=1,
+                                 sapo_temperature_pos=1.0, sapo_temperature_neg=1.05)
 
     def identity(x, **_):
         return x
@@ -52,3 +53,7 @@ def dapo(*tensors, total_tokens):
 
 def gspo(*tensors):
     return trl_loss("grpo", *tensors, level="sequence")
+
+
+def sapo(*tensors):
+    return trl_loss("sapo", *tensors)
