@@ -232,7 +232,7 @@ def probability_mask(r: Tensor, low: float, high: float, logp: Tensor, advantage
 def sigmoid_gate(r: Tensor, low, high, logp: Tensor, advantage: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
     """4 / tau sigmoid(tau (r - 1)) A, whose gradient is that of A log p at r = 1 and fades away from it
     (arXiv 2511.20347)."""
-    tau = torch.where(advantage > 0, tau_pos, tau_neg)
+    tau = torch.full_like(advantage, tau_neg).masked_fill(advantage > 0, tau_pos)
     return 4 / tau * torch.sigmoid(tau * (r - 1)) * advantage
 
 

@@ -152,6 +152,7 @@ PASSES = "--unmask_steps=2"
 FILL = "--dataset={text} --generator_checkpoint={generator} --judge_checkpoint={judge} --block_size=32"
 ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     "--objective=ppo": "objective grpo",
+    "--objective=sapo --clip_high=0.2": "clip_high=0.2 sapo",
     "--advantage=z": "advantage group_std",
     "--reference_mode=none": "kl_beta reference_mode",
     "--group_size=1": "group_size compared",
@@ -435,6 +436,7 @@ SAMPLERS_AND_TOOLS = [
     (CHECK_LOSS, "{losses.py}:other", 2, "losses.py:other FUNCTION"),
     (CHECK_LOSS, "{losses.py}:loss", 1, "losses.py line 1 scalar"),
     (CHECK_LOSS, "{losses.py}:broken", 1, "losses.py line 5 los"),
+    (CHECK_LOSS, "{losses.py}:loss --objective=dro --clip_low=0.2", 2, "dro --clip_low"),
     ("grpo/tools/gpu_check.py", "--quick=True", 2, "gpu_check.py settings"),
 ]
 

@@ -192,6 +192,13 @@ def surrogates(step, row, r):
         found.append(("no clip", surrogate(r, math.inf, math.inf, logp, A, **row.constants)))
     if row.surrogate == "detached_ratio":
         found.append(("gradient through the weight", r.clamp(1 - row.clip_low, 1 + row.clip_high) * A * logp))
+    if row.surrogate == "probability_mask":
+        moved = logp.exp() * (1 - 1 / r)                                                 # p - p_old
+        far = (moved > row.clip_high) | (moved < -row.clip_low)
+        found.append(("masked on both sides", (r * A).masked_fill(far, 0.0)))
+    if row.surrogate == "sigmoid_gate":
+        tau = torch.full_like(A, row.constants["tau_neg"]).masked_fill(A > 0, row.constants["tau_pos"])
+        found.append(("no 4 / tau", right * tau / 4))
     if row.surrogate == "clip":
         clipped = r.clamp(1 - row.clip_low, 1 + row.clip_high) * A
         larger = torch.max(r * A, clipped)

@@ -98,6 +98,8 @@ WRONG = [
     ("product of the ratios", "gspo", BY_SEQUENCE | S | sums("((logp - old_logp) * mask).sum(1, keepdim=True)")),
     ("mean of the ratios", "gspo", BY_SEQUENCE | S | {"s = ((": "s = (r * mask).sum(1, keepdim=True) / length # (("}),
     ("padding in the ratio of the sequence", "gspo", BY_SEQUENCE | S | sums("(logp - old_logp).mean(1, keepdim=True)")),
+    ("no 4 / tau", "sapo", BY_SEQUENCE | GATE | {" * 4 / tau": ""}),
+    ("masked on both sides", "dppo", BY_LIMIT | TV | {"d <= 0.2": "d.abs() <= 0.2"}),
     ("only positive advantages", "rloo", BY_COMPLETION | {"advantage[:, None]": "advantage[:, None].clamp(min=0)"}),
     ("the sign of the advantage", "sapo", BY_SEQUENCE | GATE | {"advantage[:, None]": "advantage[:, None].sign()"}),
     ("k2 with the gradient of the ratio", "dapo", {"kl = r": "kl = r * x ** 2 / 2 #"}),
