@@ -137,6 +137,8 @@ CLAIMS = {
             "objectives/test_metrics.py::test_the_sums_of_rollouts_by_hand",
         "the test vectors are what loops from the papers make":
             "vectors/test_vectors.py::test_the_files_are_what_the_loops_make",
+        "test vectors of both versions have the losses of the loops":
+            "vectors/test_vectors.py::test_the_losses_of_both_versions_are_those_of_the_loops",
         "settings of recent papers give the papers' losses":
             "objectives/test_recipes_of_papers.py::test_a_recipe_gives_the_gradient_of_the_papers_formula",
         "a baseline of the step tells close rewards from equal ones":
@@ -493,6 +495,10 @@ CLAIMS = {
             "rooms/test_report.py::test_the_table_over_seeds_holds_means_deviations_and_the_least_change",
         "the checker names right losses of every objective": "rooms/test_check_loss.py::test_a_right_loss_is_named",
         "the checker names every planted fault of a loss": "rooms/test_check_loss.py::test_a_planted_fault_is_named",
+        "the checker calls conventions right, and names them":
+            "rooms/test_check_loss.py::test_a_convention_is_named_and_right",
+        "the checker sees bounds that are missing or others":
+            "rooms/test_check_loss.py::test_a_loss_with_other_bounds_is_not_right",
         "the checker finds the faults of published formulas": "rooms/test_check_loss.py::test_published_formulas",
         "an adapter resumes with its base model and alpha, and no other":
             "rooms/test_lora.py::test_a_run_resumes_from_the_state_of_its_adapter_alone_and_of_no_other",

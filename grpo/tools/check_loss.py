@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch
+from torch.nn.functional import pad
 
 from core.config import load_config, run_config_file
 from core.errors import Mistake, UsageError, definition, others, run_script
@@ -31,11 +32,10 @@ SETS = "whole", "truncated", "micro_batches", "ranks"
 TOLERANCE = 1e-5  # relative, of a gradient; a loss in float32 passes
 SCALES = {-1: "wrong sign", 0.25: "1 / G of the right gradient"}  # G is 4
 CONVENTIONS = {"masked completions", "k1 times the ratio"}  # named, but not wrong
-CAP = 3.0  # of a ratio; every other that the largest ratios of the vectors pass has the same gradient
-COMMON = 0.2, 0.2  # PPO's bounds, which every objective may have
-OTHER_BOUNDS = list(itertools.product((0.1, 0.2, 0.3, 1.0), (0.1, 0.2, 0.28, 0.3, 0.4, 1.0, 2.0, 4.0)))
-OTHER_BOUNDS.append((1 - math.exp(-0.2), math.exp(0.2) - 1))  # log r is clipped at 0.2
-OTHER_BETAS = 0.01, 0.1, 0.2, 0.5, 1.0  # of dro
+CAP = 3.0  # of a ratio; every other between the largest ratios of the vectors has the same gradient
+PPO = {"clip_low": 0.2, "clip_high": 0.2}  # bounds that every objective may have
+LOWER, UPPER = (0.1, 0.2, 0.3, 1.0), (0.1, 0.2, 0.28, 0.3, 0.4, 1.0, 2.0, 4.0)  # bounds of others, to be named
+BETAS = 0.01, 0.1, 0.2, 0.5, 1.0  # of dro, likewise
 
 
 class CheckConfig(Settings):
@@ -49,16 +49,26 @@ class CheckConfig(Settings):
 
 
 class Weight(NamedTuple):
-    """What the tokens are multiplied by before they are summed."""
-    average: str | None  # a name in AVERAGES; None: it is the same for all
+    """The factors of tokens before they are summed."""
+    average: str | None  # a name in AVERAGES; None: they are the same for all
     faults: set          # what is wrong with it
 
 
 class Term(NamedTuple):
     """A term of a loss, of the policy or of the KL."""
-    key: tuple               # what it is: a surrogate with its ratio, bounds and constants, or the estimators of a KL
+    what: object             # a row of OBJECTIVES with its numbers, or the estimators of a KL
     faults: set              # what is wrong with it
     gradients: torch.Tensor  # (W, T) with respect to logp of all steps, under each of the weights
+
+
+class Verdict(NamedTuple):
+    """An explanation of a gradient."""
+    rank: tuple    # the lowest of several verdicts is the best
+    names: list    # of objectives
+    row: object    # of OBJECTIVES, with its numbers
+    average: str   # a name in AVERAGES
+    kl: str        # its estimators, "none" or "unknown"
+    faults: list
 
 
 def load_step(name):
@@ -90,117 +100,109 @@ def loss_on(step, function):
     return loss if given.keys() & totals.keys() else loss / len(step.parts)
 
 
-def shifted(mask, by):
-    """The mask moved by a token; what leaves the tensor is lost. (N, M) -> (N, M)"""
-    moved = torch.zeros_like(mask)
-    if by > 0:
-        moved[:, 1:] = mask[:, :-1]
-    else:
-        moved[:, :-1] = mask[:, 1:]
-    return moved
-
-
 def masks(mask):
     """Pairs of a fault and the tokens that are counted (N, M); the first is right."""
+    after, before = pad(mask, (1, -1)), pad(mask, (-1, 1))  # moved by a token; what leaves the tensor is lost
     return [
         ("", mask),
         ("padding", torch.ones_like(mask)),
-        ("the mask is shifted", shifted(mask, 1)),
-        ("the first token is left out", mask * shifted(mask, 1)),
-        ("the last token is left out", mask * shifted(mask, -1))]
+        ("the mask is shifted", after),
+        ("the first token is left out", mask * after),
+        ("the last token is left out", mask * before)]
 
 
 def normaliser(mask, average, L):
-    """What a token of an average is divided by, (N, 1) or a number, in tensors of which all is summed."""
-    N = mask.any(1).sum().clamp(min=1)
+    """The divisor of the tokens of an average (N, 1), in tensors whose elements are all summed."""
+    length = mask.sum(1, keepdim=True)
+    one = torch.ones_like(length)
+    N = mask.any(1).sum().clamp(min=1) * one
     if average == "sum":
         return N
     if average == "sequence":
-        return N * mask.sum(1, keepdim=True).clamp(min=1)
+        return N * length.clamp(min=1)
     if average == "token":
-        return mask.sum().clamp(min=1)
+        return mask.sum().clamp(min=1) * one
     assert average == "constant", average
     return N * L
 
 
-def normalisers(mask, parts, average, L):
-    """Pairs of a fault and what a token is divided by, (N, 1) or a number; the first is right."""
-    right = normaliser(mask, average, L)
-    of_part = torch.cat([normaliser(mask[rows], average, L).expand(len(rows), 1) for rows in parts])
+def normalisers(mask, step):
+    """Triples of an average, a fault and the divisor of tokens, (N, 1) or a number."""
+    parts, N, rows = len(step.parts), mask.any(1).sum(), len(mask)
     found = [
-        ("", right),
-        ("mean of means", of_part * len(parts)),
-        ("a mean for each micro-batch, added up", of_part)]
-    if average != "token":
-        found.append(("masked completions", right / mask.any(1).sum() * len(mask)))
+        (None, "a sum", parts),
+        (None, "a sum", 1),
+        (None, "divided by the size of the padded tensor", mask.numel()),
+        (None, "divided by the size of the padded tensor", mask.numel() / rows * N)]
+    for average in AVERAGES:
+        right = normaliser(mask, average, step.max_tokens)
+        of_part = torch.cat([normaliser(mask[part], average, step.max_tokens) for part in step.parts])
+        found += [
+            (average, "", right),
+            (average, "mean of means", of_part * parts),
+            (average, "a mean for each micro-batch, added up", of_part)]
+        if average != "token":
+            found.append((average, "masked completions", right / N * rows))
     return found
 
 
 def weights_of(step):
-    """Pairs of a Weight and its values (N, M); the first of an average is right."""
+    """Pairs of a Weight and its factors (N, M)."""
     found = []
     for fault, counted in masks(step.mask):
-        divisors = [(average, *pair) for average in AVERAGES
-                    for mask in ([counted] if fault == "" else [counted, step.mask])
-                    for pair in normalisers(mask, step.parts, average, step.max_tokens)]
-        divisors += [
-            (None, "a sum", len(step.parts)),
-            (None, "a sum", 1),
-            (None, "divided by the size of the padded tensor", step.mask.numel()),
-            (None, "divided by the size of the padded tensor", step.mask.any(1).sum() * step.mask.shape[1])]
-        for average, other, divisor in divisors:
-            found.append((Weight(average, {fault, other} - {""}), counted / divisor))
+        for divisors in [counted, step.mask]:
+            for average, other, divisor in normalisers(divisors, step):
+                found.append((Weight(average, {fault, other} - {""}), counted / divisor))
     return found
 
 
-def ratios_of_tokens(step):
-    """Pairs of faults and the ratio of each token, (N, M); the first is right."""
-    r = (step.logp - step.old_logp).exp()
-    to_reference = (step.logp - step.ref_logp).exp()
-    return [
-        (set(), r),
-        ({"inverted ratio"}, 1 / r),
-        ({"ratio to the reference"}, to_reference),
-        ({"ratio to the reference", "inverted ratio"}, 1 / to_reference)]
+def mean(x, mask):
+    """The mean over the tokens of each completion, (N, M) -> (N, 1)."""
+    return (x * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-def ratios_of_sequences(step):
-    """Pairs of faults and the ratio of each sequence, (N, 1); the first is right."""
+def ratios(step, kind):
+    """Pairs of faults and the ratio, (N, M) of tokens or (N, 1) of sequences; the first is right. kind: in RATIOS"""
     found = []
-    length = step.mask.sum(1, keepdim=True).clamp(min=1)
-    for to_reference, other in (set(), step.old_logp), ({"ratio to the reference"}, step.ref_logp):
-        log_ratio = (step.logp - other) * step.mask                                      # (N, M)
-        mean = log_ratio.sum(1, keepdim=True) / length
-        r = (step.logp - other).exp()
-        found += [
-            (to_reference, mean.exp()),
-            (to_reference | {"inverted ratio"}, (-mean).exp()),
-            (to_reference | {"product of the ratios"}, log_ratio.sum(1, keepdim=True).exp()),
-            (to_reference | {"mean of the ratios"}, (r * step.mask).sum(1, keepdim=True) / length),
-            (to_reference | {"padding in the ratio of the sequence"}, log_ratio.mean(1, keepdim=True).exp()),
-            (to_reference | {"padding in the ratio of the sequence"}, (step.logp - other).mean(1, keepdim=True).exp())]
+    for fault, other in ("", step.old_logp), ("ratio to the reference", step.ref_logp):
+        log_r = step.logp - other                                                        # (N, M)
+        if kind == "token":
+            right, others = log_r, []
+        else:
+            right = mean(log_r, step.mask)
+            masked = log_r * step.mask
+            others = [
+                ("product of the ratios", masked.sum(1, keepdim=True)),
+                ("mean of the ratios", mean(log_r.exp(), step.mask).clamp(min=1e-9).log()),
+                ("padding in the ratio of the sequence", masked.mean(1, keepdim=True)),
+                ("padding in the ratio of the sequence", log_r.mean(1, keepdim=True))]
+        for another, x in [("", right), ("inverted ratio", -right), *others]:
+            found.append(({fault, another} - {""}, x.exp()))
     return found
 
 
 def surrogates(step, row, r):
-    """Pairs of a fault and what is raised, (N, 1 or M), of an objective with the ratio r; the first is right."""
+    """Pairs of a fault and what is raised, (N, 1 or M), by an objective with the ratio r; the first is right."""
     A, logp = step.A, step.logp
+    low, high, constants = row.clip_low, row.clip_high, row.constants
     surrogate = SURROGATES[row.surrogate]
-    right = surrogate(r, row.clip_low, row.clip_high, logp, A, **row.constants)
-    found = [("", right)]
-    if row.clip_low is not None:
-        found.append(("no clip", surrogate(r, math.inf, math.inf, logp, A, **row.constants)))
+    right = surrogate(r, low, high, logp, A, **constants)
+    found = [
+        ("", right),
+        ("no ratio", A * logp),
+        ("only positive advantages", right * (A > 0))]
+    if low is not None:
+        found.append(("no clip", surrogate(r, math.inf, math.inf, logp, A, **constants)))
+        clipped = r.clamp(1 - low, 1 + high) * A
     if row.surrogate == "detached_ratio":
-        found.append(("gradient through the weight", r.clamp(1 - row.clip_low, 1 + row.clip_high) * A * logp))
+        found.append(("gradient through the weight", clipped * logp))
     if row.surrogate == "probability_mask":
         moved = logp.exp() * (1 - 1 / r)                                                 # p - p_old
-        far = (moved > row.clip_high) | (moved < -row.clip_low)
-        found.append(("masked on both sides", (r * A).masked_fill(far, 0.0)))
+        found.append(("masked on both sides", r * A * (moved <= high) * (moved >= -low)))
     if row.surrogate == "sigmoid_gate":
-        tau = torch.full_like(A, row.constants["tau_neg"]).masked_fill(A > 0, row.constants["tau_pos"])
+        tau = torch.full_like(A, constants["tau_neg"]).masked_fill(A > 0, constants["tau_pos"])
         found.append(("no 4 / tau", right * tau / 4))
     if row.surrogate == "clip":
-        clipped = r.clamp(1 - row.clip_low, 1 + row.clip_high) * A
         larger = torch.max(r * A, clipped)
         found += [
             ("mirrored clip", torch.where(A < 0, larger, right)),
@@ -212,27 +214,20 @@ def surrogates(step, row, r):
 
 
 def policy_terms(step, row):
-    """Pairs of faults and what is raised, (N, 1 or M), of an objective; the first is right."""
+    """Pairs of faults and what is raised, (N, 1 or M), by an objective; the first is right."""
     found = []
-    ratios = ratios_of_sequences(step) if row.ratio == "sequence" else ratios_of_tokens(step)
-    for faults, r in ratios:
+    for faults, r in ratios(step, row.ratio):
         for fault, term in surrogates(step, row, r):
             found.append((faults | {fault} - {""}, term))
-    found.append(({"no ratio"}, step.A * step.logp))
-    r = ratios[0][1]
-    for fault, A in ("only positive advantages", step.A.clamp(min=0)), ("the sign of the advantage", step.A.sign()):
-        changed = SimpleNamespace(A=A, logp=step.logp)
-        found.append(({fault}, surrogates(changed, row, r)[0][1]))
     return found
 
 
 def kl_terms(step):
     """Triples (estimators, faults, KL of each token (N, M)). k2 and k3 have the same gradient."""
     logp, old, ref = step.logp, step.old_logp, step.ref_logp
-    r = ratios_of_tokens(step)[0][1]
-    s = ratios_of_sequences(step)[0][1]
-    length = step.mask.sum(1, keepdim=True).clamp(min=1)
-    mean, ref_mean = ((x * step.mask).sum(1, keepdim=True) / length for x in (logp, ref))
+    r = (logp - old).exp()
+    s = ratios(step, "sequence")[0][1]
+    means = mean(logp, step.mask), mean(ref, step.mask)
     return [
         ("none", set(), 0.0 * logp),
         ("none", {"KL to the policy that sampled"}, k2(logp, old)),
@@ -249,14 +244,9 @@ def kl_terms(step):
         ("k2, k3", {"absolute KL"}, (logp - ref).abs()),
         ("k2, k3", {"reversed KL"}, k3(ref, logp)),
         ("k2, k3", {"reversed KL"}, r * k3(ref, logp)),
-        ("k2, k3", {"KL of means"}, k3(mean, ref_mean)),
-        ("k2, k3", {"KL of means", "reversed KL"}, k3(ref_mean, mean)),
+        ("k2, k3", {"KL of means"}, k3(*means)),
+        ("k2, k3", {"KL of means", "reversed KL"}, k3(*means[::-1])),
         ("k2, k3", {"sequence ratio in the KL"}, s * k3(logp, ref))]
-
-
-def surrogate_of(row):
-    """What tells two rows of OBJECTIVES apart beside advantage and average."""
-    return row.ratio, row.surrogate, row.clip_low, row.clip_high, *row.constants.items()
 
 
 def numbers_of(row):
@@ -269,175 +259,192 @@ def meant(row, c):
     """The variants of a row that are right: with the bounds that the settings give, else with its own and PPO's."""
     if row.clip_low is None:
         return [row]
-    given = {"clip_low": c.clip_low, "clip_high": c.clip_high}
-    given = {key: value for key, value in given.items() if value is not None}
-    if given:
-        return [replace(row, **given)]
-    common = replace(row, clip_low=COMMON[0], clip_high=COMMON[1])
-    return [row] if row == common else [row, common]
+    given = {key: value for key in PPO if (value := vars(c)[key]) is not None}
+    return [replace(row, **given)] if given else [row, replace(row, **PPO)]
 
 
 def others_of(row):
     """Variants of a row with numbers that are in use elsewhere."""
     if row.surrogate == "log_ratio_penalty":
-        return [replace(row, constants={"beta": beta}) for beta in OTHER_BETAS]
+        return [replace(row, constants={"beta": beta}) for beta in BETAS]
     if row.clip_low is None:
         return []
-    return [row] + [replace(row, clip_low=low, clip_high=high) for low, high in OTHER_BOUNDS]
+    bounds = [*itertools.product(LOWER, UPPER), (1 - math.exp(-0.2), math.exp(0.2) - 1)]  # the last: those of log r
+    return [row] + [replace(row, clip_low=low, clip_high=high) for low, high in bounds]
 
 
-class Candidate:
-    """A surrogate with its numbers: the objectives that it may be, by their average."""
-
-    def __init__(self, row):
-        self.row = row
-        self.meant = {}   # {average: names of objectives that have these numbers}
-        self.others = {}  # {average: names of objectives that have other numbers}
-
-    def identity(self, average):
-        """The names of objectives that a loss with this average may be, and what is wrong with it."""
-        numbers = numbers_of(self.row)
-        other = f"{numbers}: if they are meant, set --clip_low and --clip_high"
-        if self.row.constants:
-            other = f"{numbers}: if meant, replace the row of OBJECTIVES in a config behind the function"
-        if average in self.meant:
-            return self.meant[average], set()
-        if average in self.others:
-            return self.others[average], {other}
-        of_all = self.meant or self.others
-        faults = set()
-        if average is not None:
-            faults.add(f"the average is {average!r}")
-        if not self.meant:
-            faults.add(other)
-        return [name for names in of_all.values() for name in names], faults
+def family(row):
+    """The part of a row that a gradient shows, without its average."""
+    return row.ratio, row.surrogate, numbers_of(row)
 
 
-def candidates_of(c):
-    """{what surrogate_of returns: a Candidate}"""
-    found = {}
-    if c.objective and OBJECTIVES[c.objective].clip_low is None and (c.clip_low or c.clip_high):
+def asked(c):
+    """The rows of OBJECTIVES that the settings ask for, {name: row}."""
+    if c.objective is None:
+        return OBJECTIVES
+    row = OBJECTIVES[c.objective]
+    if row.clip_low is None and (c.clip_low or c.clip_high):
         raise UsageError(f"objective={c.objective!r} clips nothing: leave --clip_low and --clip_high out")
-    for name, row in OBJECTIVES.items():
-        if c.objective not in (None, name):
-            continue
-        right = meant(row, c)
-        for variant in right:
-            candidate = found.setdefault(surrogate_of(variant), Candidate(variant))
-            candidate.meant.setdefault(row.average, []).append(name)
-        for variant in others_of(row):
-            candidate = found.setdefault(surrogate_of(variant), Candidate(variant))
-            candidate.others.setdefault(row.average, []).append(name)
-    return found
+    return {c.objective: row}
 
 
-def gradients(values, weights, steps):
+def identity(row, average, c):
+    """The names of objectives that a loss with a ratio, surrogate and numbers may be, and what is wrong with it."""
+    alike = {name: own for name, own in asked(c).items() if family(own)[:2] == family(row)[:2]}
+    found = {name: own for name, own in alike.items() if average in (None, own.average)}
+    faults = set() if found else {f"the average is {average!r}"}
+    found = found or alike
+    right = [name for name, own in found.items() if family(row) in map(family, meant(own, c))]
+    if not right and row.constants:
+        faults.add(f"{numbers_of(row)}: if meant, give them to the row of OBJECTIVES in a config behind the function")
+    elif not right:
+        faults.add(f"{numbers_of(row)}: if meant, set --clip_low and --clip_high")
+    return right or list(found), faults
+
+
+def gradients(values, factors, steps):
     """The gradients of the weighted sums of a term under each of the weights, (W, T).
 
-    values: the term on each step, (N, 1 or M); weights: on each step (W, N, M)
+    values: the term on each step, (N, 1 or M); factors: on each step (W, N, M)
     """
     found = []
-    for value, weight, step in zip(values, weights, steps, strict=True):
+    for value, weight, step in zip(values, factors, steps, strict=True):
         N, M = step.logp.shape
         # a completion's term depends on its own tokens alone, so one backward pass reads a token of every completion
-        of_one_token = torch.eye(M, dtype=torch.float64)[:, None].expand(M, N, M)
-        jacobian = torch.autograd.grad(value.expand(N, M), step.logp, of_one_token, retain_graph=True,
-                                       is_grads_batched=True)[0]                         # (M, N, M)
+        one_token = torch.eye(M, dtype=torch.float64)[:, None].expand(M, N, M)
+        jacobian, = torch.autograd.grad(value.expand(N, M), step.logp, one_token, retain_graph=True,
+                                        is_grads_batched=True)                           # (M, N, M)
         found.append(torch.einsum("wnt,tnu->wnu", weight, jacobian).flatten(1))
     return torch.cat(found, 1)
 
 
-def fits(g, P, K):
-    """Yields (w, i, j, a, b) where a times P[w, i] and b times K[w, j] have the gradient g.
+@functools.cache
+def known_losses(c):
+    """The steps, the Weights, and the Terms of the policy and of the KL that a loss is compared with."""
+    steps = [load_step(name) for name in SETS]
+    of_steps = [weights_of(step) for step in steps]
+    weights = [weight for weight, _ in of_steps[0]]
+    factors = [torch.stack([x for _, x in of_step]) for of_step in of_steps]
+    right, others = {}, {}
+    for row in asked(c).values():
+        right |= {family(variant): variant for variant in meant(row, c)}
+        others |= {family(variant): variant for variant in others_of(row)}
+    terms = []
+    for key, row in (others | right).items():
+        for same in zip(*(policy_terms(step, row) for step in steps), strict=True):
+            faults = same[0][0]
+            if key in right or not faults:
+                values = [-value for _, value in same]
+                terms.append(Term(row, faults, gradients(values, factors, steps)))
+    kls = []
+    for same in zip(*map(kl_terms, steps), strict=True):
+        estimators, faults, _ = same[0]
+        if c.kl is None or c.kl in estimators:
+            values = [value for *_, value in same]
+            kls.append(Term(estimators, faults, gradients(values, factors, steps)))
+    return steps, weights, terms, kls
 
-    g: (T,); P: (W, I, T); K: (W, J, T)
-    """
-    pp = P.square().sum(2)[:, :, None]                                                   # (W, I, 1)
-    kk = K.square().sum(2)[:, None].clamp(min=1e-30)                                     # (W, 1, J)
-    pk = P @ K.mT                                                                        # (W, I, J)
-    pg = (P @ g)[:, :, None]
-    kg = (K @ g)[:, None]
+
+def fits(g, P, K):
+    """Yields (i, j, a, b) where a times P[i] and b times K[j] have the gradient g. g: (T,); P: (I, T); K: (J, T)"""
+    pp = P.square().sum(1)[:, None]
+    kk = K.square().sum(1).clamp(min=1e-30)
+    pk = P @ K.T
+    pg = (P @ g)[:, None]
+    kg = K @ g
     determinant = pp * kk - pk**2
-    a = (kk * pg - pk * kg) / determinant  # least squares for all pairs
+    a = (kk * pg - pk * kg) / determinant  # least squares for all pairs, (I, J)
     b = (pp * kg - pk * pg) / determinant
     error = g @ g - a * pg - b * kg
-    for w, i, j in (error <= TOLERANCE * (g @ g)).nonzero().tolist():
-        factors = a[w, i, j], b[w, i, j]
-        left = g - factors[0] * P[w, i] - factors[1] * K[w, j]  # the difference of squares above cancels
+    for i, j in (error <= TOLERANCE * (g @ g)).nonzero().tolist():
+        x, y = a[i, j].item(), b[i, j].item()
+        left = g - x * P[i] - y * K[j]  # the error is a difference of squares, which cancels
         if left.norm() <= TOLERANCE * g.norm():
-            yield w, i, j, factors[0].item(), factors[1].item()
+            yield i, j, x, y
+
+
+def pairs(g, weights, terms, kls):
+    """Yields (term, its weight, KL, its weight, a, b) where a times the term and b times the KL have the gradient g.
+
+    Both have the same weight, or each has one with at most one fault.
+    """
+    P = torch.stack([term.gradients for term in terms], 1)                               # (W, I, T)
+    K = torch.stack([kl.gradients for kl in kls], 1)                                     # (W, J, T)
+    simple = [w for w, weight in enumerate(weights) if len(weight.faults) <= 1]
+    for w, weight in enumerate(weights):
+        others = simple if w in simple else [w]
+        of_kl = list(itertools.product(others, kls))
+        for i, j, a, b in fits(g, P[w], K[others].flatten(0, 1)):
+            kl_w, kl = of_kl[j]
+            yield terms[i], weight, kl, weights[kl_w], a, b
 
 
 def faults_of_scales(kl, a, b, beta):
-    """What is wrong with a loss that is a times a policy's term and b times a KL's."""
+    """The faults of a loss that is a times a policy's term and b times a KL's."""
     faults = set()
     scale = round(a, 4)
     if scale != 1:
         faults.add(SCALES.get(scale, f"the gradient is {scale:g} times the right one"))
     kl_scale = round(b / abs(a) / beta, 3)
-    if kl.key != "none" and kl_scale == -1:
+    if kl.what != "none" and kl_scale == -1:
         faults.add("wrong sign of the KL")
-    elif kl.key != "none" and kl_scale != 1:
+    elif kl.what != "none" and kl_scale != 1:
         faults.add(f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta")
     return faults
 
 
-class Verdict(NamedTuple):
-    """What a loss may be."""
-    rank: tuple       # the lowest of several verdicts is the best
-    names: list       # of objectives
-    term: Term        # of the policy
-    average: str
-    kl: str           # its estimators, "none" or "unknown"
-    faults: list
-
-
-def pairs(g, terms, kls, weights):
-    """Yields (term, its weight, KL, its weight, a, b) where a times the term and b times the KL have the gradient g.
-
-    Both have the same weight, or each has one that is right but for one fault.
-    """
-    P = torch.stack([term.gradients for term in terms], 1)                               # (W, I, T)
-    K = torch.stack([kl.gradients for kl in kls], 1)                                     # (W, J, T)
-    for w, i, j, a, b in fits(g, P, K):
-        yield terms[i], weights[w], kls[j], weights[w], a, b
-    simple = [w for w, weight in enumerate(weights) if len(weight.faults) <= 1]
-    crossed = K[simple].flatten(0, 1)                                                    # (simple * J, T)
-    for w in simple:
-        for _, i, j, a, b in fits(g, P[w][None], crossed[None]):
-            yield terms[i], weights[w], kls[j % len(kls)], weights[simple[j // len(kls)]], a, b
-
-
-def explanations(g, terms, kls, weights, candidates, beta):
+def explanations(g, weights, terms, kls, c):
     """Yields the Verdicts that explain the gradient g (T,)."""
-    if len(g) and not g.any():
-        yield nearest(g, terms, weights, candidates)._replace(kl="none", faults=["no policy gradient"])
-        return
-    for term, weight, kl, kl_weight, a, b in pairs(g, terms, kls, weights):
+    for term, weight, kl, kl_weight, a, b in pairs(g, weights, terms, kls):
         faults = term.faults
         if abs(a) < TOLERANCE:
             weight, faults, a = kl_weight, {"no policy gradient"}, 1.0
-        names, wrong = candidates[term.key].identity(weight.average)
-        faults = faults | wrong | weight.faults | faults_of_scales(kl, a, b, beta)
-        if kl.key != "none" or kl.faults:
+        names, wrong = identity(term.what, weight.average, c)
+        faults = faults | wrong | weight.faults | faults_of_scales(kl, a, b, c.kl_beta)
+        if kl.what != "none" or kl.faults:
             faults |= kl.faults | kl_weight.faults
             if kl_weight.average != weight.average:
                 faults.add(f"the average of the KL is {kl_weight.average!r}")
         rank = len(faults), round(a, 4) not in (1, *SCALES), bool(kl.faults)
-        yield Verdict(rank, names, term, weight.average, kl.key, sorted(faults))
+        average = weight.average or OBJECTIVES[names[0]].average
+        yield Verdict(rank, names, term.what, average, kl.what, sorted(faults))
 
 
-def nearest(g, terms, weights, candidates):
-    """The Verdict of a gradient (T,) that nothing explains: the objective whose gradient is nearest, without a KL."""
+def nearest(g, weights, terms, c, fault):
+    """The Verdict that a gradient (T,) that nothing explains has a fault: the objective whose gradient is nearest."""
     found = []
     for term in terms:
         for weight, right in zip(weights, term.gradients, strict=True):
-            names, wrong = candidates[term.key].identity(weight.average)
+            names, wrong = identity(term.what, weight.average, c)
             if not term.faults | weight.faults | wrong:
-                distance = (g - right).norm() / (g.norm() + right.norm())
-                found.append(Verdict((distance.item(),), names, term, weight.average, "unknown",
-                                     ["no known fault explains it"]))
+                rank = (g - right).norm().item(),
+                found.append(Verdict(rank, names, term.what, weight.average, "unknown", [fault]))
     return min(found, key=lambda verdict: verdict.rank)
+
+
+def verdict_on(gradient, weights, terms, kls, c):
+    """The best Verdict on a gradient (T,). What is not finite is left out, and said."""
+    finite = gradient.isfinite()
+    g = gradient[finite]
+    terms, kls = ([x._replace(gradients=x.gradients[:, finite]) for x in some] for some in (terms, kls))
+    if finite.any() and not g.any():
+        return nearest(g, weights, terms, c, "no policy gradient")._replace(kl="none")
+    verdict = min(explanations(g, weights, terms, kls, c), key=lambda x: x.rank, default=None)
+    if finite.all():
+        return verdict or nearest(g, weights, terms, c, "no known fault explains it")
+    if verdict is None:
+        return nearest(g, weights, terms, c, "not finite")
+    return verdict._replace(faults=[*verdict.faults, "not finite"])
+
+
+def right_gradient(verdict, weights, terms, kls, beta):
+    """The gradient (T,) of the objective of a verdict, with the KL that it names."""
+    w = weights.index(Weight(verdict.average, set()))
+    right, = (x.gradients[w] for x in terms if x.what is verdict.row and not x.faults)
+    for kl in kls:
+        if kl.what == verdict.kl and not kl.faults:
+            right = right + beta * kl.gradients[w]
+    return right
 
 
 def users_function(named):
@@ -450,91 +457,21 @@ def users_function(named):
     return function
 
 
-def terms_of(steps, candidates, weights, c):
-    """The Terms of the policy and of the KL. weights: on each step (W, N, M)"""
-    terms = []
-    for key, candidate in candidates.items():
-        on_steps = [policy_terms(step, candidate.row) for step in steps]
-        for same in zip(*on_steps, strict=True):
-            faults, values = same[0][0], [value for _, value in same]
-            if candidate.meant or not faults:
-                terms.append(Term(key, faults, -gradients(values, weights, steps)))
-    kls = []
-    for same in zip(*(kl_terms(step) for step in steps), strict=True):
-        estimators, faults, _ = same[0]
-        if c.kl is None or c.kl in estimators:
-            kls.append(Term(estimators, faults, gradients([value for *_, value in same], weights, steps)))
-    return terms, kls
-
-
-class Known(NamedTuple):
-    """What a loss is compared with."""
-    steps: list
-    weights: list       # W Weights
-    candidates: dict    # what candidates_of returns
-    terms: list         # Terms of the policy
-    kls: list           # Terms of the KL
-
-
-@functools.cache
-def known_losses(c):
-    """The Known of a CheckConfig."""
-    steps = [load_step(name) for name in SETS]
-    of_steps = [weights_of(step) for step in steps]
-    weights = [weight for weight, _ in of_steps[0]]
-    values = [torch.stack([value for _, value in of_step]) for of_step in of_steps]
-    candidates = candidates_of(c)
-    return Known(steps, weights, candidates, *terms_of(steps, candidates, values, c))
-
-
-def at(finite, terms):
-    """The Terms with gradients at some places alone. finite: (T,) bool"""
-    return [term._replace(gradients=term.gradients[:, finite]) for term in terms]
-
-
-def verdict_on(gradient, known, beta):
-    """The best Verdict on a gradient (T,). What is not finite is left out, and said."""
-    finite = gradient.isfinite()
-    g = gradient[finite]
-    terms = at(finite, known.terms)
-    found = explanations(g, terms, at(finite, known.kls), known.weights, known.candidates, beta)
-    verdict = min(found, key=lambda x: x.rank, default=None)
-    if finite.all():
-        return verdict or nearest(g, terms, known.weights, known.candidates)
-    if verdict is None:
-        return nearest(g, terms, known.weights, known.candidates)._replace(faults=["not finite"])
-    return verdict._replace(faults=[*verdict.faults, "not finite"])
-
-
-def right_gradient(verdict, known, beta):
-    """The gradient (T,) of the objective of a verdict, with the KL that it names."""
-    average = verdict.average or OBJECTIVES[verdict.names[0]].average
-    w = known.weights.index(Weight(average, set()))
-    key = verdict.term.key
-    right = next(term for term in known.terms if term.key == key and not term.faults).gradients[w]
-    for kl in known.kls:
-        if kl.key == verdict.kl and not kl.faults:
-            return right + beta * kl.gradients[w]
-    return right
-
-
 def main(argv):
     """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
     c = load_config(CheckConfig, argv[1:])[0]
     function = users_function("".join(argv[:1]))
-    known = known_losses(c)
+    steps, weights, terms, kls = known_losses(c)
     with others("its gradient cannot be taken", "correct it", definition(function)):
-        of_steps = [torch.autograd.grad(loss_on(step, function), step.logp)[0] for step in known.steps]
-    gradient = torch.cat([g.flatten() for g in of_steps])
-    verdict = verdict_on(gradient, known, c.kl_beta)
+        of_steps = [torch.autograd.grad(loss_on(step, function), step.logp)[0].flatten() for step in steps]
+    verdict = verdict_on(torch.cat(of_steps), weights, terms, kls, c)
     is_right = CONVENTIONS.issuperset(verdict.faults)
     word = "right" if is_right else "nearest"
-    names = ", ".join(verdict.names)
-    numbers = numbers_of(known.candidates[verdict.term.key].row)
+    names, numbers = ", ".join(verdict.names), numbers_of(verdict.row)
     print(f"{word}: {names} ({numbers}); KL: {verdict.kl}; relative errors of the gradient:")
-    sizes = [g.numel() for g in of_steps]
-    right = right_gradient(verdict, known, c.kl_beta)
-    for name, g, r in zip(SETS, gradient.split(sizes), right.split(sizes), strict=True):
+    sizes = [len(g) for g in of_steps]
+    right = right_gradient(verdict, weights, terms, kls, c.kl_beta).split(sizes)
+    for name, g, r in zip(SETS, of_steps, right, strict=True):
         print(f"  {name:14} {(g - r).norm() / r.norm():.0e}")
     meanings = json.loads((VECTORS / "faults.json").read_text())
     for fault in verdict.faults:

@@ -101,7 +101,6 @@ WRONG = [
     ("no 4 / tau", "sapo", BY_SEQUENCE | GATE | {" * 4 / tau": ""}),
     ("masked on both sides", "dppo", BY_LIMIT | TV | {"d <= 0.2": "d.abs() <= 0.2"}),
     ("only positive advantages", "rloo", BY_COMPLETION | {"advantage[:, None]": "advantage[:, None].clamp(min=0)"}),
-    ("the sign of the advantage", "sapo", BY_SEQUENCE | GATE | {"advantage[:, None]": "advantage[:, None].sign()"}),
     ("k2 with the gradient of the ratio", "dapo", {"kl = r": "kl = r * x ** 2 / 2 #"}),
     ("absolute KL", "grpo", BY_SEQUENCE | {"kl = r": "kl = x.abs() #"}),
     ("entropy of the sampled tokens", "dapo", {"0.04 * kl": "0.01 * logp.exp() * logp"}),
