@@ -147,10 +147,10 @@ def normalisers(mask, step):
 
 
 def weights_of(step):
-    """Pairs of a Weight and its factors (N, M)."""
+    """Pairs of a Weight and its factors (N, M); first those of the right mask."""
     found = []
     for fault, counted in masks(step.mask):
-        for divisors in [counted, step.mask]:
+        for divisors in [counted] if counted is step.mask else [counted, step.mask]:
             for average, other, divisor in normalisers(divisors, step):
                 found.append((Weight(average, {fault, other} - {""}), counted / divisor))
     return found
@@ -330,7 +330,7 @@ def known_losses(c):
         right |= {family(variant): variant for variant in meant(row, c)}
         others |= {family(variant): variant for variant in others_of(row)}
     terms = []
-    for key, row in (others | right).items():
+    for key, row in (right | others).items():
         for same in zip(*(policy_terms(step, row) for step in steps), strict=True):
             faults = same[0][0]
             if key in right or not faults:
@@ -366,13 +366,13 @@ def fits(g, P, K):
 def pairs(g, weights, terms, kls):
     """Yields (term, its weight, KL, its weight, a, b) where a times the term and b times the KL have the gradient g.
 
-    Both have the same weight, or each has one with at most one fault.
+    Both have the same weight, or each has one of the right mask.
     """
     P = torch.stack([term.gradients for term in terms], 1)                               # (W, I, T)
     K = torch.stack([kl.gradients for kl in kls], 1)                                     # (W, J, T)
-    simple = [w for w, weight in enumerate(weights) if len(weight.faults) <= 1]
+    right_masks = next(w for w, weight in enumerate(weights) if "padding" in weight.faults)
     for w, weight in enumerate(weights):
-        others = simple if w in simple else [w]
+        others = list(range(right_masks)) if w < right_masks else [w]
         of_kl = list(itertools.product(others, kls))
         for i, j, a, b in fits(g, P[w], K[others].flatten(0, 1)):
             kl_w, kl = of_kl[j]
@@ -398,6 +398,8 @@ def explanations(g, weights, terms, kls, c):
     for term, weight, kl, kl_weight, a, b in pairs(g, weights, terms, kls):
         faults = term.faults
         if abs(a) < TOLERANCE:
+            if term is not terms[0]:
+                continue  # the same is true of every term
             weight, faults, a = kl_weight, {"no policy gradient"}, 1.0
         names, wrong = identity(term.what, weight.average, c)
         faults = faults | wrong | weight.faults | faults_of_scales(kl, a, b, c.kl_beta)
@@ -413,12 +415,14 @@ def explanations(g, weights, terms, kls, c):
 def nearest(g, weights, terms, c, fault):
     """The Verdict that a gradient (T,) that nothing explains has a fault: the objective whose gradient is nearest."""
     found = []
-    for term in terms:
-        for weight, right in zip(weights, term.gradients, strict=True):
-            names, wrong = identity(term.what, weight.average, c)
-            if not term.faults | weight.faults | wrong:
-                rank = (g - right).norm().item(),
-                found.append(Verdict(rank, names, term.what, weight.average, "unknown", [fault]))
+    for term, average in itertools.product(terms, AVERAGES):
+        if term.faults:
+            continue
+        names, wrong = identity(term.what, average, c)
+        if not wrong:
+            right = term.gradients[weights.index(Weight(average, set()))]
+            rank = ((g - right).norm() / (g.norm() + right.norm())).item(),
+            found.append(Verdict(rank, names, term.what, average, "unknown", [fault]))
     return min(found, key=lambda verdict: verdict.rank)
 
 
