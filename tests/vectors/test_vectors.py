@@ -45,12 +45,10 @@ def test_the_files_are_what_the_loops_make():
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_ratios_are_far_on_both_sides_and_near_to_bounds(name):
-    """Else a loss without a bound, or with another, would have the right gradient."""
+def test_ratios_are_far_on_both_sides(name):
+    """Else a loss without a bound would have the right gradient."""
     step = STEPS[name]
     ratio = (step.logp - step.old_logp).exp()
     for sign in (1, -1):
         counted = ratio[(step.mask > 0) & (sign * step.A > 0)]
         assert 7 < counted.max() < 8 and counted.min() < 0.2
-        distance = (counted - 1 - 0.2 * sign).abs()
-        assert distance.min() < 0.1
