@@ -34,7 +34,7 @@ SCALES = {-1: "wrong sign", 0.25: "1 / G of the right gradient"}  # G is 4
 CONVENTIONS = {"masked completions", "k1 times the ratio"}  # named, but not wrong
 CAP = 3.0  # of a ratio; every other between the largest ratios of the vectors has the same gradient
 PPO = {"clip_low": 0.2, "clip_high": 0.2}  # bounds that every objective may have
-LOWER, UPPER = (0.1, 0.2, 0.3, 1.0), (0.1, 0.2, 0.28, 0.3, 0.4, 1.0, 2.0, 4.0)  # bounds of others, to be named
+LOWER, UPPER = (0.1, 0.2, 0.3, 1.0), (0.1, 0.2, 0.25, 0.28, 0.3, 0.4, 1.0, 2.0, 4.0)  # bounds of others, to be named
 BETAS = 0.01, 0.1, 0.2, 0.5, 1.0  # of dro, likewise
 
 
