@@ -62,7 +62,7 @@ rollout_is tis_imp_ratio_cap | ratio_to=sampler | it clips, without weights
 loss_type | objective |
 loss_agg_mode | objective | token-mean is dapo or bnpo, seq-mean-token-mean grpo
 importance_sampling_level | objective=gspo | for sequence; its clip_low and clip_high are smaller
-sapo_temperature_pos sapo_temperature_neg | | a config can add an objective: docs/getting_started.md
+sapo_temperature_pos sapo_temperature_neg | objective=sapo | they are constants of its row: docs/getting_started.md
 vespo_k_pos vespo_k_neg | | a config can add an objective: docs/getting_started.md
 vespo_lambda_pos vespo_lambda_neg policy_loss.loss_mode | | a config can add an objective: docs/getting_started.md
 scale_rewards | advantage | group is group_std, none group_mean, batch batch_std
