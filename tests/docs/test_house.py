@@ -14,6 +14,7 @@ import pytest
 
 from core.model import SEQUENCE_SCORER
 from tests.claims import CLAIMS
+from tests.mutations import FAULTS
 from tests.tiny import ROOT, model, save
 
 LAYERS = ("core", "grpo", "bench")  # a file imports those of its own layer and of the ones before it
@@ -191,3 +192,10 @@ def test_every_claim_names_its_test_and_every_file_of_tests_has_a_claim():
         assert name in functions, test
     found = {str(p.relative_to(pathlib.Path(ROOT, "tests"))) for p in pathlib.Path(ROOT, "tests").rglob("test_*.py")}
     assert found == {test.partition("::")[0] for test in named}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault[0])
+def test_every_planted_fault_has_its_place(fault):
+    _, file, text, _, tests = fault
+    assert pathlib.Path(ROOT, file).read_text().count(text) == 1
+    assert all(pathlib.Path(ROOT, name).exists() for name in tests.split())
