@@ -76,7 +76,8 @@ class RunConfig(Settings):
         "auto: only if there is one", (True, False, "auto"))
     seed: int = setting(1337, "of data order, sampling and new weights", "[0, 1e18]")
     device: str = setting("auto", "auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps")
-    dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on newer GPUs", ("auto", "float32", "bfloat16"))
+    dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on GPUs that compute in it",
+                         ("auto", "float32", "bfloat16"))
     compile: bool = setting(False, "torch.compile: half a minute at the start, then faster; for long runs")
     report_to: tuple[str, ...] = setting((), "trackers: wandb, tensorboard, trackio")
     wandb_log: bool = setting(False, "the same as wandb in report_to")
@@ -113,6 +114,10 @@ def load_config(cls, argv):
         print("\n".join(help_lines(cls, with_rooms="--help=all" in argv)))
         raise SystemExit(0)
     values, origin = {}, {}
+    for argument in argv:
+        if not argument.startswith("--") and not argument.endswith(".py"):
+            from core.settings.other_names import wrong_form
+            raise UsageError(wrong_form(argument, argv, functools.partial(hints_of, cls)))
     given = [settings_in(argument, defaults(cls)) for argument in argv]
     hints = hints_of(cls, {key for _, settings in given for key in settings})
     check_keys(given, hints)
@@ -133,7 +138,7 @@ def load_config(cls, argv):
 
 def saved_settings(cls, path):
     """The settings in the config.json of a run."""
-    saved = read_object(path, path, "name the config file of the run, or delete it")
+    saved = read_object(path, path, "name the config file of the run")
     saved.pop("starts", None)
     hints = hints_of(cls, saved.keys())
     check_keys([(path, saved)], hints)
@@ -154,11 +159,10 @@ def settings_in(argument, known):
     if argument.startswith("--"):
         key, equals, text = argument[2:].partition("=")
         return COMMAND, {key: text if equals else None}
-    if not argument.endswith(".py"):
-        raise UsageError(f"{argument}: expected a config file ending in .py, or --key=value")
     names = run_config_file(argument)
-    for name in names.pop("__annotations__", {}).keys() - names.keys():
-        raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
+    for name in names_without_value(argument):
+        if name not in names and not name.startswith("_"):
+            raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
     return argument, {name: x for name, x in names.items() if name in known or not isinstance(x, CODE)}
 
 
@@ -170,7 +174,15 @@ def run_config_file(path):
         names = runpy.run_path(path)
     if any(isinstance(x, CODE) and not name.startswith("__") for name, x in names.items()):
         WITH_CODE.add(path)
-    return {name: value for name, value in names.items() if not name.startswith("_") or name == "__annotations__"}
+    return {name: value for name, value in names.items() if not name.startswith("_")}
+
+
+def names_without_value(path):
+    """The names of lines such as `learning_rate: 1e-4`, which are annotations in Python and assign nothing."""
+    with open(path, "rb") as f:
+        lines = ast.parse(f.read()).body
+    bare = [line.target for line in lines if isinstance(line, ast.AnnAssign) and line.value is None]
+    return [target.id for target in bare if isinstance(target, ast.Name)]
 
 
 def check_keys(given, hints):
@@ -208,6 +220,8 @@ def checked(key, value, hints, where):
         value = tuple(re.split(", ?", value))
     if float in kinds:
         value = as_float(value)
+    if item is float and type(value) in (int, float):
+        value = (value,)
     if item is float and type(value) is tuple:
         value = tuple(map(as_float, value))
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):

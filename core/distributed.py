@@ -42,11 +42,14 @@ def check_ranks(rank: int, world: int) -> None:
     """Raises Mistake if the variables of torchrun, set by hand or by a scheduler, are not those of a rank."""
     if rank >= world:
         raise Mistake(f"RANK={rank} must be below WORLD_SIZE={world}; start the ranks with torchrun, which sets both")
-    missing = [name for name in OF_RANKS if name not in os.environ]
-    if world > 1 and missing:
+    if world == 1:
+        return
+    missing = [name for name in OF_RANKS if not os.environ.get(name)]
+    if missing:
         raise Mistake(f"WORLD_SIZE={world} is set, but not {', '.join(missing)}; start the ranks with torchrun, which "
                       "sets them")
-    variable("MASTER_PORT", 0)
+    if variable("MASTER_PORT", 0) > 65535:
+        raise Mistake(f"MASTER_PORT={os.environ['MASTER_PORT']} must be below 65536; start the ranks with torchrun")
 
 
 class Distributed:

@@ -91,19 +91,26 @@ def read_object(path, where, remedy):
         return object_from_json(f.read(), where, remedy)
 
 
-def each_record(path):
+def each_record(path, say=None):
     """Yields the records of a file with one on each line, which may be larger than the memory; none if there is no
-    file. A last line that a crash cut short is left out. Raises Mistake for a line that is no record of a step."""
+    file. A last line that a crash cut short is left out, which `say` is told. Raises Mistake for a line that is no
+    record of a step."""
     if not os.path.exists(path):
         return
     with open(path, encoding="utf-8", errors="replace") as f:
         for number, line in enumerate(f, 1):
-            if line.endswith("\n") and line != "\n":
-                where, remedy = f"{path}, line {number}", "delete the line"
-                record = object_from_json(line, where, remedy)
-                if type(record.get("step")) is not int:
-                    raise Mistake(f"{where} has no whole number as its step; {remedy}")
-                yield record
+            where, remedy = f"{path}, line {number}", "delete the line"
+            if line == "\n":
+                continue
+            if not line.endswith("\n"):
+                if say is not None:
+                    say(f"{where} was cut short, and is left out")
+                return
+            record = object_from_json(line, where, remedy)
+            step = record.get("step")
+            if type(step) is not int or not 0 <= step < 1e15:
+                raise Mistake(f"{where} has no whole number as its step; {remedy}")
+            yield record
 
 
 def each_metrics(path):
@@ -119,18 +126,23 @@ def starts_of(config, path):
     """The starts of a run that `config`, the content of its config.json at `path`, lists. Raises Mistake for what is
     no such list."""
     starts = config.get("starts", [])
-    if not isinstance(starts, list):
-        raise Mistake(f"{path}: starts must be a list; delete the file")
-    for start in starts:
-        parts = [start, start.get("end", {}), start.get("settings", {})] if isinstance(start, dict) else [start]
-        if not all(isinstance(part, dict) for part in parts):
-            raise Mistake(f"{path}: starts must be a list of what was written there; delete the file")
+    if not isinstance(starts, list) or not all(map(is_start, starts)):
+        raise Mistake(f"{path}: starts must be a list of what was written there; delete the file")
     return starts
 
 
-def keep_records(path, step):
-    """Drops the records of steps after `step`; at step 0, where a run begins, all of them."""
+def is_start(start):
+    """True for an object of the form that core/start.py records."""
+    if not isinstance(start, dict):
+        return False
+    settings = start.get("settings", {})
+    return (isinstance(start.get("end", {}), dict) and isinstance(settings, dict)
+            and all(isinstance(about, dict) for about in settings.values()))
+
+
+def keep_records(path, step, say=None):
+    """Drops the records of steps after `step`; at step 0, where a run begins, all of them. say: as of each_record"""
     with replacing(path) as new, open(new, "w") as f:
-        for record in each_record(path):
+        for record in each_record(path, say):
             if 0 < step >= record["step"]:
                 f.write(json.dumps(record) + "\n")

@@ -59,7 +59,7 @@ class Logger:
         self.bar.update(step)
         if self.trackers:
             self.trackers.start()
-        keep_records(self.path, step)
+        keep_records(self.path, step, self.say)
 
     def tick(self):
         """A step has ended, with its evaluation and its checkpoint, if any."""

@@ -3,7 +3,7 @@
 from core.config import MaskConfig, RunConfig
 from core.errors import Mistake
 from core.settings.setting import check_value, setting
-from grpo.losses import ADVANTAGES, AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of
+from grpo.losses import ADVANTAGES, AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of, check_row
 from grpo.reference import REFERENCES
 from grpo.reward_functions.settings import PRESETS
 from grpo.rooms import ROOMS
@@ -85,6 +85,7 @@ class GRPOConfig(MaskConfig, RunConfig):
         for part, table in ROW.items():
             check_value(part, getattr(OBJECTIVES.get(self.objective), part, None), table)
         super().__post_init__()
+        check_row(self.objective)
         bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
         given = [f"{key}={value}" for key, value in bounds.items() if value is not None]
         if given and OBJECTIVES[self.objective].clip_low is None:

@@ -77,7 +77,7 @@ class GRPOTrainer:
             self.dist.broadcast(self.policy.parameters())
             self.logger.start(self.step)
             if self.dist.is_main:
-                keep_records(self.checkpoints.path(SAMPLES), self.step)
+                keep_records(self.checkpoints.path(SAMPLES), self.step, self.logger.say)
             self.finish(stopped=run_loop(self, stop))
 
     def log_step(self, metrics: dict):
@@ -247,7 +247,10 @@ class GRPOTrainer:
             return
         means = [record.get("mean_reward") for record in each_metrics(self.logger.path)]
         means = [mean for mean in means if mean is not None]
-        found = f"their mean was {min(means):g} to {max(means):g}" if means else "no completion was scored"
+        found = "no completion was scored"
+        if means:
+            least, most = f"{min(means):g}", f"{max(means):g}"
+            found = f"their mean was {least}" if least == most else f"their mean was {least} to {most}"
         self.logger.say(f"nothing was learned from the rewards: in all {self.step} steps the completions of a problem "
                         f"had equal rewards ({found}); look at the samples, and start with --doctor=True")
 

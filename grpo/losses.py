@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from core.errors import Mistake
+from core.errors import Mistake, calling, definition, others
 
 AVERAGES = ("sum", "sequence", "token", "constant")  # branches of token_weights
 RATIOS = ("token", "sequence")                       # branches of policy_loss
@@ -268,6 +268,15 @@ def token_weights(mask: Tensor, average: str, max_new_tokens: int, total=lambda 
     return mask / (N * max_new_tokens)
 
 
+def check_row(name: str) -> None:
+    """Raises Mistake unless the surrogate of a row of OBJECTIVES takes the row's bounds and constants."""
+    row, one = OBJECTIVES[name], torch.ones(1, 1)
+    surrogate = SURROGATES[row.surrogate]
+    what = f"the surrogate {row.surrogate!r} does not take the bounds and constants {row.constants} of {name!r}"
+    with others(what, f"correct the row of objective={name!r}", definition(surrogate), ours_too=True):
+        surrogate(one, row.clip_low, row.clip_high, -one, one, **row.constants)
+
+
 def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tensor, objective: Objective) -> tuple:
     """The loss of an objective, without KL and entropy.
 
@@ -285,7 +294,8 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tenso
         mean = (log_ratio.sum(1, keepdim=True) / length).detach()                    # (N, 1)
         used = (mean + log_ratio - log_ratio.detach()).exp()                         # (N, M)
     surrogate, constants = SURROGATES[objective.surrogate], objective.constants
-    term = surrogate(used, objective.clip_low, objective.clip_high, logp, advantage, **constants)  # (N, M)
+    with calling(surrogate, f"the surrogate {objective.surrogate!r} failed"):
+        term = surrogate(used, objective.clip_low, objective.clip_high, logp, advantage, **constants)  # (N, M)
     loss = -torch.where(counted, term * weight, 0.0).sum()                           # ()
     with torch.no_grad():
         unclipped = surrogate(used, math.inf, math.inf, logp, advantage, **constants)  # (N, M)

@@ -161,8 +161,11 @@ def success(config, names):
     if name in usable:
         return name
     if config.success_reward is not None or config.train_pass_k > 1:
-        raise Mistake(f"success_reward={config.success_reward!r} with train_pass_k={config.train_pass_k} must be a "
-                      f"reward of this run with a highest value: {', '.join(usable) or 'there is none'}")
+        asked = f"success_reward={config.success_reward!r}"
+        if config.train_pass_k > 1:
+            asked += f" with train_pass_k={config.train_pass_k}"
+        raise Mistake(f"{asked} must be a reward of this run with a highest value: "
+                      f"{', '.join(usable) or 'there is none'}")
     return None
 
 

@@ -43,6 +43,12 @@ FILES = {
     "no_completion.jsonl": lines(*MANY, {"prompt": "1+1"}),
     "cut.safetensors": b"\x10\0\0\0",
     "theirs.py": "seed = 1\nlora_r = 8\nbf16 = True\n",
+    **{f"{name}.py": "from dataclasses import replace\nfrom grpo import losses\n\n"
+       "def mine(r, low, high, logp, advantage, beta=1.0): return r * beta * advantage\n"
+       "losses.SURROGATES['mine'] = mine\n"
+       f"losses.OBJECTIVES['mine'] = replace(losses.OBJECTIVES['grpo'], {row})\n" for name, row in (
+           ("extra", "surrogate='mine', constants={'zz': 1}"), ("worded", "surrogate='mine', constants={'beta': 'x'}"),
+           ("lacking", "surrogate='sigmoid_gate'"), ("unbound", "clip_low=None"))},
     "typo.py": "seed = 1\nn_layerz = 4\n",
     "raises.py": "seed = 1\n\nbatch_size = 1 // 0\n",
     "silent.py": "seed = 1\nclass Error(Exception):\n    def __str__(self):\n        raise KeyError\nraise Error\n",
@@ -60,6 +66,8 @@ FILES = {
     "started/config.json": '{"starts": 5}',
     "sampled/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}),
     "sampled/samples.jsonl": lines({"step": 0, "problem": "a", "group": [1]}),
+    "unsampled/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}),
+    "unsampled/samples.jsonl": lines({"step": 0, "problem": "a", "group": [{"text": "a", "reward": "b"}]}),
     "annotated.py": "learning_rate: 1e-4\nbatch_size = 1\n",
     "masks.py": "from core.data import mask\n@mask\ndef broken(rng, tokens, count, newline):\n    return 1 / 0\n"
                 "@mask\ndef whole(rng, tokens, count, newline):\n    return [1] * len(tokens)\n",
@@ -81,6 +89,12 @@ SETTINGS = [
     (TRAIN, "--stop_sequences=a,b", 2, "stop_sequences='a,b' ('a',"),
     (PRETRAIN, "--n_layers=4", 2, "n_layers n_layer"),
     (PRETRAIN, "n_layer=4", 2, "n_layer=4 --key=value"),
+    (TRAIN, "data.train_files=a.parquet algorithm.adv_estimator=grpo rollout.n=4", 2,
+     "data.train_files=a.parquet --key=value dataset adv_estimator advantage rollout.n group_size"),
+    (TRAIN, "--beta 0.1 --num-generations 8", 2, "0.1 --key=value beta kl_beta group_size"),
+    *((TRAIN, f"{{{name}.py}} --objective=mine", 1, f"{name}.py {words} objective='mine'") for name, words in (
+        ("extra", "4 'zz'"), ("worded", "4 constants 'x'"))),
+    *((TRAIN, f"{{{name}.py}} --objective=mine", 1, "constants objective='mine'") for name in ("lacking", "unbound")),
     (PRETRAIN, "--n_layer=four", 2, "n_layer='four' int"),
     (PRETRAIN, f"--learning_rate=1{'0' * 400}", 2, "learning_rate float"),
     (PRETRAIN, "--masks={'random':{1,2}}", 1, "masks lists"),
@@ -431,7 +445,7 @@ SAMPLERS_AND_TOOLS = [
       for name, words in (("stepless", "metrics.jsonl 2 step"), ("worded", "metrics.jsonl 1 step"),
                           ("texts", "metrics.jsonl 0 eval/x number"))),
     (REPORT, "html {folder}/started", 1, "started/config.json starts delete"),
-    (REPORT, "html {folder}/sampled", 1, "sampled/samples.jsonl 0 delete"),
+    *((REPORT, f"html {{folder}}/{name}", 1, f"{name}/samples.jsonl 0 delete") for name in ("sampled", "unsampled")),
     (CHECK_LOSS, "{out}.py:loss", 1, "out.py"),
     (CHECK_LOSS, "{losses.py}:other", 2, "losses.py:other FUNCTION"),
     (CHECK_LOSS, "{losses.py}:loss", 1, "losses.py line 1 scalar"),
@@ -447,7 +461,9 @@ RANKS = [({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 torchrun"), ({"RANK": "x"}, "RANK='
          ({"WORLD_SIZE": "2", "RANK": "5"}, "RANK=5 WORLD_SIZE=2 torchrun"), ({"RANK": "1"}, "RANK=1 WORLD_SIZE=1"),
          ({"WORLD_SIZE": "-1"}, "WORLD_SIZE='-1' torchrun"), ({"LOCAL_RANK": "1.5"}, "LOCAL_RANK='1.5' torchrun"),
          ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "x"},
-          "MASTER_PORT='x' torchrun")]
+          "MASTER_PORT='x' torchrun"),
+         ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "99999"},
+          "MASTER_PORT=99999 torchrun")]
 
 # Bugs: (script, arguments, the function of ours in whose place stands one with a bug)
 BUGS = [

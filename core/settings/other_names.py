@@ -19,7 +19,8 @@ teacher_model teacher_model_name_or_path | teacher_checkpoint |
 
 dataset_name train_dataset train_files | dataset |
 dataset_config dataset_config_name | dataset | as in hf:owner/name:subset
-eval_dataset val_files dataset_test_split dataset_train_split | dataset | a record's "split" is train or val
+eval_dataset dataset_test_split dataset_train_split | dataset | a record's "split" is train or val
+val_files | dataset | hf:FOLDER with train.parquet and test.parquet
 data_seed | seed |
 shuffle_dataset shuffle | | seed gives the order of the data
 filter_overlong_prompts truncation | max_prompt_length | longer training prompts are left out
@@ -63,8 +64,10 @@ loss_type | objective |
 loss_agg_mode | objective | token-mean is dapo or bnpo, seq-mean-token-mean grpo
 importance_sampling_level | objective=gspo | for sequence; its clip_low and clip_high are smaller
 sapo_temperature_pos sapo_temperature_neg | objective=sapo | they are constants of its row: docs/getting_started.md
+dro_beta | objective=dro | it is a constant of its row: docs/getting_started.md
 vespo_k_pos vespo_k_neg | | a config can add an objective: docs/getting_started.md
-vespo_lambda_pos vespo_lambda_neg policy_loss.loss_mode | | a config can add an objective: docs/getting_started.md
+policy_loss.loss_mode | objective |
+vespo_lambda_pos vespo_lambda_neg | | a config can add an objective: docs/getting_started.md
 scale_rewards | advantage | group is group_std, none group_mean, batch batch_std
 adv_estimator | advantage | grpo is group_std, rloo leave_one_out, reinforce_plus_plus step
 norm_adv_by_std_in_grpo | advantage | True is group_std, False group_mean
@@ -90,7 +93,8 @@ target_kl | kl_target |
 sync_ref_model | reference_mode=ema |
 ref_model_mixup_alpha | ema_alpha | one minus TRL's number
 ref_model_sync_steps | reference_update_freq | with reference_mode=periodic
-critic_warmup critic.optim.lr critic.model.path critic.ppo_micro_batch_size_per_gpu | | GRPO has no critic
+critic_warmup critic | | GRPO has no critic
+val_kwargs.temperature val_kwargs.top_p val_kwargs.top_k val_kwargs.do_sample | | evaluation samples as training does
 disable_dropout | | models are in eval mode
 
 lr | learning_rate |
@@ -155,6 +159,8 @@ def answer_to(key, known):
     or with what there is instead; with "" if nobody knows. Of a name with dots the longest end that is known counts."""
     others = names_elsewhere()
     parts = key.replace("-", "_").split(".")
+    if "critic" in parts:
+        parts = ["critic"]
     for start in range(len(parts)):
         name = ".".join(parts[start:])
         ours, note = others.get(name, ([name], ""))
@@ -165,6 +171,15 @@ def answer_to(key, known):
             return "no setting of this script" if ours else note
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
     return f"did you mean {near[0]}?" if near else ""
+
+
+def wrong_form(argument, argv, hints_of):
+    """The error about an argument that is neither a config file nor --key=value, as in `--beta 0.1` or verl's
+    `data.train_files=my.parquet`, with the answers to all keys of the command that are no settings."""
+    keys = {each.removeprefix("--").partition("=")[0]: None for each in argv if "=" in each or each.startswith("--")}
+    known = hints_of(keys.keys())
+    error = f"{argument}: expected a config file ending in .py, or --key=value"
+    return error if keys.keys() <= known.keys() else f"{error}; {unknown_keys([('command line', keys)], known)}"
 
 
 def unknown_keys(given, known):

@@ -34,7 +34,7 @@ class GuessConfig(Settings):
     def __post_init__(self):
         super().__post_init__()
         if not 1 <= self.fewest <= self.most <= self.largest:
-            raise Mistake(f"fewest={self.fewest}, most={self.most} and largest={self.largest} must rise, from 1 on")
+            raise Mistake(f"1 <= fewest={self.fewest} <= most={self.most} <= largest={self.largest} must hold")
         if (ranges := self.largest * (self.most - self.fewest + 1)) > MOST_RANGES:
             raise Mistake(f"largest={self.largest} has some {ranges} ranges of fewest={self.fewest} to "
                           f"most={self.most} numbers, more than {MOST_RANGES}; lower largest or most")

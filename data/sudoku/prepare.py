@@ -36,7 +36,7 @@ FAMILIES = 12  # of boards that differ in the names of their digits alone
 class SudokuConfig(Settings):
     """The settings of this script: boards as text, or puzzles as prompts."""
 
-    prompts: int = setting(0, "how many puzzles to write as training prompts; 0: write boards for fill-in", "[0, 1e6]")
+    prompts: int = setting(0, "how many puzzles to write as training prompts; 0: write boards for fill-in", "[0, 1e5]")
     fewest_hidden: int = setting(6, "fewest hidden digits of such a puzzle")
     most_hidden: int = setting(12, "most hidden digits")
     evaluate: str | None = setting(

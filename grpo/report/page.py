@@ -146,7 +146,11 @@ def samples(path):
 def is_sample(record):
     """True for a record that has what sample_table reads."""
     group = record.get("group")
-    return isinstance(group, list) and all(isinstance(x, dict) and {"text", "reward"} <= x.keys() for x in group)
+    if not isinstance(group, list) or not all(isinstance(about, dict) for about in group):
+        return False
+    rewards = [about.get("reward", "") for about in group]
+    texts = [about.get("text") for about in group]
+    return all(x is None or type(x) in (int, float) for x in rewards) and all(isinstance(x, str) for x in texts)
 
 
 def sample_table(sample):

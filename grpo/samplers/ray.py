@@ -16,6 +16,7 @@ from core.checkpoint_manager import states
 from core.device import moved
 from core.distributed import Distributed
 from core.errors import ROOT, Mistake, libraries_first, one_line
+from core.models import is_small
 from core.resume import resume_command
 from core.settings.optional import require
 from grpo.build import load_policy
@@ -54,7 +55,7 @@ def policy_of_worker(tokenizer, threads, config):
     os.environ.update(ONE_PROCESS)
     libraries_first()
     torch.set_num_threads(threads)
-    dist = Distributed(config.device, config.dtype)
+    dist = Distributed(config.device, config.dtype, is_small(config.generator_checkpoint))
     return load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)
 
 

@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from core.config import load_config, run_config_file
 from core.errors import Mistake, UsageError, definition, others, run_script
 from core.settings.setting import Settings, setting, shown
-from grpo.losses import AVERAGES, OBJECTIVES, SURROGATES, k2, k3
+from grpo.losses import AVERAGES, OBJECTIVES, SURROGATES, check_row, k2, k3
 
 VECTORS = ROOT / "tests" / "vectors"
 SETS = "whole", "truncated", "micro_batches", "ranks"
@@ -127,22 +127,26 @@ def normaliser(mask, average, L):
 
 
 def normalisers(mask, step):
-    """Triples of an average, a fault and the divisor of tokens, (N, 1) or a number."""
+    """Triples of an average, its faults and the divisor of tokens, (N, 1) or a number."""
     parts, N, rows = len(step.parts), mask.any(1).sum(), len(mask)
+    added_up = "a mean for each micro-batch, added up"
     found = [
-        (None, "a sum", parts),
-        (None, "a sum", 1),
-        (None, "divided by the size of the padded tensor", mask.numel()),
-        (None, "divided by the size of the padded tensor", mask.numel() / rows * N)]
+        (None, {"a sum"}, parts),
+        (None, {"a sum"}, 1),
+        (None, {"divided by the size of the padded tensor"}, mask.numel()),
+        (None, {"divided by the size of the padded tensor"}, mask.numel() / rows * N)]
     for average in AVERAGES:
         right = normaliser(mask, average, step.max_tokens)
         of_part = torch.cat([normaliser(mask[part], average, step.max_tokens) for part in step.parts])
         found += [
-            (average, "", right),
-            (average, "mean of means", of_part * parts),
-            (average, "a mean for each micro-batch, added up", of_part)]
+            (average, set(), right),
+            (average, {"mean of means"}, of_part * parts),
+            (average, {added_up}, of_part)]
         if average != "token":
-            found.append((average, "masked completions", right / N * rows))
+            per_row = right / N
+            found += [
+                (average, {"masked completions"}, per_row * rows),
+                (average, {"masked completions", added_up}, per_row * rows / parts)]
     return found
 
 
@@ -151,8 +155,8 @@ def weights_of(step):
     found = []
     for fault, counted in masks(step.mask):
         for divisors in [counted] if counted is step.mask else [counted, step.mask]:
-            for average, other, divisor in normalisers(divisors, step):
-                found.append((Weight(average, {fault, other} - {""}), counted / divisor))
+            for average, faults, divisor in normalisers(divisors, step):
+                found.append((Weight(average, {fault} - {""} | faults), counted / divisor))
     return found
 
 
@@ -280,6 +284,8 @@ def family(row):
 
 def asked(c):
     """The rows of OBJECTIVES that the settings ask for, {name: row}."""
+    for name in OBJECTIVES if c.objective is None else [c.objective]:
+        check_row(name)
     if c.objective is None:
         return OBJECTIVES
     row = OBJECTIVES[c.objective]
@@ -296,7 +302,7 @@ def identity(row, average, c):
     found = found or alike
     right = [name for name, own in found.items() if family(row) in map(family, meant(own, c))]
     if not right and row.constants:
-        faults.add(f"{numbers_of(row)}: if meant, give them to the row of OBJECTIVES in a config behind the function")
+        faults.add(f"{numbers_of(row)}: if meant, set them in a config after the function, as the row's constants")
     elif not right:
         faults.add(f"{numbers_of(row)}: if meant, set --clip_low and --clip_high")
     return right or list(found), faults
@@ -339,9 +345,8 @@ def known_losses(c):
     kls = []
     for same in zip(*map(kl_terms, steps), strict=True):
         estimators, faults, _ = same[0]
-        if c.kl is None or c.kl in estimators:
-            values = [value for *_, value in same]
-            kls.append(Term(estimators, faults, gradients(values, factors, steps)))
+        values = [value for *_, value in same]
+        kls.append(Term(estimators, faults, gradients(values, factors, steps)))
     return steps, weights, terms, kls
 
 
@@ -389,7 +394,7 @@ def faults_of_scales(kl, a, b, beta):
     if kl.what != "none" and kl_scale == -1:
         faults.add("wrong sign of the KL")
     elif kl.what != "none" and kl_scale != 1:
-        faults.add(f"kl_beta is {kl_scale * beta:g}: if it should be, set --kl_beta")
+        faults.add(f"its kl_beta is {kl_scale * beta:g}: if meant, set --kl_beta={kl_scale * beta:g}")
     return faults
 
 
@@ -397,13 +402,18 @@ def explanations(g, weights, terms, kls, c):
     """Yields the Verdicts that explain the gradient g (T,)."""
     for term, weight, kl, kl_weight, a, b in pairs(g, weights, terms, kls):
         faults = term.faults
+        has_kl = kl.what != "none" or bool(kl.faults)
+        if has_kl and abs(b) < TOLERANCE:
+            continue  # the same without a KL
         if abs(a) < TOLERANCE:
             if term is not terms[0]:
                 continue  # the same is true of every term
             weight, faults, a = kl_weight, {"no policy gradient"}, 1.0
         names, wrong = identity(term.what, weight.average, c)
         faults = faults | wrong | weight.faults | faults_of_scales(kl, a, b, c.kl_beta)
-        if kl.what != "none" or kl.faults:
+        if c.kl is not None and c.kl not in kl.what:
+            faults = faults | {"no KL" if kl.what == "none" else f"a KL ({kl.what})"}
+        if has_kl:
             faults |= kl.faults | kl_weight.faults
             if kl_weight.average != weight.average:
                 faults.add(f"the average of the KL is {kl_weight.average!r}")
@@ -431,7 +441,9 @@ def verdict_on(gradient, weights, terms, kls, c):
     finite = gradient.isfinite()
     g = gradient[finite]
     terms, kls = ([x._replace(gradients=x.gradients[:, finite]) for x in some] for some in (terms, kls))
-    if finite.any() and not g.any():
+    if not g.any() and not finite.all():
+        return nearest(g, weights, terms, c, "not finite")
+    if not g.any():
         return nearest(g, weights, terms, c, "no policy gradient")._replace(kl="none")
     verdict = min(explanations(g, weights, terms, kls, c), key=lambda x: x.rank, default=None)
     if finite.all():

@@ -63,6 +63,9 @@ def sums(text):
 
 
 WRONG = [
+    ("not finite", "rloo", {"loss.sum()": "(loss / 0).sum()"}),
+    ("a mean for each micro-batch, added up, masked completions", "grpo",
+     {"loss.sum() / total_tokens": "(loss / length).sum(1).mean()"}),
     ("mirrored clip", "gspo", BY_SEQUENCE | S | MIRRORED),
     ("ratio to the reference", "grpo", BY_SEQUENCE | TO_REFERENCE),
     ("ratio to the reference", "gspo", BY_SEQUENCE | S | TO_REFERENCE),
@@ -73,7 +76,7 @@ WRONG = [
     ("reversed KL", "dapo", {"kl = r": "kl = (-x).exp() + x - 1 #"}),
     ("sequence ratio in the KL", "gspo", BY_SEQUENCE | S | {"kl = r": "kl = s"}),
     ("wrong sign of the KL", "rloo", BY_COMPLETION | {"- 0.04": "+ 0.04"}),
-    ("kl_beta is 0.08", "dapo", {"0.04": "0.08"}),
+    ("its kl_beta is 0.08", "dapo", {"0.04": "0.08"}),
     ("wrong sign, wrong sign of the KL", "dapo", {"loss = -": "loss = "}),
     ("not finite", "rloo", {"loss.sum() /": "(loss + 0 * (logp - logp.detach()).sqrt()).sum() /"}),
     ("no policy gradient", "rloo", {"loss.sum()": "(0 * logp).sum()"}),
@@ -172,6 +175,11 @@ def test_settings_ask_for_one_objective_with_its_numbers(mine, capsys):
     assert verdict([path, *asked], capsys)[0] == 0
     assert verdict([path], capsys)[0] == 1
     assert verdict([path, "--objective=grpo", *asked[1:]], capsys)[:2] == (1, ["grpo"])
+
+
+def test_a_kl_that_is_asked_for_or_not_is_told(mine, capsys):
+    assert verdict([mine(NO_KL), "--kl=k3"], capsys)[2:] == ("none", "no KL")
+    assert verdict([mine({}), "--kl=none"], capsys)[2:] == ("k2, k3", "a KL (k2, k3)")
 
 
 @pytest.mark.parametrize("settings, changes", [

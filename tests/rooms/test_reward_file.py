@@ -371,8 +371,8 @@ from grpo.rewards import reward
 from mine import compute_score
 
 @reward(0, 1)  # the range of its scores
-def verl_score(completions, data_source, reward_model, extra_info):
-    rows = zip(completions, data_source, reward_model, extra_info)
+def verl_score(completions, data_source, reward_model, extra_info=None):
+    rows = zip(completions, data_source, reward_model, extra_info or [None] * len(completions))
     scores = [compute_score(data_source=source, solution_str=text, ground_truth=rule["ground_truth"], extra_info=extra)
               for text, source, rule, extra in rows]
     return [score["score"] if isinstance(score, dict) else score for score in scores]

@@ -36,8 +36,10 @@ remove_unused_columns, use_peft lora_rank, lora_r lora_rank, lora_target_modules
 repetition_penalty repetition, top_entropy_quantile, off_policy_mask_threshold, use_adaptive_entropy entropy_bonus,
 entropy_coef entropy_bonus, environment_factory environment, num-generations group_size,
 
-data.train_files dataset, data.val_files val, data.train_batch_size batch_size, data.max_response_length max_new_tokens,
-data.max_prompt_length max_prompt_length, actor_rollout_ref.model.path generator_checkpoint,
+data.train_files dataset, data.val_files dataset, data.train_batch_size batch_size,
+data.max_response_length max_new_tokens, actor.policy_loss.dro_beta dro, critic.optim.weight_decay critic,
+data.max_prompt_length max_prompt_length, val_kwargs.temperature evaluation,
+actor_rollout_ref.model.path generator_checkpoint,
 actor_rollout_ref.rollout.n group_size, actor_rollout_ref.rollout.val_kwargs.n eval_completions,
 actor_rollout_ref.rollout.temperature temperature, actor_rollout_ref.rollout.name sampler,
 actor_rollout_ref.rollout.tensor_model_parallel_size, actor_rollout_ref.rollout.gpu_memory_utilization,

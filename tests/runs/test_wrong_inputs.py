@@ -10,6 +10,7 @@ from core import data
 from core.errors import Mistake, check_version
 from core.model import SEQUENCE_SCORER
 from core.models import save_model
+from grpo import losses
 from core.settings.optional import require
 from tests.families import change_folder, model_folder
 from tests.tiny import CAUSAL, ROOT, causal_model, model, run_here, save
@@ -34,9 +35,12 @@ def places(dataset, prompts, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def own_masks(monkeypatch):
-    """The masks of the users' files are not those of other tests."""
+def own_tables(monkeypatch):
+    """The masks and objectives of the users' files are not those of other tests."""
     monkeypatch.setattr(data, "MASKS", dict(data.MASKS))
+    yield
+    for table in (losses.OBJECTIVES, losses.SURROGATES):
+        table.pop("mine", None)
 
 
 def braces(text, places):
