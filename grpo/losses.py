@@ -270,11 +270,12 @@ def token_weights(mask: Tensor, average: str, max_new_tokens: int, total=lambda 
 
 def check_row(name: str) -> None:
     """Raises Mistake unless the surrogate of a row of OBJECTIVES takes the row's bounds and constants."""
-    row, one = OBJECTIVES[name], torch.ones(1, 1)
+    row = OBJECTIVES[name]
+    r, advantage = torch.ones(2, 3), torch.ones(2, 1)
     surrogate = SURROGATES[row.surrogate]
     what = f"the surrogate {row.surrogate!r} does not take the bounds and constants {row.constants} of {name!r}"
     with others(what, f"correct the row of objective={name!r}", definition(surrogate), ours_too=True):
-        surrogate(one, row.clip_low, row.clip_high, -one, one, **row.constants)
+        surrogate(r, row.clip_low, row.clip_high, -r, advantage, **row.constants)
 
 
 def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tensor, objective: Objective) -> tuple:

@@ -109,8 +109,8 @@ def read_config(path, key):
                    "which needs attn_implementation='sdpa' there, or none"))
     theirs = {ours: name for name, ours in published.settings.items()} if published else {}
     for name in COUNTS:
-        count = getattr(config, name, 1)
-        refuse(named, (type(count) is not int or count < 1, f"has {theirs.get(name, name)}={shown(count)} in its "
+        count = getattr(config, name, None)
+        refuse(named, (count is not None and (type(count) is not int or count < 1), f"has {theirs.get(name, name)}={shown(count)} in its "
                        "config.json, which must be a whole number above 0; copy the file again"))
     return config
 
