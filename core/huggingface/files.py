@@ -110,7 +110,8 @@ def read_config(path, key):
     theirs = {ours: name for name, ours in published.settings.items()} if published else {}
     for name in COUNTS:
         count = getattr(config, name, None)
-        refuse(named, (count is not None and (type(count) is not int or count < 1), f"has {theirs.get(name, name)}={shown(count)} in its "
+        is_wrong = count is not None and (type(count) is not int or count < 1)
+        refuse(named, (is_wrong, f"has {theirs.get(name, name)}={shown(count)} in its "
                        "config.json, which must be a whole number above 0; copy the file again"))
     return config
 
