@@ -7,7 +7,7 @@ import signal
 
 from core.checkpoint_manager import no_state, states
 from core.errors import Mistake
-from core.files import BEFORE, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, writing
+from core.files import BEFORE, CONFIG, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, writing
 from core.optim import not_finite
 from core.resume import PREVIOUS, earlier_runs, resume_command
 
@@ -20,6 +20,7 @@ LOCK = "lock"
 OTHERS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models are files or folders; TensorBoard's
 SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{OTHERS})(\.tmp)?")
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
+BEGUN = f"{CONFIG}.tmp"  # left by a run that was killed at its first file, before console.log was that
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]  # as on Windows
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 
@@ -29,7 +30,7 @@ def check_run_folder(out_dir: str, resume: bool | str = False) -> None:
     if resume is True and not states(out_dir):
         raise no_state(out_dir)
     names = listed(out_dir)
-    foreign = [name for name in names if name not in STAYING]
+    foreign = [name for name in names if name not in (*STAYING, BEGUN)]
     if foreign and not {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS} & set(names):
         raise Mistake(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
 

@@ -37,6 +37,16 @@ def test_earlier_runs_are_set_aside_one_by_one_and_other_files_stay(tmp_path):
     assert set_aside(str(tmp_path)) is None and set_aside(str(tmp_path / "nowhere")) is None
 
 
+def test_a_folder_in_which_a_run_was_killed_at_its_first_file_is_used_again(tmp_path):
+    write(tmp_path, {"lock": "", "config.json.tmp": ""})
+    check_run_folder(str(tmp_path), "auto")
+    set_aside(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["lock", "previous"]
+    write(tmp_path / "mine", {"lock": "", "config.json.tmp": "", "thesis.tex": ""})
+    with pytest.raises(Mistake, match="thesis.tex"):
+        check_run_folder(str(tmp_path / "mine"))
+
+
 @pytest.mark.parametrize("count", range(len(EARLIER)))  # files that were moved
 def test_a_move_that_was_interrupted_loses_nothing_and_leaves_no_half_of_a_run_to_resume(tmp_path, monkeypatch, count):
     write(tmp_path, EARLIER | {"lock": ""})
