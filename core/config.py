@@ -115,7 +115,8 @@ def load_config(cls, argv):
         raise SystemExit(0)
     values, origin = {}, {}
     for argument in argv:
-        if not argument.startswith("--") and not argument.endswith(".py"):
+        is_file = argument.endswith(".py") and ("=" not in argument or os.path.exists(argument))
+        if not argument.startswith("--") and not is_file:
             from core.settings.other_names import wrong_form
             raise UsageError(wrong_form(argument, argv, functools.partial(hints_of, cls)))
     given = [settings_in(argument, defaults(cls)) for argument in argv]
@@ -159,8 +160,11 @@ def settings_in(argument, known):
     if argument.startswith("--"):
         key, equals, text = argument[2:].partition("=")
         return COMMAND, {key: text if equals else None}
+    path = os.path.abspath(argument)  # the file may change the working directory
     names = run_config_file(argument)
-    for name in names_without_value(argument):
+    with open(path, "rb") as f:
+        tree = ast.parse(f.read())
+    for name in names_without_value(tree.body):
         if name not in names and not name.startswith("_"):
             raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
     return argument, {name: x for name, x in names.items() if name in known or not isinstance(x, CODE)}
@@ -177,12 +181,14 @@ def run_config_file(path):
     return {name: value for name, value in names.items() if not name.startswith("_")}
 
 
-def names_without_value(path):
-    """The names of lines such as `learning_rate: 1e-4`, which are annotations in Python and assign nothing."""
-    with open(path, "rb") as f:
-        lines = ast.parse(f.read()).body
-    bare = [line.target for line in lines if isinstance(line, ast.AnnAssign) and line.value is None]
-    return [target.id for target in bare if isinstance(target, ast.Name)]
+def names_without_value(lines):
+    """Yields the names of lines such as `learning_rate: 1e-4`, which are annotations in Python and assign nothing.
+    lines: nodes of the syntax tree of a file"""
+    for line in lines:
+        if isinstance(line, ast.AnnAssign) and line.value is None and isinstance(line.target, ast.Name):
+            yield line.target.id
+        elif not isinstance(line, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from names_without_value(ast.iter_child_nodes(line))  # of if, try, with and loops
 
 
 def check_keys(given, hints):

@@ -269,13 +269,19 @@ def token_weights(mask: Tensor, average: str, max_new_tokens: int, total=lambda 
 
 
 def check_row(name: str) -> None:
-    """Raises Mistake unless the surrogate of a row of OBJECTIVES takes the row's bounds and constants."""
+    """Raises Mistake unless the surrogate of a row of OBJECTIVES takes the row's bounds and constants, and no bounds,
+    and returns a term of each token or completion."""
     row = OBJECTIVES[name]
-    r, advantage = torch.ones(2, 3), torch.ones(2, 1)
     surrogate = SURROGATES[row.surrogate]
+    logp = -torch.ones(2, 3, requires_grad=True)
+    r, advantage = (logp - logp.detach()).exp(), torch.tensor([[1.0], [-1.0]])
     what = f"the surrogate {row.surrogate!r} does not take the bounds and constants {row.constants} of {name!r}"
-    with others(what, f"correct the row of objective={name!r}", definition(surrogate), ours_too=True):
-        surrogate(r, row.clip_low, row.clip_high, -r, advantage, **row.constants)
+    for low, high in ((row.clip_low, row.clip_high), (math.inf, math.inf)):  # inf: policy_loss counts what is clipped
+        with others(what, f"correct the row of objective={name!r}", definition(surrogate), ours_too=True):
+            term = surrogate(r, low, high, logp, advantage, **row.constants)
+        if not isinstance(term, Tensor) or term.shape not in ((2, 3), (2, 1)):
+            raise Mistake(f"{definition(surrogate)}: the surrogate {row.surrogate!r} of objective={name!r} must return "
+                          "a tensor with a term of each token, (N, M), or of each completion, (N, 1)")
 
 
 def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tensor, objective: Objective) -> tuple:

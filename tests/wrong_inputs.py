@@ -49,6 +49,10 @@ FILES = {
        f"losses.OBJECTIVES['mine'] = replace(losses.OBJECTIVES['grpo'], {row})\n" for name, row in (
            ("extra", "surrogate='mine', constants={'zz': 1}"), ("worded", "surrogate='mine', constants={'beta': 'x'}"),
            ("lacking", "surrogate='sigmoid_gate'"), ("unbound", "clip_low=None"))},
+    **{f"{name}.py": "from dataclasses import replace\nfrom grpo import losses\n\n"
+       f"def mine(r, low, high, logp, advantage): return {term}\nlosses.SURROGATES['mine'] = mine\n"
+       "losses.OBJECTIVES['mine'] = replace(losses.OBJECTIVES['grpo'], surrogate='mine')\n" for name, term in (
+           ("summed", "(r * advantage).sum()"), ("silenced", "None"), ("bounded", "r * advantage * round(high)"))},
     "typo.py": "seed = 1\nn_layerz = 4\n",
     "raises.py": "seed = 1\n\nbatch_size = 1 // 0\n",
     "silent.py": "seed = 1\nclass Error(Exception):\n    def __str__(self):\n        raise KeyError\nraise Error\n",
@@ -68,6 +72,7 @@ FILES = {
     "sampled/samples.jsonl": lines({"step": 0, "problem": "a", "group": [1]}),
     "unsampled/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}),
     "unsampled/samples.jsonl": lines({"step": 0, "problem": "a", "group": [{"text": "a", "reward": "b"}]}),
+    "nested.py": "if True:\n    learning_rate: 1e-4\n",
     "annotated.py": "learning_rate: 1e-4\nbatch_size = 1\n",
     "masks.py": "from core.data import mask\n@mask\ndef broken(rng, tokens, count, newline):\n    return 1 / 0\n"
                 "@mask\ndef whole(rng, tokens, count, newline):\n    return [1] * len(tokens)\n",
@@ -95,11 +100,14 @@ SETTINGS = [
     *((TRAIN, f"{{{name}.py}} --objective=mine", 1, f"{name}.py {words} objective='mine'") for name, words in (
         ("extra", "4 'zz'"), ("worded", "4 constants 'x'"))),
     *((TRAIN, f"{{{name}.py}} --objective=mine", 1, "constants objective='mine'") for name in ("lacking", "unbound")),
+    *((TRAIN, f"{{{name}.py}} --objective=mine", 1, f"{name}.py 4 objective='mine'") for name in (
+        "summed", "silenced", "bounded")),
     (PRETRAIN, "--n_layer=four", 2, "n_layer='four' int"),
     (PRETRAIN, f"--learning_rate=1{'0' * 400}", 2, "learning_rate float"),
     (PRETRAIN, "--masks={'random':{1,2}}", 1, "masks lists"),
     (PRETRAIN, "{typo.py}", 2, "typo.py n_layer"),
-    (PRETRAIN, "{annotated.py}", 2, "annotated.py learning_rate ="),
+    *((PRETRAIN, f"{{{name}.py}}", 2, f"{name}.py learning_rate =") for name in ("annotated", "nested")),
+    (TRAIN, "custom_reward_function.path=my.py", 2, "custom_reward_function.path --key=value reward_file"),
     (PRETRAIN, "{raises.py}", 1, "raises.py line 3 ZeroDivisionError"),
     (PRETRAIN, "{silent.py}", 1, "silent.py line 5 Error correct"),
     (PRETRAIN, "config/gone.py", 1, "config/gone.py path"),

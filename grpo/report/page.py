@@ -144,7 +144,7 @@ def samples(path):
 
 
 def is_sample(record):
-    """True for a record that has what sample_table reads."""
+    """True for a record with a group of texts and rewards."""
     group = record.get("group")
     if not isinstance(group, list) or not all(isinstance(about, dict) for about in group):
         return False

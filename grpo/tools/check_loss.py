@@ -284,8 +284,6 @@ def family(row):
 
 def asked(c):
     """The rows of OBJECTIVES that the settings ask for, {name: row}."""
-    for name in OBJECTIVES if c.objective is None else [c.objective]:
-        check_row(name)
     if c.objective is None:
         return OBJECTIVES
     row = OBJECTIVES[c.objective]
@@ -332,7 +330,8 @@ def known_losses(c):
     weights = [weight for weight, _ in of_steps[0]]
     factors = [torch.stack([x for _, x in of_step]) for of_step in of_steps]
     right, others = {}, {}
-    for row in asked(c).values():
+    for name, row in asked(c).items():
+        check_row(name)
         right |= {family(variant): variant for variant in meant(row, c)}
         others |= {family(variant): variant for variant in others_of(row)}
     terms = []
@@ -403,7 +402,7 @@ def explanations(g, weights, terms, kls, c):
     for term, weight, kl, kl_weight, a, b in pairs(g, weights, terms, kls):
         faults = term.faults
         has_kl = kl.what != "none" or bool(kl.faults)
-        if has_kl and abs(b) < TOLERANCE:
+        if has_kl and abs(b) < TOLERANCE * min(1.0, c.kl_beta):
             continue  # the same without a KL
         if abs(a) < TOLERANCE:
             if term is not terms[0]:
