@@ -135,9 +135,12 @@ def is_start(start):
     """True for an object of the form that core/start.py records."""
     if not isinstance(start, dict):
         return False
-    settings = start.get("settings", {})
-    return (isinstance(start.get("end", {}), dict) and isinstance(settings, dict)
-            and all(isinstance(about, dict) for about in settings.values()))
+    end, settings = start.get("end", {}), start.get("settings", {})
+    if not isinstance(end, dict) or not isinstance(settings, dict):
+        return False
+    if end and not {"ended", "step", "time", "why"} <= end.keys():
+        return False
+    return all(isinstance(about, dict) for about in settings.values())
 
 
 def keep_records(path, step, say=None):

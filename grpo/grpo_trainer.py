@@ -98,7 +98,7 @@ class GRPOTrainer:
         """One optimizer step. The first step of an iteration begins with its rollouts."""
         c = self.config
         if self.kl_beta != c.kl_beta:  # kl_target has moved it
-            c = replace(c, kl_beta=self.kl_beta)
+            c = c.varied(kl_beta=self.kl_beta)
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         self.progress.global_step = self.step

@@ -110,8 +110,10 @@ def copy_weights(source, target):
 def adapter_identity(net):
     """Plain values that must be equal for saved weights of an adapter to give the same model: its scale, and the sum
     of the first numbers of every other weight, the same in float32 and in bfloat16."""
-    first = [whole(p).flatten()[:SUMMED].bfloat16() for name, p in net.get_base_model().named_parameters()
-             if "lora_" not in name and p.is_floating_point()]
+    first = []
+    for name, p in net.get_base_model().named_parameters():
+        if "lora_" not in name and p.is_floating_point():
+            first.append(whole(p).flatten()[:SUMMED].bfloat16())
     total = torch.cat(first).cpu().double().sum()  # MPS has no float64
     return {"lora_alpha": float(net.peft_config[POLICY].lora_alpha), BASE: round(float(total), 6)}
 

@@ -176,19 +176,28 @@ def answer_to(key, known):
 def wrong_form(argument, argv, hints_of):
     """The error about an argument that is neither a config file nor --key=value, as in `--beta 0.1` or verl's
     `data.train_files=my.parquet`, with the answers to all keys of the command that are no settings."""
-    keys = {each.removeprefix("--").partition("=")[0]: None for each in argv if "=" in each or each.startswith("--")}
+    keys = {}
+    for each in argv:
+        if each.startswith("--") or "=" in each:
+            keys[each.removeprefix("--").partition("=")[0]] = None
     known = hints_of(keys.keys())
     error = f"{argument}: expected a config file ending in .py, or --key=value"
-    return error if keys.keys() <= known.keys() else f"{error}; {unknown_keys([('command line', keys)], known)}"
+    if keys.keys() <= known.keys():
+        return error
+    return f"{error}; {unknown_keys([('command line', keys)], known)}"
 
 
 def unknown_keys(given, known):
     """The error about every key that is not in `known`. given: pairs (place, {key: value})"""
-    found = {}
+    found = {}  # {place: {key: the key with its answer}}
     for place, settings in given:
         for key in settings:
             if key not in known:
                 answer = answer_to(key, known)
                 found.setdefault(place, {})[key] = f"{key} ({answer})" if answer else key
-    lines = [f"{place}: unknown key{'s' * (len(keys) > 1)} {', '.join(keys.values())}" for place, keys in found.items()]
-    return "; ".join([*lines, "--help=all lists the keys, docs/coming_from.md has names of TRL and verl"])
+    parts = []
+    for place, answers in found.items():
+        word = "unknown key" if len(answers) == 1 else "unknown keys"
+        parts.append(f"{place}: {word} {', '.join(answers.values())}")
+    parts.append("--help=all lists the keys, docs/coming_from.md has names of TRL and verl")
+    return "; ".join(parts)

@@ -42,8 +42,8 @@ class Evaluation:
                 values, metrics = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)
             total, judged = self.judge(rollouts.texts, values)
             own = judged | self.sums(policy, step, batch, rollouts, values, config)
-            for name in metrics.keys() & own.keys():
-                raise taken(name)
+            if clashes := metrics.keys() & own.keys():
+                raise taken(min(clashes))
             sums.append(metrics | own)
             for i in range(min(rollouts.problems, SHOWN - len(samples))):
                 samples.append(self.sample(batch, rollouts, i, total, values))

@@ -40,8 +40,8 @@ def write_report(folder):
         start = starts[-1] if starts else {}
     status = f"running, or not ended properly: at step {records[-1]['step']} when this page was written, {now()}"
     if end := start.pop("end", {}):
-        why = f": {end['why']}" if end.get("why") else ""
-        status = f"{end.get('ended')} at step {end.get('step')}, {end.get('time')}{why}"
+        why = f": {end['why']}" if end["why"] else ""
+        status = f"{end['ended']} at step {end['step']}, {end['time']}{why}"
     settings = [private((key, *about.values())) for key, about in start.pop("settings", {}).items()]
     parts = {"Held out, before and after": before_and_after(evaluations(records)), "Held out": "",
              "Samples": samples(Path(folder, SAMPLES)), **curves(records),

@@ -96,7 +96,7 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
 
 def distances(texts):
     """1 - Jaccard of the 3-grams of each pair of texts, as rows; of a text to itself it is 0. What a pair shares is
-    counted 3-gram by 3-gram, because sets of each pair take minutes in a group of hundreds."""
+    counted 3-gram by 3-gram, because sets of each pair take seconds in a group of hundreds."""
     having = {}  # {3-gram: the texts that have it}
     for i, text in enumerate(texts):
         for gram in three_grams(text):
