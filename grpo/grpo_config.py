@@ -82,6 +82,9 @@ class GRPOConfig(MaskConfig, RunConfig):
         ("ddp", "fsdp"))
 
     def __post_init__(self):
+        if self.objective not in OBJECTIVES:
+            in_lower_case = {name.lower(): name for name in OBJECTIVES}
+            vars(self)["objective"] = in_lower_case.get(str(self.objective).lower(), self.objective)
         for part, table in ROW.items():
             check_value(part, getattr(OBJECTIVES.get(self.objective), part, None), table)
         super().__post_init__()

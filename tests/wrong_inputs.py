@@ -80,12 +80,18 @@ FILES = {
 }
 
 SETTINGS = [
-    (TRAIN, "--kl_estimator=k1", 1, "kl_estimator k3"),
+    (TRAIN, "--kl_estimator=k1", 1, "kl_estimator k3 gradient kl_in_reward=True"),
+    (TRAIN, "--objective=PPO", 1, "objective grpo ppo_epochs"),
     (TRAIN, "--doctor=true", 2, "doctor True"),
     *((TRAIN, f"--{names.split()[0]}=5", 2, names) for names in (
         "kl_coef kl_beta", "max_grad_norm grad_clip", "num_iterations max_iters", "rollout_batch_size batch_size",
         "num_generations group_size", "model_path generator_checkpoint", "output_dir out_dir", "grop_size group_size",
-        "actor_rollout_ref.rollout.n group_size", "save_total_limit kept docs/coming_from.md",
+        "actor_rollout_ref.rollout.n group_size", "minibatch_size minibatches", "dataset_path dataset",
+        "checkpoint_freq save_interval", "num_epochs max_iters steps", "clip_range clip_low clip_high",
+        "hf_model_name generator_checkpoint hf", "prompt_template prompt_format {prompt}",
+        "print_sample_every sample_interval", "use_custom_chat_template template model",
+        "list_rewards grpo/rewards.py", "gpus torchrun", "init_from generator_checkpoint resume=True",
+        "eval_only max_iters 0", "save_total_limit kept docs/coming_from.md",
         "nobody_knows docs/coming_from.md --help=all")),
     (TRAIN, "{theirs.py} --beta=0.1 --trainer.logger=wandb", 2, "theirs.py lora_r lora_rank bf16 dtype beta kl_beta "
      "trainer.logger report_to"),

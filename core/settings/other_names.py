@@ -1,14 +1,16 @@
 """Names of settings in TRL, verl, transformers and nanoGPT, and what is here instead; docs/coming_from.md says more.
 
-A line of the table: names | ours, perhaps with a value | what differs or, without one of ours, what there is instead.
+A line of TABLE: names | ours, perhaps with a value | what differs or, without one of ours, what there is instead.
 Names with dots are verl's, whose last part alone would have several meanings.
+A line of VALUES: values of our settings that are not there | what there is instead.
 """
 
 import difflib
 
 TABLE = """
-model model_path model_name_or_path model.path | generator_checkpoint init_from |
-init_from | generator_checkpoint |
+model model_path model_name model_name_or_path model.path | generator_checkpoint init_from |
+hf_model hf_model_name | generator_checkpoint init_from | as in hf:Qwen/Qwen3-0.6B
+init_from | generator_checkpoint | for its 'resume', resume=True
 generator_checkpoint | init_from |
 model_revision trust_remote_code | | download another revision and name its folder; code of a model is never run
 attn_implementation use_remove_padding | | there is one way, and nothing to set
@@ -17,7 +19,7 @@ reward_model.enable | reward_model_checkpoint | and the reward reward_model
 ref_model ref.model.path | reference_checkpoint |
 teacher_model teacher_model_name_or_path | teacher_checkpoint |
 
-dataset_name train_dataset train_files | dataset |
+dataset_name dataset_path data_path train_dataset train_files | dataset |
 dataset_config dataset_config_name | dataset | as in hf:owner/name:subset
 eval_dataset dataset_test_split dataset_train_split | dataset | a record's "split" is train or val
 val_files | dataset | hf:FOLDER with train.parquet and test.parquet
@@ -28,7 +30,10 @@ prompt_key reward_fn_key | | rename the field: docs/rewards.md
 dataloader_num_workers dataloader_pin_memory dataloader_drop_last | | no processes load data
 remove_unused_columns | | rewards get every field
 apply_chat_template chat_template_path | template=model |
+use_chat_template use_custom_chat_template custom_chat_template chat_template | template | model is the tokenizer's own
+prompt_template | prompt_format template | prompt_format is a text with {prompt}, template a chat template
 reward_funcs custom_reward_function.name | reward_functions | a function of your own is in reward_file
+list_rewards | | python grpo/rewards.py lists them
 custom_reward_function.path | reward_file | with the adapter of docs/coming_from.md
 tools environment_factory | environment | with an adapter: docs/rewards.md
 max_tool_calling_iterations max_assistant_turns | max_turns |
@@ -42,7 +47,7 @@ num_generations_eval val_kwargs.n | eval_completions |
 max_completion_length max_response_length response_length max_tokens | max_new_tokens |
 max_seq_length max_length | block_size | for prompts max_prompt_length and max_new_tokens
 steps_per_generation | minibatches | TRL's number divided by gradient_accumulation_steps
-ppo_mini_batch_size | minibatches | how many there are: train_batch_size / ppo_mini_batch_size
+ppo_mini_batch_size minibatch_size mini_batch_size | minibatches | how many there are: prompts of an iteration / yours
 num_iterations | max_iters ppo_epochs | TRL's is ppo_epochs
 ppo_micro_batch_size ppo_micro_batch_size_per_gpu | micro_batch_tokens | tokens, not completions
 log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu | micro_batch_tokens | tokens, not completions
@@ -72,7 +77,7 @@ scale_rewards | advantage | group is group_std, none group_mean, batch batch_std
 adv_estimator | advantage | grpo is group_std, rloo leave_one_out, reinforce_plus_plus step
 norm_adv_by_std_in_grpo | advantage | True is group_std, False group_mean
 multi_objective_aggregation | reward_normalisation=group | for normalize_then_sum
-epsilon clip_ratio | clip_low clip_high |
+epsilon clip_ratio clip_range cliprange clip_eps clip_epsilon | clip_low clip_high |
 clip_ratio_low | clip_low |
 epsilon_high clip_ratio_high | clip_high | of cispo one less: the bound is 1 + clip_high
 delta clip_ratio_c | | clip_high bounds positive advantages only, as in PPO
@@ -103,7 +108,7 @@ decay_lr | min_lr | equal to learning_rate for False
 warmup_steps num_warmup_steps lr_warmup_steps | warmup_iters |
 warmup_ratio lr_warmup_steps_ratio | warmup_iters | steps: the ratio times max_iters
 max_steps total_training_steps | max_iters | optimizer steps
-num_train_epochs total_epochs | max_iters | optimizer steps, not epochs
+num_train_epochs total_epochs num_epochs epochs | max_iters | optimizer steps, not epochs
 optim | optimizer | adamw or muon
 adam_beta1 | beta1 |
 adam_beta2 | beta2 |
@@ -122,7 +127,7 @@ load_in_8bit | load_in_4bit |
 use_cpu no_cuda | device | cpu
 deepspeed fsdp fsdp_config actor.strategy | parallel=fsdp |
 param_offload optimizer_offload | ref_offload | nothing else is offloaded
-n_gpus_per_node nnodes | | torchrun starts the processes: docs/scaling.md
+n_gpus_per_node nnodes gpus n_gpus num_gpus num_processes world_size | | torchrun starts the processes: docs/scaling.md
 
 eval_steps test_freq | eval_interval |
 eval_strategy do_eval eval_on_start val_before_train | eval_interval | also before the first step
@@ -131,7 +136,8 @@ eval_batches | eval_problems |
 eval_only val_only | max_iters | 0: it evaluates and ends
 logging_steps logging_strategy logging_first_step | log_interval | metrics.jsonl has every step
 log_completions num_completions_to_print log_val_generations | sample_interval | samples stay in out_dir
-save_steps save_freq save_strategy always_save_checkpoint | save_interval |
+print_sample_every | sample_interval |
+save_steps save_freq save_strategy checkpoint_freq checkpoint_interval always_save_checkpoint | save_interval |
 save_total_limit save_only_model max_actor_ckpt_to_keep | | the latest model and state are kept
 load_best_model_at_end metric_for_best_model greater_is_better | | the last model is kept
 output_dir default_local_dir logging_dir | out_dir |
@@ -143,6 +149,17 @@ project project_name | wandb_project | with report_to
 disable_tqdm | | the bar is on a terminal only
 """
 
+VALUES = """
+kl_estimator=k1 kl_estimator=kl | its gradient does not contain the reference; set kl_in_reward=True, k1 in the reward
+kl_estimator=low_var_kl | it is k3
+kl_estimator=mse | it is k2
+kl_estimator=full | it is exact
+objective=ppo objective=vanilla | it is grpo with ppo_epochs above 1: PPO's clip, and the group for a critic
+objective=reinforce objective=vpg | it is plain
+objective=reinforce_plus_plus | it is reinforce++
+objective=reinforce_plus_plus_baseline | it is reinforce++_baseline
+"""
+
 
 def names_elsewhere():
     """{a name of others: (ours, what differs)}"""
@@ -152,6 +169,15 @@ def names_elsewhere():
             names, ours, note = (part.strip() for part in line.split("|"))
             found |= dict.fromkeys(names.split(), (ours.split(), note))
     return found
+
+
+def answer_to_value(key, value):
+    """Answers a value that the setting `key` cannot have with what there is instead; with "" if nobody knows."""
+    for line in VALUES.split("\n"):
+        values, _, answer = line.partition(" | ")
+        if f"{key}={value}".lower() in values.split():
+            return answer
+    return ""
 
 
 def answer_to(key, known):

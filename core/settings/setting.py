@@ -59,7 +59,9 @@ def check_value(key, value, allowed=None, why=""):
     else:
         fits, what = value in allowed, f"one of {', '.join(map(str, allowed))}"
     if not fits:
-        raise Mistake(f"{key}={shown(value)} must be {what}")
+        from core.settings.other_names import answer_to_value
+        instead = answer_to_value(key, value)
+        raise Mistake(f"{key}={shown(value)} must be {what}" + f": {instead}" * bool(instead))
 
 
 def is_inside(value, interval):

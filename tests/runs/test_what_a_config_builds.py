@@ -45,6 +45,13 @@ def test_a_config_may_add_an_objective_of_its_own(tmp_path, monkeypatch):
     assert load(str(path)).objective == "mine" and OBJECTIVES["mine"] is OBJECTIVES["dapo"]
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_name_of_an_objective_may_be_in_any_case(name, monkeypatch):
+    assert {load(f"--objective={each}").objective for each in (name.upper(), name.title(), name)} == {name}
+    monkeypatch.setitem(OBJECTIVES, name.upper(), OBJECTIVES[name])
+    assert load(f"--objective={name.upper()}").objective == name.upper()
+
+
 def test_a_users_file_adds_a_mask(dataset, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("import numpy\nfrom core.data import mask\n\n\n@mask\ndef first(rng, tokens, count, newline):\n"
