@@ -64,6 +64,7 @@ class Call(NamedTuple):
 
 
 REWARDS: dict[str, Reward] = {}
+WITHOUT_NAME: list[Reward] = []  # objects with __call__, as they are until the file has been run that names them
 ENVIRONMENTS = {}  # {name: class}, see grpo/environments.py
 OWN_MASKS = dict(data.MASKS)
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
@@ -76,6 +77,7 @@ event_loop = functools.cache(asyncio.new_event_loop)  # one, so that connections
 
 def reward(low=-math.inf, high=math.inf, slow=False, check=None):
     """Registers a function in REWARDS under its own name and returns it unchanged: @reward, or @reward(low, high, ...).
+    An object with __call__, `brief = reward(0, 1)(Brief(40))`, has the name of its variable in reward_file.
 
     The function gets what its signature names; **columns takes all the rest except settings:
       prompts, completions     lists of N texts, without padding and stop token; a prompt of messages is a list of them
@@ -95,7 +97,11 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
         return reward()(low)
 
     def register(fn):
-        add(one_line(fn.__name__), Reward(fn, float(low), float(high), slow, check, messages=False))
+        new = Reward(fn, float(low), float(high), slow, check, messages=False)
+        if hasattr(fn, "__name__"):
+            add(one_line(fn.__name__), new)
+        else:
+            WITHOUT_NAME.append(new)
         return fn
 
     return register
@@ -145,6 +151,10 @@ def run_reward_file(path):
     before = [dict(table) for table in tables()]
     with keep_torch_defaults():
         module = load_user_file(path)
+    for name, x in vars(module).items():
+        for new in WITHOUT_NAME:
+            if new.fn is x:
+                add(name, new)
     added = []
     for table, old in zip(tables(), before, strict=True):
         added.append({name: x for name, x in table.items() if x is not old.get(name)})
@@ -158,13 +168,14 @@ def tables():
 
 
 def register_functions(names, path):
-    """Loads reward_file. Functions without @reward that a run names become rewards without a range."""
+    """Loads reward_file. Functions without @reward that a run names become rewards without a range; another name of
+    one with @reward is that reward."""
     import_rewards(names)
     functions = load_reward_file(path)
     for name in set(names) & set(functions):
-        known = name in REWARDS and REWARDS[name].fn is functions[name]
-        if not known and not str(functions[name].__module__).startswith("grpo."):  # such as @environment
-            add(name, Reward(functions[name]))
+        known = [each for each in REWARDS.values() if each.fn is functions[name]]
+        if not str(functions[name].__module__).startswith("grpo."):  # such as @environment
+            add(name, known[0] if known else Reward(functions[name]))
 
 
 def check_records(name, records):

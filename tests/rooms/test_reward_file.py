@@ -246,6 +246,41 @@ def test_a_file_cannot_take_the_name_of_a_reward_of_ours(text, tmp_path):
     assert REWARDS["contains"].fn.__module__ == "grpo.reward_functions.text"
 
 
+OBJECTS = """
+import functools
+from grpo.rewards import reward
+
+class Shorter:
+    def __init__(self, most):
+        self.most = most
+
+    def __call__(self, completions, **columns):
+        return [float(len(text) < self.most) for text in completions]
+
+class Later(Shorter):
+    async def __call__(self, completions, **columns):
+        return super().__call__(completions)
+
+short, long = reward(0, 1)(Shorter(3)), reward(0, 1)(Shorter(30))
+later = reward(0, 1)(Later(3))
+part = reward(0, 1)(functools.partial(Shorter.__call__, Shorter(3)))
+bare = reward(Shorter(3))
+plain = Shorter(3)
+alias = short
+"""
+
+
+@pytest.mark.parametrize("name, longest, high", [
+    ("short", 2, 1), ("long", 29, 1), ("later", 2, 1), ("part", 2, 1), ("alias", 2, 1), ("bare", 2, math.inf),
+    ("plain", 2, math.inf)])
+def test_an_object_with_call_is_a_reward_by_the_name_of_its_variable(name, longest, high, tmp_path):
+    (tmp_path / "mine.py").write_text(OBJECTS)
+    rewards = Rewards(config(reward_file=str(tmp_path / "mine.py"), reward_functions=(name,)))
+    assert rewards.names == (name,) and REWARDS[name].high == high
+    texts = ["a" * n for n in (longest, longest + 1)]
+    assert run_reward(Call(name, {"completions": texts}, {}, 2))[0] == [1.0, 0.0]
+
+
 def test_a_file_that_is_read_again_is_read_with_its_neighbours(tmp_path):
     path = write(tmp_path, {"mine.py": "from helper import one\n" + VALUE + MINE, "helper.py": ONE})
     assert worth(path) == 1.0
