@@ -320,6 +320,12 @@ CLAIMS = {
             "runs/test_pretended_gpu.py::test_a_run_on_an_apple_gpu_is_on_one_device_and_needs_no_float64",
         "a GPU that would emulate bfloat16 multiplies in float32":
             "runs/test_pretended_gpu.py::test_no_model_of_a_run_multiplies_in_bfloat16_where_it_would_be_emulated",
+        "the device is the best that is there, or the one that is named":
+            "runs/test_pretended_gpu.py::test_the_device_is_the_best_that_is_there_or_the_one_that_is_named",
+        "bfloat16 is chosen where a GPU computes in it":
+            "runs/test_pretended_gpu.py::test_the_precision_is_bfloat16_where_a_gpu_computes_in_it_or_a_setting_says_so",
+        "a reference that waits on the CPU gives the same losses":
+            "runs/test_pretended_gpu.py::test_a_reference_that_waits_on_the_cpu_gives_the_same_losses",
         "minibatches divide the problems and leave groups whole":
             "runs/test_iterations.py::test_minibatches_divide_the_problems_and_leave_groups_whole",
         "ranks must resume from the same step": "runs/test_resume.py::test_ranks_must_resume_from_the_same_step",

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 from types import SimpleNamespace
 from unittest import mock
 
@@ -10,11 +11,13 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from core.device import detect_device, gpu_logits_at_once
+from core.device import NVIDIA, detect_device, detect_dtype, gpu_logits_at_once
 from core.distributed import Distributed
+from core.errors import Mistake
 from core.models import is_small, save_model
 from core.pretrain import main as pretrain
 from core.sample import main as sample
+from grpo import reference
 from grpo.grpo_config import GRPOConfig
 from grpo.policies.policy import ModelPolicy
 from grpo.tools import gpu_check
@@ -30,6 +33,7 @@ from tests.tiny import (
     model,
     read_records,
     save,
+    without_clock,
     write_prompt_dataset,
     write_text_dataset,
 )
@@ -152,6 +156,79 @@ def test_a_run_on_an_apple_gpu_is_on_one_device_and_needs_no_float64(name, world
     assert not gpu.mixes
     starts = json.loads((world / f"mps-{name}" / "config.json").read_text())["starts"]
     assert [start["device"] for start in starts] == ["mps", "mps"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job, more", [
+    ("fill", ()), ("exact_kl", ()), ("exact_kl", ("--reference_mode=static", "--kl_estimator=k3"))])
+def test_a_reference_that_waits_on_the_cpu_gives_the_same_losses(job, more, world):
+    runs, waits, visiting = [], [], reference.visiting
+
+    def noted(policy, device):
+        waits[-1].add(policy.device.type)
+        return visiting(policy, device)
+
+    for offload in (True, False):
+        out = world / f"offload-{job}{len(more)}{offload}"
+        argv = (*JOBS[job][0], "--kl_beta=0.5", "--learning_rate=0.01", *more, f"--ref_offload={offload}",
+                f"--out_dir={out}")
+        waits.append(set())
+        with contextlib.redirect_stdout(io.StringIO()), PretendCuda():
+            with mock.patch.object(reference, "visiting", noted):
+                train([part.replace("FOLDER", str(world)) for part in argv])
+        runs.append(without_clock(read_records(out / "metrics.jsonl")))
+    assert waits == [{"cpu"}, {"cuda"}]
+    assert runs[0] == runs[1]
+    assert max(record.get("mean_kl", 0.0) for record in runs[0]) > 0
+
+
+NONE, CARDS, ONE_CARD, MAC = {}, {"gpus": 2}, {"gpus": 1, "visible": "3"}, {"apple": True}
+CUT_OFF, HIDDEN = {"broken": True}, {"broken": True, "visible": ""}  # a GPU that torch cannot use; one that is hidden
+
+
+def play(machine, monkeypatch):
+    """Lets torch and the system say what a machine has."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: machine.get("gpus", 0) > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: machine.get("gpus", 0))
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: machine.get("apple", False))
+    monkeypatch.setattr(os.path, "exists", lambda path: path == NVIDIA and machine.get("broken", False))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if "visible" in machine:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", machine["visible"])
+
+
+@pytest.mark.parametrize("machine, name, rank, small, expected", [
+    (NONE, "auto", 0, False, "cpu"), (NONE, "auto", 1, True, "cpu"), (NONE, "cpu", 1, False, "cpu"),
+    (CARDS, "auto", 0, False, "cuda:0"), (CARDS, "auto", 1, True, "cuda:1"), (CARDS, "cuda", 1, False, "cuda:1"),
+    (CARDS, "cuda:1", 0, False, "cuda:1"), (CARDS, "cpu", 1, False, "cpu"), (ONE_CARD, "auto", 3, False, "cuda:0"),
+    (MAC, "auto", 0, False, "mps"), (MAC, "auto", 0, True, "cpu"), (MAC, "mps", 0, True, "mps"),
+    (MAC | CARDS, "auto", 0, True, "cuda:0"), (CUT_OFF, "cpu", 0, False, "cpu"), (HIDDEN, "auto", 0, False, "cpu")])
+def test_the_device_is_the_best_that_is_there_or_the_one_that_is_named(
+        machine, name, rank, small, expected, monkeypatch):
+    play(machine, monkeypatch)
+    assert str(detect_device(name, rank, small)) == expected
+
+
+@pytest.mark.parametrize("machine, name, rank, word", [
+    (NONE, "cuda", 0, "auto"), (NONE, "mps", 0, "auto"), (NONE, "tpu", 0, "auto"), (CARDS, "cuda:x", 0, "auto"),
+    (CARDS, "mps", 0, "auto"), (MAC, "cuda", 0, "mps"), (CARDS, "auto", 2, "ranks"), (CARDS, "cuda:2", 0, "device"),
+    (ONE_CARD, "cuda:1", 0, "device"), (CUT_OFF, "auto", 0, "device='cpu'")])
+def test_a_device_that_is_not_there_is_refused(machine, name, rank, word, monkeypatch):
+    play(machine, monkeypatch)
+    with pytest.raises(Mistake, match=word):
+        detect_device(name, rank)
+
+
+@pytest.mark.parametrize("device, native, expected", [
+    ("cpu", False, {"auto": "float32", "float32": "float32", "bfloat16": "bfloat16"}),
+    ("mps", False, {"auto": "float32", "float32": "float32", "bfloat16": "bfloat16"}),
+    ("cuda", True, {"auto": "bfloat16", "float32": "float32", "bfloat16": "bfloat16"}),
+    ("cuda", False, {"auto": "float32", "float32": "float32", "bfloat16": "float32"})])
+def test_the_precision_is_bfloat16_where_a_gpu_computes_in_it_or_a_setting_says_so(
+        device, native, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native)
+    found = {name: str(detect_dtype(name, torch.device(device))).removeprefix("torch.") for name in expected}
+    assert found == expected
 
 
 def test_on_a_mac_auto_takes_the_cpu_for_a_small_model_and_says_so(world, capsys):
