@@ -1,6 +1,9 @@
 """The KV cache: keys and values of earlier tokens, and of the prompt that a group shares."""
 
+from collections.abc import Callable, Sequence
+
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from core.model import attend, attention_mask
@@ -8,12 +11,12 @@ from core.model import attend, attention_mask
 UNORDERED = ("cuda",)  # devices on which index_select adds gradients up in any order, and in their own precision
 
 
-def new_cache(model):
+def new_cache(model: nn.Module) -> object:
     """An empty cache of the kind that a model reads through."""
     return model.new_cache() if hasattr(model, "new_cache") else Cache()
 
 
-def at_rows(x, rows):
+def at_rows(x: Tensor, rows: Tensor) -> Tensor:
     """x (B, ...) at rows (n,) of it. The gradients of equal rows are added up in one order; on a GPU in float32."""
     if x.device.type in UNORDERED and x.requires_grad:
         return x.float()[rows].to(x.dtype)
@@ -27,16 +30,16 @@ class Cache:
     group shares is read once, and gradients flow back through its keys and values.
     """
 
-    def __init__(self, layers=(), length=0, room=0):
+    def __init__(self, layers: Sequence = (), length: int = 0, room: int = 0):
         self.layers = list(layers)          # (keys, values) of each layer, (B, H, length + room, D) each
         self.length = length
         self.room = room
 
-    def mask(self, T, padding, device):
+    def mask(self, T: int, padding: Tensor | None, device: torch.device) -> Tensor | None:
         """The mask of the next T tokens, for the functions of `layer`. padding: (B,) or None."""
         return attention_mask(self.length, T, padding, device)
 
-    def layer(self, i):
+    def layer(self, i: int) -> Callable:
         """The attention of layer i: a function of queries, keys and values (B, H, T, D) of new tokens, which read them
         and all tokens before them."""
         before = self.layers[i] if i < len(self.layers) else None  # grad_checkpoint calls the function a second time
@@ -46,7 +49,7 @@ class Cache:
             return attend(q, k, v, mask, *settings)
         return read
 
-    def add(self, i, before, k, v):
+    def add(self, i: int, before: tuple | list | None, k: Tensor, v: Tensor) -> tuple | list:
         """Adds keys and values of new tokens to layer i, which held `before`. Returns those of all tokens."""
         if before is None:
             self.layers[i:] = [(k, v)]
@@ -60,7 +63,7 @@ class Cache:
             old[:, :, self.length : end] = new
         return [x[:, :, :end] for x in before]
 
-    def expand(self, rows, room=0):
+    def expand(self, rows: Tensor, room: int = 0) -> "Cache":
         """A new cache whose row i continues row rows[i] of this one, which stays as it is. Gradients flow back to it.
 
         rows: (n,) indices; room: columns for tokens that are written in place, one at a time, without gradients
@@ -73,7 +76,7 @@ class Cache:
             layers.append(pair)
         return Cache(layers, self.length, room)
 
-    def keep(self, rows):
+    def keep(self, rows: Tensor) -> None:
         """Drops all rows but these. rows: (n,) indices"""
         self.layers = [[x[rows] for x in pair] for pair in self.layers]
 
@@ -84,21 +87,21 @@ class RowCache:
 
     length = 0  # of no use: each row has its own
 
-    def __init__(self, layers, column):
+    def __init__(self, layers: list, column: Tensor):
         self.layers, self.column = layers, column
 
-    def mask(self, T, padding, device):
+    def mask(self, T: int, padding: Tensor, device: torch.device) -> Tensor:
         """(n, 1, 1, L) bool: the columns that each row reads. padding: (n,)"""
         place = torch.arange(self.layers[0][0].shape[2], device=device)              # (L,)
         return ((place <= self.column) & (place >= padding[:, None]))[:, None, None]
 
-    def add(self, i, k, v, *args, **settings):
+    def add(self, i: int, k: Tensor, v: Tensor, *args, **settings) -> tuple:
         """Writes keys and values (n, H, 1, D) into layer i. Returns those of all columns. Of no use to it: the rest
         that transformers gives to a layer of a cache."""
         for buffer, new in zip(self.layers[i], (k, v), strict=True):
             buffer.scatter_(2, self.column[:, None, None].expand_as(new), new.to(buffer.dtype))
         return self.layers[i]
 
-    def layer(self, i):
+    def layer(self, i: int) -> Callable:
         """Like Cache.layer, for one new token of each row."""
         return lambda q, k, v, mask, *settings: attend(q, *self.add(i, k, v), mask, *settings)

@@ -3,31 +3,34 @@
 A problem depends on (seed, split, step, its number) alone, so there is no state to checkpoint.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from core.data_folder import SPLITS, check_meta, dataset_folder, load_meta, open_tokens
 from core.errors import Mistake, calling, definition
 from core.model import LANGUAGE_MODEL
+from core.tokenizer import Tokenizer
 
 PROBLEMS = 0  # the first number of the seeds of problems, so that sampling draws other noise (core/distributions.py)
 MASKS = {}  # {name: function(rng, tokens, count, newline) -> (T,) bool}
 
 
-def mask(fn):
+def mask(fn: Callable) -> Callable:
     """Adds a kind of mask under the function's name. A user's file adds one in this way too."""
     MASKS[fn.__name__] = fn
     return fn
 
 
 @mask
-def random(rng, tokens, count, newline):
+def random(rng: np.random.Generator, tokens: np.ndarray, count: int, newline: int) -> np.ndarray:
     """Masks `count` single positions, drawn uniformly."""
     return in_lines(rng, tokens, count, newline=-1)
 
 
 @mask
-def in_lines(rng, tokens, count, newline):
+def in_lines(rng: np.random.Generator, tokens: np.ndarray, count: int, newline: int) -> np.ndarray:
     """Masks `count` single positions but no newline; all others, if there are fewer."""
     mask = np.zeros(len(tokens), dtype=bool)
     inside = np.flatnonzero(tokens != newline)
@@ -37,7 +40,7 @@ def in_lines(rng, tokens, count, newline):
 
 
 @mask
-def span(rng, tokens, count, newline, mean_span=5):
+def span(rng: np.random.Generator, tokens: np.ndarray, count: int, newline: int, mean_span: int = 5) -> np.ndarray:
     """Masks runs of positions with geometrically distributed lengths, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     while mask.sum() < count:
@@ -48,7 +51,7 @@ def span(rng, tokens, count, newline, mean_span=5):
 
 
 @mask
-def line(rng, tokens, count, newline):
+def line(rng: np.random.Generator, tokens: np.ndarray, count: int, newline: int) -> np.ndarray:
     """Masks whole lines but not their newlines, in random order, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     ends = tokens == newline                                                         # (T,)
@@ -70,7 +73,8 @@ def check_masks(masks: dict | None) -> dict:
     return masks
 
 
-def draw_mask(rng, tokens: np.ndarray, weights: dict, low: float, high: float, newline: int) -> np.ndarray:
+def draw_mask(rng: np.random.Generator, tokens: np.ndarray, weights: dict, low: float, high: float,
+              newline: int) -> np.ndarray:
     """Draws a mask: its share of the window from [low, high], and the kind of mask in proportion to `weights`.
 
     tokens: (T,) ids; weights: {key of MASKS: weight}; newline: the id that ends a line
@@ -103,7 +107,7 @@ class DatasetConsumer:
 
     def __init__(self, dataset: str, mode: str, block_size: int, batch_size: int, seed: int = 1337, rank: int = 0,
                  world: int = 1, masks: dict | None = None, mask_low: float = 0.2, mask_high: float = 0.5,
-                 tokenizer=None):
+                 tokenizer: Tokenizer | None = None):
         self.folder = dataset_folder(dataset)
         self.meta, self.tokenizer = load_meta(self.folder, tokenizer)
         self.mode, self.block_size = mode, block_size

@@ -3,8 +3,10 @@
 import functools
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import torch
 
@@ -65,7 +67,7 @@ def gpu_logits_at_once(device: torch.device) -> int:
 
 
 @contextmanager
-def keep_torch_defaults():
+def keep_torch_defaults() -> Iterator:
     """Undoes what the block changes of torch's default dtype and device, and whether it takes gradients."""
     dtype, takes_gradients = torch.get_default_dtype(), torch.is_grad_enabled()
     device = torch.get_default_device()
@@ -78,7 +80,7 @@ def keep_torch_defaults():
         torch.set_default_device(None if device.type == "cpu" else device)
 
 
-def moved(x, device: torch.device):
+def moved(x: Any, device: torch.device) -> Any:
     """A record, and all tensors in it, on another device. Those in a field `inputs`, of Rollouts, stay on the CPU."""
     if hasattr(x, "to"):
         return x.to(device)

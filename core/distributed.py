@@ -4,8 +4,11 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,12 +23,12 @@ EXCHANGE_WAIT = timedelta(minutes=30)  # until all ranks have come, and until al
 OF_RANKS = "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"  # what torchrun tells each of several ranks
 
 
-def autocast(device: torch.device, dtype: torch.dtype):
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
     """Matrix products in dtype; a no-op for float32."""
     return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
-def is_sharded(x):
+def is_sharded(x: Tensor) -> bool:
     """True if x is this rank's part of a tensor (core/performance/sharding.py)."""
     return hasattr(x, "full_tensor")
 
@@ -80,7 +83,7 @@ class Distributed:
         if self.world > 1:
             self.meet()
 
-    def meet(self):
+    def meet(self) -> None:
         """Waits for the other ranks, and makes the groups. The default one exchanges numbers on the CPU."""
         # torchrun keeps one store for all attempts: without a prefix, restarted ranks would wait for the ended ones
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -122,7 +125,7 @@ class Distributed:
         """The largest of a small whole number over ranks, on the CPU."""
         return int(self._reduced(torch.tensor(int(number)), dist.ReduceOp.MAX))
 
-    def sum_gradients(self, parameters) -> None:
+    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Replaces the gradient of each of these parameters that is trained by its sum over ranks; a missing one counts
         as zero. Those of sharded parameters are sums already."""
         parameters = [p for p in parameters if p.requires_grad]
@@ -136,11 +139,11 @@ class Distributed:
             for g, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
                 g.copy_(summed.view_as(g))
 
-    def gathered(self):
+    def gathered(self) -> AbstractContextManager:
         """Within, every sharded model is whole on every rank. Other models always are."""
         return contextlib.nullcontext() if self.shards is None else self.shards.gathered()
 
-    def micro_batches(self, parts, policy, rollouts):
+    def micro_batches(self, parts: list, policy: Any, rollouts: Any) -> Iterable[Tensor]:
         """The parts of an optimizer step that this rank reads, one after another. After each comes `backward`. Every
         rank must call a sharded model equally often: policy and rollouts tell how often that is for a part."""
         return parts if self.shards is None else self.shards.micro_batches(parts, policy, rollouts)
@@ -151,14 +154,14 @@ class Distributed:
             loss = loss + self.shards.idle
         loss.backward()
 
-    def broadcast(self, parameters) -> None:
+    def broadcast(self, parameters: Iterable[Tensor]) -> None:
         """Gives every rank the parameters of rank 0. Sharded ones are parts of them already."""
         if self.world > 1:
             for p in parameters:
                 if not is_sharded(p):
                     dist.broadcast(p.data, src=0, group=self.ranks)
 
-    def gather(self, value) -> list | None:
+    def gather(self, value: Any) -> list | None:
         """The values of all ranks, in their order, on rank 0; None elsewhere. Tensors in it arrive on the CPU."""
         if self.world == 1:
             return [value]
@@ -166,7 +169,7 @@ class Distributed:
         dist.gather_object(moved(value, "cpu"), values)
         return values
 
-    def names_of_all(self, names) -> list[str]:
+    def names_of_all(self, names: Iterable[str]) -> list[str]:
         """The names that any rank has, sorted: the same list on every rank."""
         if self.world == 1:
             return sorted(names)
@@ -174,21 +177,21 @@ class Distributed:
         dist.all_gather_object(found, sorted(names))
         return sorted(set().union(*found))
 
-    def barrier(self):
+    def barrier(self) -> None:
         """Waits for every rank, however long one of them builds, evaluates or saves."""
         if self.world > 1:
             dist.all_reduce(torch.zeros(()), group=self.patient)
 
-    def autocast(self):
+    def autocast(self) -> AbstractContextManager:
         return autocast(self.device, self.dtype)
 
     @cached_property
-    def mesh(self):
+    def mesh(self) -> dist.DeviceMesh:
         """The ranks as sharded models know them."""
         from torch.distributed.device_mesh import DeviceMesh
         return DeviceMesh.from_group(self.ranks, self.device.type)
 
-    def close(self):
+    def close(self) -> None:
         if self.world > 1:
             self.ranks = self.patient = None  # what is still referred to keeps its threads
             self.shards = None

@@ -1,13 +1,18 @@
 """Distributions over tokens: drawing, log-probabilities and entropy. In float32 and nats."""
 
 import itertools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from core.device import gpu_logits_at_once
+
+if TYPE_CHECKING:
+    from core.truncation import KeptTokens
 
 SAMPLING = 1               # the first number of the seeds here, so that the noise differs from that of other files
 LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits on a CPU
@@ -24,7 +29,7 @@ def sampling_logp(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
     return (logits / temperature).log_softmax(-1)
 
 
-def restrict(logp: Tensor, kept) -> Tensor:
+def restrict(logp: Tensor, kept: "Tensor | KeptTokens | None") -> Tensor:
     """logp (..., V) renormalised over the kept tokens, -inf elsewhere. kept: (..., V) bool, or the KeptTokens of logp
     (K, V), or None for all tokens."""
     if kept is None:
@@ -44,14 +49,14 @@ def entropy(logp: Tensor) -> Tensor:
     return (logp.exp() * surprise).sum(-1)
 
 
-def draw_uniforms(seed: int, step: int, numbers, shape: tuple) -> Tensor:
+def draw_uniforms(seed: int, step: int, numbers: Iterable[int], shape: tuple) -> Tensor:
     """Uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU. Row i depends on (seed, step, numbers[i])
     alone, so that a problem's samples are the same on every device, in whatever batch or rank it is drawn."""
     rngs = [np.random.default_rng([SAMPLING, seed, step, int(number)]) for number in numbers]
     return torch.from_numpy(np.stack([rng.random(shape) for rng in rngs]))
 
 
-def noise_on(device, uniform):
+def noise_on(device: torch.device, uniform: Tensor) -> Tensor:
     """The noise on the device where tokens are drawn; for MPS, which has no float64, that is the CPU."""
     return uniform.to("cpu" if device.type == "mps" else device)
 
@@ -67,7 +72,8 @@ def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
     return ids.clamp_(max=logp.shape[1] - 1).to(logp.device)
 
 
-def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, keep=None):
+def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float | Tensor = 1.0, top_p: float = 1.0,
+                  top_k: int = 0, min_p: float = 0.0, keep: Callable | None = None) -> tuple:
     """Draws G tokens from each of K distributions; top_k=1 takes the likeliest. Functions that call this one hand its
     settings on as `sampling`.
 
@@ -87,7 +93,7 @@ def sample_tokens(logits, uniform, temperature=1.0, top_p=1.0, top_k=0, min_p=0.
     return target, logp.gather(1, target), kept
 
 
-def draw_tokens(model, h, uniform, temperature=1.0, **truncation):
+def draw_tokens(model: nn.Module, h: Tensor, uniform: Tensor, temperature: float | Tensor = 1.0, **truncation) -> tuple:
     """Draws tokens as sample_tokens does, from K hidden states h (K, C), with the logits of few states at a time.
     temperature: a number, or (K, 1)"""
     size = rows_at_once(model.vocabulary, h.device)
@@ -101,13 +107,13 @@ def draw_tokens(model, h, uniform, temperature=1.0, **truncation):
     return torch.cat(target), torch.cat(logp), kept
 
 
-def rows_at_once(vocabulary, device):
+def rows_at_once(vocabulary: int, device: torch.device) -> int:
     """The rows of the largest tensor of logits."""
     most = gpu_logits_at_once(device) if device.type == "cuda" else LOGITS_AT_ONCE
     return max(1, most // vocabulary)
 
 
-def in_parts(function, vocabulary, *tensors):
+def in_parts(function: Callable, vocabulary: int, *tensors) -> tuple:
     """function(*tensors) on few enough rows at a time that its logits do not take too much memory.
 
     function: tensors of K rows (or KeptTokens of K distributions, or None) -> a tuple of tensors of K rows. Where it is

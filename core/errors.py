@@ -14,7 +14,8 @@ import threading
 import traceback
 import types
 import warnings
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[1])
 USER_FILES = "core.user_files."  # the names of modules that are the user's begin with it
@@ -55,7 +56,7 @@ class others:
         that nobody has tried
     """
 
-    def __init__(self, what, remedy, place="", quiet=False, ours_too=False):
+    def __init__(self, what: str, remedy: str, place: str = "", quiet: bool = False, ours_too: bool = False):
         self.what, self.remedy = what, remedy
         self.place, self.ours_too = place, ours_too
         self.warnings = warnings.catch_warnings(action="ignore") if quiet else nullcontext()
@@ -83,7 +84,7 @@ class others:
         raise Mistake(f"{what} ({described(error)}); {self.remedy}") from error
 
 
-def calling(function, what):
+def calling(function: Callable, what: str) -> AbstractContextManager:
     """The block in which a function is called that may be the user's: a block of `others`, but none for ours."""
     if is_own_function(function):
         return nullcontext()
@@ -91,7 +92,7 @@ def calling(function, what):
 
 
 @contextmanager
-def time_limit(seconds):
+def time_limit(seconds: float) -> Iterator:
     """Raises OutOfTime within, after so many seconds; but not in a thread or on Windows, where signals do not reach."""
     def end(*_):
         raise OutOfTime(f"it was not done after {seconds} seconds")
@@ -108,7 +109,7 @@ def time_limit(seconds):
         signal.signal(signal.SIGALRM, before)
 
 
-def check_version(name, found, why, install):
+def check_version(name: str, found: str, why: str, install: str) -> None:
     """Raises Mistake if the version `found` is below the floor of a module. A development version of the floor passes.
 
     why: what needs the module; install: what pip is to install
@@ -119,30 +120,30 @@ def check_version(name, found, why, install):
         raise Mistake(f"{why} needs {package} {floor} or later, not {found}: pip install {install}")
 
 
-def release(version):
+def release(version: str) -> list[int]:
     """(2, 13) of 2.13.0+cpu or 2.13.0a0+git."""
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
-def is_out_of_memory(error):
+def is_out_of_memory(error: BaseException) -> bool:
     """True for an exception of Python or torch about too little memory."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and re.search(NO_MEMORY, str(error)) is not None)
 
 
-def is_own_function(function):
+def is_own_function(function: Callable) -> bool:
     """True for a function that a file of this project defines."""
     module = str(getattr(function, "__module__", ""))
     return module.startswith(("core.", "grpo.")) and not module.startswith(USER_FILES)
 
 
-def is_ours(file):
+def is_ours(file: str) -> bool:
     """True for a source file of this project, but for those that raise in the name of others."""
     path = os.path.realpath(file)
     return path.startswith(OWN) and path not in IN_THE_NAME_OF_OTHERS
 
 
-def is_users(file):
+def is_users(file: str) -> bool:
     """True for a source file that belongs neither to this project nor to Python and its packages."""
     path = os.path.realpath(file)
     if path.startswith((LIBRARY, *OWN)) or file.startswith("<"):
@@ -150,7 +151,7 @@ def is_users(file):
     return PACKAGES.isdisjoint(path.split(os.sep))
 
 
-def definition(function):
+def definition(function: Callable) -> str:
     """"FILE, line N" of where a function is defined, or the first method of a class or of an object; else its name."""
     kind = function if isinstance(function, type) else type(function)
     methods = [part for each in kind.__mro__ for part in vars(each).values()]
@@ -160,7 +161,7 @@ def definition(function):
     return getattr(function, "__name__", kind.__name__)
 
 
-def shortest(file):
+def shortest(file: str) -> str:
     """The path of a file from the working directory, if the file is in it."""
     try:
         return file.removeprefix(os.getcwd() + os.sep)
@@ -168,7 +169,7 @@ def shortest(file):
         return file
 
 
-def described(error):
+def described(error: BaseException) -> str:
     """The type and the text of an exception in one line; of a Mistake the text alone."""
     kind = one_line(type(error).__name__)
     text = one_line(error.msg if isinstance(error, SyntaxError) else error)  # str() of that one repeats its place
@@ -178,7 +179,7 @@ def described(error):
     return f"{kind}: {text}" if text else kind
 
 
-def one_line(value, most=MOST, write=str):
+def one_line(value: object, most: int = MOST, write: Callable = str) -> str:
     """str(value), or what `write` makes of it, in one printable line."""
     try:
         text = write(value)
@@ -189,7 +190,7 @@ def one_line(value, most=MOST, write=str):
     return f"{line[:most]}..." if len(text) > most else line
 
 
-def exit_code(main):
+def exit_code(main: Callable) -> int:
     """Calls main(argv) and returns the exit code. A Mistake, a file that cannot be opened, too little memory and an
     interrupt are one line on stderr; a bug is not caught. A script that does not know --help itself prints its
     docstring."""
@@ -219,20 +220,20 @@ def exit_code(main):
     return 0
 
 
-def tell(mistake):
+def tell(mistake: BaseException) -> None:
     """Writes the line of a mistake to stderr, at once: other ranks write there too. It has room for the forty keys of a
     command of another project."""
     sys.stderr.write(one_line(f"error: {mistake}", 5000) + "\n")
 
 
-def libraries_first(*folders):
+def libraries_first(*folders) -> None:
     """Moves the root to the end of sys.path, and takes other folders out, so that a file there, such as a user's
     datasets.py, does not take the place of a library that is imported later."""
     elsewhere = [path for path in sys.path if os.path.realpath(path) not in (ROOT, *folders)]
     sys.path[:] = [*elsewhere, ROOT]
 
 
-def run_script(main):
+def run_script(main: Callable) -> None:
     """Runs main(argv): a mistake of the user's is one line and exit code 1 (2 for usage), a bug a traceback."""
     libraries_first(os.path.dirname(os.path.realpath(sys.argv[0])))
     sys.stdout.reconfigure(errors="backslashreplace")  # a terminal for ASCII alone shows other letters as \u....

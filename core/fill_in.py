@@ -1,5 +1,7 @@
 """Fill-in sampling: a masked-fill model samples the hidden tokens of a text, all in one forward pass."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +12,7 @@ UNMASK_ORDERS = ("random", "left_to_right", "confidence")  # of several passes; 
 
 def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor,
                               hidden: Tensor | None = None, temperature: float | Tensor = 1.0,
-                              padding: Tensor | None = None, **truncation):
+                              padding: Tensor | None = None, **truncation) -> tuple:
     """Samples G tokens at the hidden positions of every input, in one forward per input.
 
     input: (P, T) texts with MASK; position: (P, M) from masked_positions; uniform: (P, G, T) noise by column of
@@ -27,7 +29,9 @@ def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor,
     return target, logp, kept
 
 
-def draw_hidden(model, input, position, uniform, hidden, temperature=1.0, padding=None, confidence=None, **truncation):
+def draw_hidden(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor, hidden: Tensor,
+                temperature: float | Tensor = 1.0, padding: Tensor | None = None, confidence: Callable | None = None,
+                **truncation) -> tuple:
     """Does what predict_and_sample_tokens does, and returns, third of four, the tokens' confidence (P, G, M).
     confidence: a function of states (K, C) and ids (K, G) that returns it, (K, G); None: zeros"""
     row, number = hidden.nonzero().to(input.device, non_blocking=True).unbind(1)     # (K,) each

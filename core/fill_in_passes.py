@@ -1,9 +1,11 @@
 """Fill-in sampling in several passes: each pass reads the tokens that were drawn in the passes before it."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
+from torch import Tensor, nn
 
 from core.device import ids_on
 from core.distributions import in_parts
@@ -11,7 +13,7 @@ from core.fill_in import draw_hidden, fill_in
 from core.truncation import KeptCollector
 
 
-def draw_passes(order, hidden, passes, block_length):
+def draw_passes(order: Tensor, hidden: Tensor, passes: int, block_length: int | None) -> Tensor:
     """The pass that draws each hidden token: block after block and, within a block, by rising `order`, about as many in
     each of its passes.
 
@@ -28,12 +30,12 @@ def draw_passes(order, hidden, passes, block_length):
     return torch.cat(turns, 1)
 
 
-def count_passes(places, block_length, passes):
+def count_passes(places: int, block_length: int | None, passes: int) -> int:
     """The passes of all blocks of a text with this many hidden places. passes: those of a block"""
     return passes if block_length is None else math.ceil(places / block_length) * passes
 
 
-def order_of_places(unmask_order, noise):
+def order_of_places(unmask_order: str, noise: Tensor) -> Tensor:
     """The `order` (P, G, T) of fill_in_passes, for one of UNMASK_ORDERS. noise: (P, G, T) uniform"""
     if unmask_order == "left_to_right":
         return torch.linspace(0, 1, noise.shape[-1]).expand_as(noise)
@@ -41,8 +43,9 @@ def order_of_places(unmask_order, noise):
 
 
 @torch.no_grad()
-def fill_in_passes(model, input, position, hidden, uniform, order, passes, padding=None,
-                   block_length=None, by_confidence=False, end_ids=(), **sampling):
+def fill_in_passes(model: nn.Module, input: Tensor, position: Tensor, hidden: Tensor, uniform: Tensor, order: Tensor,
+                   passes: int, padding: Tensor | None = None, block_length: int | None = None,
+                   by_confidence: bool = False, end_ids: Sequence[int] = (), **sampling) -> tuple:
     """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
 
     input: (P, T); position, hidden: (P, M) from masked_positions
@@ -103,7 +106,7 @@ def fill_in_passes(model, input, position, hidden, uniform, order, passes, paddi
     return target, logp, turn.to(device, non_blocking=True), torch.stack(read, 1), collector.joined()
 
 
-def untruncated_logp(model, h, ids):
+def untruncated_logp(model: nn.Module, h: Tensor, ids: Tensor) -> Tensor:
     """Log-probability (K, G) of ids at temperature 1 without truncation, from states h (K, C)."""
     def logp_of(h, ids):
         return (model.project(h).log_softmax(-1).gather(1, ids),)
@@ -111,7 +114,8 @@ def untruncated_logp(model, h, ids):
     return in_parts(logp_of, model.vocabulary, h, ids)[0]
 
 
-def draw(model, text, column, noise, padding, drawn, by_confidence, sampling):
+def draw(model: nn.Module, text: Tensor, column: Tensor, noise: Tensor, padding: Tensor | None, drawn: Tensor,
+         by_confidence: bool, sampling: dict) -> tuple:
     """Draws tokens of one pass; a text in which none is wanted is not read.
 
     text: (R, T), each read once for its g completions; column: (R, M); noise: (R, g, T); padding: (R,) or None

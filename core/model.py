@@ -1,8 +1,10 @@
 """One transformer for three jobs: write the next token, fill in masked tokens, or score a text."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,18 +66,19 @@ class SquaredReLU(torch.autograd.Function):
     """max(x, 0)^2 (arXiv 2109.08668), with a backward pass over fewer tensors than autograd derives."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         h = F.relu(x)
         ctx.save_for_backward(h)
         return h * h
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         h, = ctx.saved_tensors
         return (gradient * h).mul_(2)
 
 
-def attend(q, k, v, mask=None, causal=False, dropout=0.0):
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False,
+           dropout: float = 0.0) -> Tensor:
     """Attention in the precision of its inputs. q: (B, H, T, D); k, v: (B, H, L, D); mask: as attention_mask returns
     it. Returns (B, H, T, D)."""
     causal = causal and mask is None and q.shape[2] > 1
@@ -83,7 +86,8 @@ def attend(q, k, v, mask=None, causal=False, dropout=0.0):
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, dropout_p=dropout)
 
 
-def attention_mask(before, T, padding, device, causal=True):
+def attention_mask(before: int, T: int, padding: Tensor | None, device: torch.device,
+                   causal: bool = True) -> Tensor | None:
     """The columns that each of T new positions of a model reads, of the before + T columns that there are.
 
     padding: (B,) number of leading columns without a token, or None; causal: whether a position reads none behind it
@@ -106,14 +110,14 @@ def attention_mask(before, T, padding, device, causal=True):
 class Attention(nn.Module):
     """Self-attention: each position reads all others; in a language model, only itself and those before it."""
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.n_head = config.n_head
         self.causal = config.mode == LANGUAGE_MODEL
         self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
         self.out = nn.Linear(config.n_embd, config.n_embd, bias=False)
 
-    def project(self, x, cos, sin):
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple:
         """Queries, keys and values (B, H, T, D) of x (B, T, C)."""
         B, T, C = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)               # (B, T, 3, H, D)
@@ -129,7 +133,7 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """One layer: attention, then a small network on each position, both added to x."""
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.norm_1 = nn.RMSNorm(config.n_embd, eps=1e-5)
         self.attention = Attention(config)
@@ -138,29 +142,30 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
         self.drop = nn.Dropout(config.dropout)
 
-    def before(self, x, cos, sin):
+    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple:
         return self.attention.project(self.norm_1(x), cos, sin)
 
-    def after(self, x, y):
+    def after(self, x: Tensor, y: Tensor) -> Tensor:
         y = y.transpose(1, 2).reshape(x.shape)                                       # (B, T, C)
         x = x + self.drop(self.attention.out(y))
         h = self.up(self.norm_2(x))                                                  # (B, T, 4C)
         return x + self.drop(self.down(SquaredReLU.apply(h)))
 
-    def forward(self, x, cos, sin, mask=None, read=attend):
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,
+                read: Callable = attend) -> Tensor:
         q, k, v = self.before(x, cos, sin)                                           # (B, H, T, D) each
         dropout = self.drop.p * self.training
         y = read(q, k, v, mask, self.attention.causal, dropout)                      # (B, H, T, D)
         return self.after(x, y)
 
 
-def for_texts(function, block, x, *inputs):
+def for_texts(function: Callable, block: Block, x: Tensor, *inputs) -> Any:
     """Token by token the shapes change too often to compile, and weights are packed instead."""
     return (compiled(function) if x.shape[1] > 1 else function)(block, x, *inputs)
 
 
 @cache
-def compiled(function):
+def compiled(function: Callable) -> Callable:
     """One compiled function for the layers of all models, so that a policy and its reference compute alike."""
     torch._dynamo.config.recompile_limit = 64  # beyond it, functions silently run uncompiled and compute otherwise
     return torch.compile(function, dynamic=True)
@@ -180,7 +185,7 @@ class GPT(nn.Module):
 
     suffix = ".safetensors"  # it is saved as a file
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
         self.mode = config.mode                      # one of MODES
@@ -206,7 +211,8 @@ class GPT(nn.Module):
             if p.dim() == 2:
                 nn.init.normal_(p, std=std)
 
-    def states(self, tokens: Tensor, position: Tensor | None = None, past=None, padding: Tensor | None = None):
+    def states(self, tokens: Tensor, position: Tensor | None = None, past: Any = None,
+               padding: Tensor | None = None) -> Tensor:
         """Final hidden states.
 
         tokens: (B, T) ids below vocab_size
@@ -250,20 +256,21 @@ class GPT(nn.Module):
             logits = F.linear(h.to(dtype), weight.to(dtype))
         return at_least_float32(logits)
 
-    def forward(self, tokens, position=None, past=None, padding=None):
+    def forward(self, tokens: Tensor, position: Tensor | None = None, past: Any = None,
+                padding: Tensor | None = None) -> Tensor:
         """Logits (B, M or T, base_vocab_size) in float32; of a scorer (B, M or T) for realness and (B,) for cls."""
         h = self.states(tokens, position, past, padding)
         if self.mode == SEQUENCE_SCORER and self.judge_head == "cls":
             h = h[:, 0]
         return self.project(h)
 
-    def compile_layers(self):
+    def compile_layers(self) -> None:
         """Compiles what the layers compute before and after their attention."""
         for block in self.blocks:
             block.before, block.after = (partial(for_texts, part, block) for part in (Block.before, Block.after))
 
     @property
-    def layers(self):
+    def layers(self) -> list[nn.Module]:
         """The modules between the embedding and the output layer."""
         return self.blocks
 
@@ -276,16 +283,16 @@ class GPT(nn.Module):
             kinds[kind if p.dim() > 1 else "vectors"].append(p)
         return kinds
 
-    def num_parameters(self):
+    def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
     def weights(self) -> dict[str, Tensor]:
         """{name: tensor} of what training changes, sharing memory with the model."""
         return {name: p.detach() for name, p in self.named_parameters()}
 
-    def load_weights(self, weights):
+    def load_weights(self, weights: dict) -> None:
         self.load_state_dict(weights)
 
-    def frozen(self):
+    def frozen(self) -> "GPT":
         """A model that stays as this one is now."""
         return freeze(copy.deepcopy(self))

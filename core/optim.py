@@ -1,13 +1,17 @@
 """The learning rate, the optimizers, and the end of every optimizer step."""
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from core.distributed import is_sharded
+from core.distributed import Distributed, is_sharded
+from core.settings.setting import Settings
 
 
-def build_optimizers(learner, config, device_type: str = "cpu") -> list:
+def build_optimizers(learner: Any, config: Settings, device_type: str = "cpu") -> list:
     """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest. Muon's update is
     scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Vectors do not decay.
 
@@ -48,13 +52,13 @@ class CosineLRScheduler:
         return self.min_lr + height * (self.learning_rate - self.min_lr)
 
 
-def set_learning_rate(optimizers, lr: float) -> None:
+def set_learning_rate(optimizers: list, lr: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr
 
 
-def total_over_ranks(sums: dict, dist, largest=()) -> dict:
+def total_over_ranks(sums: dict, dist: Distributed, largest: Sequence[str] = ()) -> dict:
     """Adds the numbers of all ranks up.
 
     sums: {name: 0-d tensor or number}; largest: the names of which the largest over ranks counts, not the sum
@@ -71,7 +75,8 @@ def total_over_ranks(sums: dict, dist, largest=()) -> dict:
     return totals
 
 
-def apply_gradients(parameters, optimizers, grad_clip: float, totals: dict, count: str, deciding=("loss",)) -> dict:
+def apply_gradients(parameters: Iterable[Tensor], optimizers: list, grad_clip: float, totals: dict, count: str,
+                    deciding: Sequence[str] = ("loss",)) -> dict:
     """Ends an optimizer step whose gradients are summed over ranks: clips them, then steps or skips. One host sync.
 
     totals: {name: 0-d tensor} of `total_over_ranks`; count: the name of the one that counts the tokens in the loss

@@ -1,15 +1,17 @@
 """Truncation: the tokens that may be drawn, and how they are kept until they are scored."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 LARGE_VOCABULARY = 2**14   # from here on the likeliest tokens are looked for first: sorting all of them is slow
 TOP_PART = 1024            # number of likeliest tokens that are looked for first
 
 
-def kept_tokens(logp, top_p=1.0, top_k=0, min_p=0.0):
+def kept_tokens(logp: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
     """Marks the tokens that may be drawn: the top_k likeliest (0: all), of them the nucleus, of it those at least min_p
     times as likely as the likeliest (arXiv 2407.01082). logp: (K, V). Returns (K, V) bool."""
     kept = torch.ones_like(logp, dtype=torch.bool)
@@ -26,7 +28,7 @@ def kept_tokens(logp, top_p=1.0, top_k=0, min_p=0.0):
     return kept
 
 
-def nucleus(logp, top_p):
+def nucleus(logp: Tensor, top_p: float) -> Tensor:
     """The smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751); of equally likely ones
     it takes the first. logp: (K, V). Returns (K, V) bool."""
     p = logp.exp()
@@ -37,7 +39,7 @@ def nucleus(logp, top_p):
     return kept
 
 
-def nucleus_of_all(p, top_p):
+def nucleus_of_all(p: Tensor, top_p: float) -> Tensor:
     """The nucleus of probabilities (K, V), sorting all of them."""
     ordered, order = p.sort(descending=True, stable=True)                            # (K, V)
     before = ordered.cumsum(-1) - ordered                                            # (K, V) of the likelier tokens
@@ -46,7 +48,7 @@ def nucleus_of_all(p, top_p):
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
-def nucleus_of_top_part(p, top_p):
+def nucleus_of_top_part(p: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     """The nucleus of probabilities (K, V) among their TOP_PART largest, and (K,) bool: whether it may reach beyond."""
     top, ids = p.topk(TOP_PART)                                                      # (K, TOP_PART)
     ids, by_id = ids.sort(-1)  # the order in which topk lists equally likely tokens depends on the device
@@ -67,12 +69,12 @@ class KeptTokens:
     counts: torch.Tensor  # (K,) int64: number of ids of each distribution
 
     @classmethod
-    def of(cls, mask):
+    def of(cls, mask: Tensor) -> "KeptTokens":
         """The kept tokens of a mask (K, V) bool. Waits for the device."""
         return cls(mask.nonzero()[:, 1].int().cpu(), mask.sum(1).cpu())
 
     @classmethod
-    def join(cls, parts):
+    def join(cls, parts: "Sequence[KeptTokens | None]") -> "KeptTokens | None":
         """The parts one after another; None if there are none, or if they are None: all tokens were kept."""
         if not parts or parts[0] is None:
             return None
@@ -89,13 +91,13 @@ class KeptTokens:
         slices = zip((end - counts).tolist(), end.tolist(), strict=True)
         return KeptTokens(torch.cat([self.ids[:0], *(self.ids[i:j] for i, j in slices)]), counts)
 
-    def split(self, size):
+    def split(self, size: int | list[int]) -> "list[KeptTokens]":
         """A list of parts of `size` distributions each, the last with the rest; or of as many as a list says."""
         counts = self.counts.split(size)
         ids = self.ids.split([int(part.sum()) for part in counts])
         return [KeptTokens(*part) for part in zip(ids, counts, strict=True)]
 
-    def dense(self, vocabulary, device="cpu"):
+    def dense(self, vocabulary: int, device: torch.device | str = "cpu") -> Tensor:
         """The mask (K, V) bool."""
         row = torch.arange(len(self)).repeat_interleave(self.counts)                 # (E,)
         place = (row * vocabulary + self.ids).to(device, non_blocking=True)          # (E,) in the flattened mask
@@ -109,12 +111,12 @@ class KeptCollector:
     def __init__(self):
         self.numbers, self.parts = [], []
 
-    def add(self, numbers, kept):
+    def add(self, numbers: Tensor, kept: KeptTokens) -> None:
         """numbers: (k,) on the CPU, the rank of each distribution of `kept` in the final order."""
         self.numbers.append(numbers)
         self.parts.append(kept)
 
-    def joined(self):
+    def joined(self) -> KeptTokens | None:
         """All KeptTokens in ascending order of their numbers; None if there are none."""
         kept, self.parts = KeptTokens.join(self.parts), []
         return None if kept is None else kept[torch.cat(self.numbers).argsort()]

@@ -17,7 +17,9 @@ import importlib.util
 import os
 import sys
 import urllib.parse
-from importlib.machinery import PathFinder, SourceFileLoader
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType
 
 from core.errors import USER_FILES, others
 
@@ -25,7 +27,7 @@ __path__ = []  # makes this module a package, whose modules the Finder finds
 PROJECT = ("core", "grpo")  # stay this project's: a copy would have tables of its own
 
 
-def load_user_file(path):
+def load_user_file(path: str) -> ModuleType:
     """Runs a Python file anew, and its neighbours as it imports them. Returns its module. Raises Mistake."""
     root = module_of(path)
     for name in list(sys.modules):
@@ -36,13 +38,13 @@ def load_user_file(path):
         return importlib.import_module(root)
 
 
-def module_of(path):
+def module_of(path: str) -> str:
     """The name of the module that a file is. It has no dot behind USER_FILES, whatever the path is."""
     path = os.fsencode(os.path.abspath(path))
     return USER_FILES + urllib.parse.quote(path, safe="").replace(".", "%2E")
 
 
-def file_of(root):
+def file_of(root: str) -> str:
     """The path of the file whose module has this name."""
     return os.fsdecode(urllib.parse.unquote_to_bytes(root.removeprefix(USER_FILES)))
 
@@ -51,7 +53,7 @@ class Finder:
     """Finds users' files, as packages of all that is beside them, and their neighbours."""
 
     @staticmethod
-    def find_spec(name, path, target=None):
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not name.startswith(USER_FILES):
             return None
         depth = name.removeprefix(USER_FILES).count(".")
@@ -82,18 +84,19 @@ class Builtins(dict):
 class Loader(SourceFileLoader):
     """Runs a file whose imports find the neighbours of the user's file."""
 
-    def exec_module(self, module):
+    def exec_module(self, module: ModuleType) -> None:
         root = USER_FILES + self.name.removeprefix(USER_FILES).partition(".")[0]
         own_import = functools.partial(import_for, root)
         # Every function takes its builtins from the globals of its module: so does an import that it makes later
         vars(module)["__builtins__"] = Builtins(vars(builtins), __import__=own_import)
         super().exec_module(module)
 
-    def set_data(self, *arguments, **settings):
+    def set_data(self, *arguments, **settings) -> None:
         """Writes no __pycache__ into the user's folder."""
 
 
-def import_for(root, name, globals=None, locals=None, fromlist=(), level=0):
+def import_for(root: str, name: str, globals: dict | None = None, locals: dict | None = None,
+               fromlist: Sequence[str] = (), level: int = 0) -> ModuleType:
     """Stands in the place of __import__ in the user's file `root` and in its neighbours."""
     top, _, rest = name.partition(".")
     own = neighbour(root, top) if level == 0 else None
@@ -103,7 +106,7 @@ def import_for(root, name, globals=None, locals=None, fromlist=(), level=0):
     return module if fromlist else sys.modules[own]
 
 
-def neighbour(root, top):
+def neighbour(root: str, top: str) -> bool:
     """The name of the module that `import top` means in the user's file `root`; None if it is no neighbour."""
     name, file = f"{root}.{top}", file_of(root)
     if name in sys.modules:

@@ -1,17 +1,24 @@
 """The algorithm: one GRPO optimizer step, and its phases: collect, reward, advantage, train."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from core.distributed import Distributed
+from core.settings.setting import Settings
 from grpo.losses import (
     Objective, compute_advantages, kl_penalty, kl_per_token, objective_of, policy_loss, token_weights)
 from grpo.metrics import add_up, end_step, logged_sums, mismatch, rollout_sums
 from grpo.reference import choose_estimator, penalty_weight, with_proximal, with_reference
 from grpo.rollout import Rollouts, Scored, Scores
+
+if TYPE_CHECKING:
+    from grpo.policies.policy import Policy
 
 # What a step does with rewards beyond the algorithm, in this order:
 # {setting, and function of grpo/shaping.py: its value without it}
@@ -31,13 +38,14 @@ class Timer:
         self.times = {}
         self.last = time.perf_counter()
 
-    def end(self, phase: str):
+    def end(self, phase: str) -> None:
         now = time.perf_counter()
         self.times[f"time/{phase}"] = self.times.get(f"time/{phase}", 0.0) + now - self.last
         self.last = now
 
 
-def grpo_training_step(policy, reference, rewards, problems, optimizers: list, iteration: int, config, dist) -> dict:
+def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Callable, problems: dict,
+                       optimizers: list, iteration: int, config: Settings, dist: Distributed) -> dict:
     """One optimizer step of GRPO (arXiv 2402.03300) on rollouts of its own, for callers from Python. The trainer calls
     the phases itself, because several steps may share rollouts.
 
@@ -56,14 +64,15 @@ def grpo_training_step(policy, reference, rewards, problems, optimizers: list, i
     return metrics | timer.times
 
 
-def sampler_of(policy, problems, iteration, config):
+def sampler_of(policy: "Policy", problems: list, iteration: int, config: Settings) -> Callable:
     """The function `sample` of collect_rollouts for a policy that samples by itself; problems: again -> problems."""
     def sample(again, count=None):
         return policy.sample({key: x[:count] for key, x in problems(again).items()}, iteration, config), {}
     return sample
 
 
-def collect_rollouts(policy, reference, rewards, sample, config, dist, timer: Timer) -> tuple:
+def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Callable, sample: Callable,
+                     config: Settings, dist: Distributed, timer: Timer) -> tuple:
     """Phases 1 to 3 for this rank's share of an iteration.
 
     sample: (again, count) -> (Rollouts, sums of metrics) of the iteration's own problems (again=0), or of the first
@@ -100,12 +109,12 @@ def collect_rollouts(policy, reference, rewards, sample, config, dist, timer: Ti
     return replace(rollouts, texts=None), sums | mismatches, first
 
 
-def shapes_of(config, off):
+def shapes_of(config: Settings, off: dict) -> list[Callable]:
     """The functions of grpo/shaping.py that the settings ask for. off: {setting: its value without the function}"""
     return [getattr(import_module("grpo.shaping"), key) for key, value in off.items() if getattr(config, key) != value]
 
 
-def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist) -> Rollouts:
+def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist: Distributed) -> Rollouts:
     """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored.
     advantage: a name in ADVANTAGES"""
     counted = scored.counted(rollouts.mask)                                          # (P, G, 1 or M)
@@ -115,7 +124,8 @@ def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist) -> 
     return replace(rollouts, train_mask=rollouts.train_mask * seen, advantage=A.flatten(0, 1))
 
 
-def train_on_rollouts(policy, rollouts: Rollouts, sums: dict, optimizers: list, config, dist) -> dict:
+def train_on_rollouts(policy: "Policy", rollouts: Rollouts, sums: dict, optimizers: list, config: Settings,
+                      dist: Distributed) -> dict:
     """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats. sums: those of collect_rollouts
 
     The backward pass runs in micro-batches. The weights are those of the whole step over all ranks, so that neither the

@@ -4,12 +4,15 @@ An objective is an advantage, a ratio, a surrogate and an average; a new one is 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from core.errors import Mistake, calling, definition, others
+from core.settings.setting import Settings
+from grpo.rollout import Rollouts, Scores
 
 AVERAGES = ("sum", "sequence", "token", "constant")  # branches of token_weights
 RATIOS = ("token", "sequence")                       # branches of policy_loss
@@ -39,31 +42,31 @@ def over_std(x: Tensor, squares: Tensor, count: Tensor) -> Tensor:
     return x / (variance.sqrt() + 1e-4)
 
 
-def group_std(reward: Tensor, mask: Tensor, total) -> Tensor:
+def group_std(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     """(r - mean) / (std + 1e-4) within the group: GRPO, arXiv 2402.03300 section 4.1.2. The variance is divided by
     G - 1, as in TRL."""
     x, count = centred(reward, mask)
     return over_std(x, x.square().sum(1, keepdim=True), count)
 
 
-def group_mean(reward: Tensor, mask: Tensor, total) -> Tensor:
+def group_mean(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     """r - mean of the group: Dr. GRPO, arXiv 2503.20783."""
     return centred(reward, mask)[0]
 
 
-def leave_one_out(reward: Tensor, mask: Tensor, total) -> Tensor:
+def leave_one_out(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     """r - mean of the other completions of the group: RLOO, arXiv 2402.14740. It is G / (G - 1) times group_mean."""
     x, count = centred(reward, mask)
     return x * count / (count - 1).clamp(min=1)
 
 
-def batch_std(reward: Tensor, mask: Tensor, total) -> Tensor:
+def batch_std(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     """(r - mean of the group) / (std + 1e-4); the std is that of these differences over the step and all ranks."""
     x, _ = centred(reward, mask)
     return over_std(x, total(x.square().sum()), total(mask.sum()))
 
 
-def max_rl(reward: Tensor, mask: Tensor, total) -> Tensor:
+def max_rl(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     """(r - mean) / mean within the group, 0 where no completion is right: MaxRL, arXiv 2602.02710. With rewards of 0
     and 1 the expected gradient is the sum over k from 1 to G - 1 of that of pass@k / k."""
     counted = reward * mask
@@ -74,7 +77,7 @@ def max_rl(reward: Tensor, mask: Tensor, total) -> Tensor:
     return x / mean.masked_fill(mean == 0, 1.0)
 
 
-def step(reward: Tensor, mask: Tensor, total) -> Tensor:
+def step(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     """(r - mean) / (std + 1e-4), both over the whole step and all ranks: REINFORCE++, arXiv 2501.03262."""
     count = total(mask.sum())
     mean = total((reward * mask).sum()) / count.clamp(min=1)
@@ -94,7 +97,7 @@ ADVANTAGES = {
 }
 
 
-def compute_advantages(reward: Tensor, name: str, mask: Tensor | None = None, total=lambda x: x) -> Tensor:
+def compute_advantages(reward: Tensor, name: str, mask: Tensor | None = None, total: Callable = lambda x: x) -> Tensor:
     """The advantage of each completion, or of each token, by the function `name` of ADVANTAGES.
 
     reward: (P, G, 1) one reward per completion, or (P, G, M) one per token
@@ -190,7 +193,7 @@ OBJECTIVES = {
 OBJECTIVES["drgrpo"] = OBJECTIVES["dr_grpo"]
 
 
-def baseline_of(config) -> str:
+def baseline_of(config: Settings) -> str:
     """A name in ADVANTAGES: the setting, or what pass@k or normalised rewards need, or the objective's own."""
     if config.advantage is not None:
         return config.advantage
@@ -201,7 +204,7 @@ def baseline_of(config) -> str:
     return OBJECTIVES[config.objective].advantage
 
 
-def objective_of(config) -> Objective:
+def objective_of(config: Settings) -> Objective:
     """The row of the config's objective, with what its settings replace."""
     keys = "clip_low", "clip_high", "entropy_bonus", "kl_estimator"
     replaced = {key: value for key in keys if (value := getattr(config, key)) is not None}
@@ -229,14 +232,16 @@ def probability_mask(r: Tensor, low: float, high: float, logp: Tensor, advantage
     return (r * advantage).masked_fill(too_high | too_low, 0.0)
 
 
-def sigmoid_gate(r: Tensor, low, high, logp: Tensor, advantage: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
+def sigmoid_gate(r: Tensor, low: float | None, high: float | None, logp: Tensor, advantage: Tensor, tau_pos: float,
+                 tau_neg: float) -> Tensor:
     """4 / tau sigmoid(tau (r - 1)) A, whose gradient is that of A log p at r = 1 and fades away from it
     (arXiv 2511.20347)."""
     tau = torch.full_like(advantage, tau_neg).masked_fill(advantage > 0, tau_pos)
     return 4 / tau * torch.sigmoid(tau * (r - 1)) * advantage
 
 
-def log_ratio_penalty(r: Tensor, low, high, logp: Tensor, advantage: Tensor, beta: float) -> Tensor:
+def log_ratio_penalty(r: Tensor, low: float | None, high: float | None, logp: Tensor, advantage: Tensor,
+                      beta: float) -> Tensor:
     """A log p - beta / 2 (log r)^2 (arXiv 2405.19107)."""
     return advantage * logp - beta / 2 * r.log().square()
 
@@ -250,7 +255,7 @@ SURROGATES = {  # functions of the ratio, the bounds, log p, the advantage, and 
 }
 
 
-def token_weights(mask: Tensor, average: str, max_new_tokens: int, total=lambda x: x) -> Tensor:
+def token_weights(mask: Tensor, average: str, max_new_tokens: int, total: Callable = lambda x: x) -> Tensor:
     """The weight of each token in the loss of one optimizer step.
 
     mask:  (N, M) 1.0 where the token is in the loss
@@ -335,7 +340,8 @@ KL_ESTIMATORS = {  # from the log-probabilities of sampled tokens; "exact" sums 
 }
 
 
-def kl_per_token(scores, rollouts, estimator: str | None, ratio: Tensor | None = None) -> Tensor | None:
+def kl_per_token(scores: Scores, rollouts: Rollouts, estimator: str | None,
+                 ratio: Tensor | None = None) -> Tensor | None:
     """The KL of each token (N, M), or None without a reference: exact where the reference's distributions are known.
 
     scores: a Scores, under the policy that is trained; estimator: a name in KL_ESTIMATORS; None: k3
@@ -355,7 +361,7 @@ def kl_penalty(kl: Tensor, weight: Tensor, beta: float) -> Tensor:
     return torch.where(weight > 0, kl * weight, 0.0).sum() * beta
 
 
-def kl_as_reward(rollouts, beta: float) -> Tensor:
+def kl_as_reward(rollouts: Rollouts, beta: float) -> Tensor:
     """-beta log(p / p_ref) of each sampled token (N, M), whose mean is -beta times the KL (estimator k1)."""
     log_ratio = rollouts.old_logp - rollouts.ref_logp                                # (N, M)
     return -beta * log_ratio.masked_fill(rollouts.mask == 0, 0.0)

@@ -5,14 +5,20 @@ begin with _ are no metrics themselves.
 """
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from core.distributed import Distributed
 from core.errors import Mistake
 from core.optim import apply_gradients, total_over_ranks
+from core.settings.setting import Settings
 from grpo.rollout import Rollouts, Scored
+
+if TYPE_CHECKING:
+    from grpo.policies.policy import Policy
 
 LOGGED = "logged by a reward: "  # begins the name of what rewards logged, which may not be that of another metric
 SKIPPED = "skipped/"             # begins the name of the number of completions that a reward skipped
@@ -24,7 +30,7 @@ LARGEST = "_mismatch_max"    # of this sum the largest over micro-batches and ra
 NO_MISMATCH = {"ratio_minus_one": (0.0, 0), "mismatch_kl": (0.0, 0)}
 
 
-def add_up(sums: dict, more: dict):
+def add_up(sums: dict, more: dict) -> None:
     """Adds the sums of another part of a step, in place."""
     for name, (total, count) in more.items():
         if name not in sums:
@@ -104,7 +110,7 @@ def rollout_sums(rollouts: Rollouts, scored: Scored, differ: Tensor, discriminat
     return sums | rollouts.texts.metrics
 
 
-def logged_sums(scored: Scored, dist) -> dict:
+def logged_sums(scored: Scored, dist: Distributed) -> dict:
     """The sums that rewards logged. The functions of a rank may log other metrics than those of the next."""
     return {LOGGED + name: scored.metrics.get(name, (0.0, 0)) for name in dist.names_of_all(scored.metrics)}
 
@@ -129,7 +135,7 @@ def mismatch(logp: Tensor, rollouts: Rollouts) -> dict:
         LARGEST: (F.pad(d.abs().flatten(), (0, 1)).max(), None)}  # 0 of no tokens
 
 
-def check_mismatch(metrics, config):
+def check_mismatch(metrics: dict, config: Settings) -> None:
     """Raises Mistake if rollouts of another process are further from the policy than rounding or a few steps of
     training explain."""
     elsewhere = config.sampler != "local" and config.fill_estimator == "trajectory"
@@ -139,7 +145,7 @@ def check_mismatch(metrics, config):
                       "learning_rate")
 
 
-def end_step(policy, optimizers: list, sums: dict, config, dist) -> dict:
+def end_step(policy: "Policy", optimizers: list, sums: dict, config: Settings, dist: Distributed) -> dict:
     """Adds the sums of all ranks up, and steps or skips. Returns the metrics of docs/metrics.md; a mean of nothing is
     left out. bad_rollouts: 1 if every other step on the rollouts would be skipped too; taught: 1 if the rewards gave
     an advantage to any token of the rollouts."""

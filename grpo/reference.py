@@ -4,19 +4,25 @@ Both score the rollouts once, a micro-batch at a time. Reference and weight of t
 """
 
 import math
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from core.settings.setting import Settings
 from grpo.metrics import mismatch
 from grpo.rollout import Rollouts
+
+if TYPE_CHECKING:
+    from grpo.policies.policy import Policy
 
 ADAPT_RATE, ADAPT_RANGE = 0.1, 100.0  # kl_beta moves by at most a fifth of the rate at once, within this factor
 
 
-def choose_estimator(config, policy) -> str:
+def choose_estimator(config: Settings, policy: "Policy") -> str:
     """The config's kl_estimator, or the policy's default. KL in the reward needs an estimator from samples; a teacher
     teaches more with its whole distribution."""
     if config.kl_estimator is not None:
@@ -26,18 +32,18 @@ def choose_estimator(config, policy) -> str:
     return policy.kl_estimator if config.teacher_checkpoint is None else "exact"
 
 
-def kl_weight(config) -> float:
+def kl_weight(config: Settings) -> float:
     """The weight of the KL: kl_beta of a reference, distill_beta of a teacher."""
     return config.kl_beta if config.teacher_checkpoint is None else config.distill_beta
 
 
-def penalty_weight(config) -> float:
+def penalty_weight(config: Settings) -> float:
     """The weight of the KL in the loss: 0 with kl_in_reward, where the reward has it."""
     return 0.0 if config.kl_in_reward else kl_weight(config)
 
 
 @contextmanager
-def visiting(policy, device: torch.device):
+def visiting(policy: "Policy", device: torch.device) -> Iterator:
     """Within, the policy is on the device. The tensors of one that waits elsewhere (ref_offload) stay there too."""
     waiting = []
     if policy.device != device:
@@ -52,7 +58,7 @@ def visiting(policy, device: torch.device):
 
 
 @torch.no_grad()
-def with_reference(rollouts: Rollouts, reference, estimator: str, config) -> Rollouts:
+def with_reference(rollouts: Rollouts, reference: "Policy | None", estimator: str, config: Settings) -> Rollouts:
     """The rollouts with what the reference says about their tokens.
     estimator: "exact" stores its distributions at every state, k2 and k3 the log-probabilities of the sampled tokens"""
     if reference is None:
@@ -68,7 +74,7 @@ def with_reference(rollouts: Rollouts, reference, estimator: str, config) -> Rol
 
 
 @torch.no_grad()
-def logp_in_batches(policy, rollouts: Rollouts, config) -> Tensor:
+def logp_in_batches(policy: "Policy", rollouts: Rollouts, config: Settings) -> Tensor:
     """Log-probabilities (N, M) of the sampled tokens, a micro-batch at a time."""
     logp = torch.empty_like(rollouts.old_logp)
     for part in rollouts.micro_batches(config):
@@ -77,7 +83,7 @@ def logp_in_batches(policy, rollouts: Rollouts, config) -> Tensor:
     return logp
 
 
-def with_proximal(rollouts: Rollouts, policy, config, timer) -> tuple[Rollouts, dict]:
+def with_proximal(rollouts: Rollouts, policy: "Policy", config: Settings, timer: Any) -> tuple[Rollouts, dict]:
     """The rollouts with the log-probabilities that the ratio is to (the proximal policy of arXiv 2110.00641), if it is
     not the policy of this step; and the sums of `mismatch`, if the policy scores them before the first of several."""
     if config.ratio_to == "sampler":
@@ -91,7 +97,7 @@ def with_proximal(rollouts: Rollouts, policy, config, timer) -> tuple[Rollouts, 
 
 # How the reference and kl_beta move
 
-def adapted(kl_beta: float, mean_kl: float, config) -> float:
+def adapted(kl_beta: float, mean_kl: float, config: Settings) -> float:
     """kl_beta after a step, by a proportional controller within bounds (arXiv 1909.08593 section 2.2)."""
     if config.kl_target is None or not 0 < mean_kl < math.inf:  # no KL was measured, or it is not finite
         return kl_beta
@@ -100,19 +106,19 @@ def adapted(kl_beta: float, mean_kl: float, config) -> float:
     return min(config.kl_beta * ADAPT_RANGE, max(config.kl_beta / ADAPT_RANGE, moved))
 
 
-def static(reference, policy, iteration: int, config):
+def static(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
     """Never changes."""
 
 
 @torch.no_grad()
-def ema(reference, policy, iteration: int, config):
+def ema(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
     """Follows the policy: reference = ema_alpha reference + (1 - ema_alpha) policy, after each iteration."""
     for old, new in zip(reference.parameters(), policy.parameters(), strict=True):  # a matrix that is tied comes once
         old.lerp_(new.to(old.device), 1 - config.ema_alpha)
 
 
 @torch.no_grad()
-def periodic(reference, policy, iteration: int, config):
+def periodic(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
     """Becomes the policy after every reference_update_freq iterations (as ref_model_sync_steps elsewhere)."""
     if iteration % config.reference_update_freq == 0:
         reference.load_weights(policy.weights())
@@ -121,6 +127,6 @@ def periodic(reference, policy, iteration: int, config):
 REFERENCES = {"none": None, "static": static, "ema": ema, "periodic": periodic}
 
 
-def needs_reference(config) -> bool:
+def needs_reference(config: Settings) -> bool:
     """True if a run has a reference: with kl_beta=0 there is nothing to keep near it. A teacher is one."""
     return REFERENCES[config.reference_mode] is not None and kl_weight(config) > 0

@@ -1,7 +1,9 @@
 """The records of a rollout, completions with their texts, log-probabilities and rewards, and the buffer of them."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 
 from core.checkpoint_manager import as_plain
 from core.device import moved
+from core.settings.setting import Settings
 
 REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
 TURNS = "environment_turns"    # ... with [(column in which a turn begins, its reward)] of each episode
@@ -37,7 +40,7 @@ class Texts:
     metrics: dict         # {name: (sum, count)} of means that the policy wants logged
 
     @classmethod
-    def join(cls, parts):
+    def join(cls, parts: "Sequence[Texts]") -> "Texts":
         """Texts of different problems as one; missing fields of records become None."""
         joined = {f.name: join([getattr(part, f.name) for part in parts]) for f in fields(cls)}
         for name in joined["columns"]:
@@ -97,7 +100,7 @@ class Rollouts:
         x = x.view(len(x), -1).expand_as(index)                                      # (K, g)
         return x.new_zeros(self.target.numel()).index_copy(0, index.flatten(), x.flatten()).view_as(self.target)
 
-    def micro_batches(self, config, problems: Tensor | None = None) -> list:
+    def micro_batches(self, config: Settings, problems: Tensor | None = None) -> list:
         """The problems, all or those given by their indices, in parts that are read together: config.batch_size of
         them, or with micro_batch_tokens as many of like size as have that many tokens. A list of index tensors."""
         if problems is None:
@@ -153,17 +156,17 @@ class Scored:
         lowest = reward.masked_fill(skipped, torch.inf).amin(1)
         return highest > lowest
 
-    def select(self, problems: Tensor):
+    def select(self, problems: Tensor) -> "Scored":
         """The rewards of these problems, given by their indices on the CPU, without their values and metrics."""
         return Scored(**{name: x[problems.to(x.device, non_blocking=True)] for name, x in tensors(self).items()})
 
 
-def tensors(record) -> dict:
+def tensors(record: Any) -> dict:
     """{name: tensor} of the fields of a record that are tensors."""
     return {f.name: x for f in fields(record) if torch.is_tensor(x := getattr(record, f.name))}
 
 
-def join(parts):
+def join(parts: Sequence) -> Any:
     """Records of different problems as one: rows one after another, padded with zeros on the right; sums added."""
     first = parts[0]
     if torch.is_tensor(first):
@@ -204,7 +207,7 @@ class DataBuffer:
         self.rollouts, self.sums = rollouts, sums
         return self.stored
 
-    def prepare_training_batch(self, id: int, epochs: int = 1, minibatches: int = 1):
+    def prepare_training_batch(self, id: int, epochs: int = 1, minibatches: int = 1) -> None:
         """Queues `epochs` passes over a rollout, each in `minibatches` parts of its problems, shuffled anew."""
         assert id == self.stored, id
         self.queue = [(epoch, part, minibatches) for epoch in range(epochs) for part in range(minibatches)]
@@ -222,11 +225,11 @@ class DataBuffer:
             rollouts, _ = rollouts.select(torch.from_numpy(problems))
         return rollouts, sums
 
-    def skip_rest(self):
+    def skip_rest(self) -> None:
         """Lets go of what is queued: its policy has moved too far from the one that sampled it."""
         self.rollouts, self.sums, self.queue = None, {}, []
 
-    def store_evaluation_data(self, step: int, metrics: dict):
+    def store_evaluation_data(self, step: int, metrics: dict) -> None:
         """Keeps the metrics {name: number} of an evaluation."""
         self.evaluations.append({"step": step, **metrics})
 
@@ -237,7 +240,7 @@ class DataBuffer:
         """Plain tensors and values."""
         return as_plain(vars(self) | {"evaluations": list(self.evaluations)})
 
-    def load_state_dict(self, state: dict, device="cpu"):
+    def load_state_dict(self, state: dict, device: torch.device | str = "cpu") -> None:
         self.sums, self.stored, self.queue = state["sums"], state["stored"], state["queue"]
         self.evaluations.extend(state["evaluations"])
         if saved := state["rollouts"]:

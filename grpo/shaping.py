@@ -4,20 +4,25 @@ Each function has the name of the setting that asks for it (SHAPES of grpo/grpo_
 rollouts and their Scored; rewards: the Rewards that scored them.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from core.distributed import Distributed
+from core.settings.setting import Settings
 from grpo.losses import kl_as_reward
 from grpo.metrics import equal_completions
 from grpo.reference import kl_weight
-from grpo.rollout import join
+from grpo.rollout import Rollouts, Scored, join
 
 ROUNDING = 1e-3     # nats: penalties of equal completions that are as near are one
 MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are then still equal are dropped
 
 
-def reward_normalisation(rollouts, scored, rewards, config):
+def reward_normalisation(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
     """The credit is the sum of rewards that are each normalised within their group (GDPO, arXiv 2601.05242)."""
     left_out, G = scored.reward.isnan().flatten().cpu(), rollouts.group_size         # (N,)
     values = {name: x.cpu().masked_fill(left_out, torch.nan) for name, x in scored.values.items()}
@@ -26,7 +31,7 @@ def reward_normalisation(rollouts, scored, rewards, config):
     return rollouts, replace(scored, credit=credit.view_as(scored.reward)[..., None])
 
 
-def normalised(values, G):
+def normalised(values: Tensor, G: int) -> Tensor:
     """Each reward minus its group's mean, divided by the standard deviation there plus 1e-4.
     values: {name: (N,)}, NaN where skipped. In float64, because the sum of rewards that cancel must be 0"""
     out = {}
@@ -40,14 +45,14 @@ def normalised(values, G):
     return out
 
 
-def train_pass_k(rollouts, scored, rewards, config):
+def train_pass_k(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
     """Advantages are weighted so that their expected gradient is the one of pass@k."""
     right = rewards.right(scored.values).view_as(scored.reward)                      # (P, G)
     right = right.masked_fill(scored.reward.isnan(), torch.nan)
     return rollouts, replace(scored, weight=pass_k_weight(right, config.train_pass_k)[..., None])
 
 
-def pass_k_weight(right, k):
+def pass_k_weight(right: Tensor, k: int) -> Tensor:
     """The factor on each leave-one-out advantage that makes its expected gradient the one of pass@k.
 
     right: (P, G) 1 right, 0 wrong, NaN neither. Returns (P, G): k times the chance that k - 1 others of the group,
@@ -64,7 +69,7 @@ def pass_k_weight(right, k):
     return torch.where(others < k - 1, 1.0, weight)
 
 
-def overlong_buffer(rollouts, scored, rewards, config):
+def overlong_buffer(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
     """The soft punishment of DAPO (arXiv 2503.14476 eq. 13): 0 up to overlong_buffer tokens below the limit, then down
     to -1 at it."""
     buffer = config.overlong_buffer
@@ -73,7 +78,7 @@ def overlong_buffer(rollouts, scored, rewards, config):
     return rollouts, penalised(scored, "overlong", penalty, rollouts.by_problem(penalty)[..., None])
 
 
-def kl_in_reward(rollouts, scored, rewards, config):
+def kl_in_reward(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
     """-kl_beta times the KL to the reference is a part of the reward, of each token if the credit is. Equal completions
     of a group get equal penalties: rounding must not make a difference to learn from."""
     per_token = of_first_equal(kl_as_reward(rollouts, kl_weight(config)), rollouts)  # (N, M)
@@ -82,7 +87,7 @@ def kl_in_reward(rollouts, scored, rewards, config):
     return rollouts, penalised(scored, "kl", whole, penalty.view(scored.credit.shape))
 
 
-def of_first_equal(x, rollouts):
+def of_first_equal(x: Tensor, rollouts: Rollouts) -> Tensor:
     """x (N, M) with the row of the first completion of its group that equals it, in tokens and nearly in the sum."""
     same = equal_completions(rollouts.by_problem(rollouts.target), rollouts.by_problem(rollouts.mask))  # (P, G, G)
     whole = rollouts.by_problem(x.sum(1))                                            # (P, G)
@@ -91,17 +96,18 @@ def of_first_equal(x, rollouts):
     return rollouts.by_problem(x).gather(1, first[..., None].expand(-1, -1, x.shape[1])).view_as(x)
 
 
-def penalised(scored, name, value, penalty):
+def penalised(scored: Scored, name: str, value: Tensor, penalty: Tensor) -> Scored:
     """value: (N,), which is logged as a reward; penalty: (P, G, 1 or M)"""
     return replace(scored, penalty=scored.penalty + penalty, values=scored.values | {name: value})
 
 
-def mask_truncated(rollouts, scored, rewards, config):
+def mask_truncated(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
     """Completions that hit the limit on their tokens are not in the loss."""
     return replace(rollouts, train_mask=rollouts.train_mask * ~rollouts.truncated[:, None]), scored
 
 
-def zero_std(rollouts, scored, collect, config, dist):
+def zero_std(rollouts: Rollouts, scored: Scored, collect: Callable, config: Settings,
+             dist: Distributed) -> tuple[Rollouts, Scored, dict]:
     """Groups of equal rewards, from which nothing is learned, are dropped, or with "resample" replaced by other
     problems, in at most MOST_RESAMPLES rounds (dynamic sampling, arXiv 2503.14476 section 3.2).
 
@@ -124,7 +130,7 @@ def zero_std(rollouts, scored, collect, config, dist):
     return rollouts, scored, {"resampled": (resampled, float(wanted))}
 
 
-def drop(rollouts, scored):
+def drop(rollouts: Rollouts, scored: Scored) -> tuple[Rollouts, Scored]:
     """Only the groups whose rewards differ."""
     useful = scored.differ().cpu().nonzero().squeeze(1)                              # (p,)
     return rollouts.select(useful)[0], scored.select(useful)

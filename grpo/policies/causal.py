@@ -5,6 +5,7 @@ A group's prompt is read once, in sampling and, with gradients, in training; its
 
 import sys
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +13,11 @@ from torch.nn import functional as F
 
 from core.cache import new_cache
 from core.distributions import draw_uniforms
-from core.generation import Stop, generate
+from core.generation import Generation, Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns, prefill
+from core.settings.setting import Settings
 from grpo.policies.policy import ModelPolicy, inputs_of, sampling_of
 from grpo.rollout import Rollouts, Texts
 
@@ -33,7 +35,7 @@ class CausalPolicy(ModelPolicy):
 
     kl_estimator = "k3"
 
-    def sample_part(self, problems: dict, iteration: int, config) -> Rollouts:
+    def sample_part(self, problems: dict, iteration: int, config: Settings) -> Rollouts:
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
         response_prefix"""
         stop = self._stop(config)
@@ -52,22 +54,22 @@ class CausalPolicy(ModelPolicy):
         return self.rollouts(problems, generation, config, episodes)
 
     @cached_property
-    def decoder(self):
+    def decoder(self) -> Any:
         """On a GPU what completes prompts in CUDA graphs, if it can run the model; else None."""
         if self.device.type == "cuda":
             from core.performance.decode import Decoder, can_decode
             return Decoder(self.model) if can_decode(self.model) else None
 
-    def frozen(self):
+    def frozen(self) -> "CausalPolicy":
         twin = super().frozen()
         vars(twin).pop("decoder", None)  # it has this policy's model
         return twin
 
-    def at_once(self, config):
+    def at_once(self, config: Settings) -> int:
         """All problems, where rows that have ended are filled with the next ones."""
         return super().at_once(config) if self.decoder is None else sys.maxsize
 
-    def rollouts(self, problems, generation, config, episodes=None):
+    def rollouts(self, problems: dict, generation: Generation, config: Settings, episodes: Any = None) -> Rollouts:
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         P, T = prompt.shape
@@ -133,7 +135,7 @@ class CausalPolicy(ModelPolicy):
                     count += tokens.numel()
         return torch.cat(read)[self.put(place[chosen])]
 
-    def calls(self, rollouts):
+    def calls(self, rollouts: Rollouts) -> int:
         return sum(1 + len(parts) for _, parts in self._plan(rollouts))
 
     def _plan(self, rollouts):
@@ -146,19 +148,19 @@ class CausalPolicy(ModelPolicy):
             parts = parts_of_like_length(length[completions], overhead)
             yield problems, [completions[part] for part in parts]
 
-    def greedy(self, problems, config):
+    def greedy(self, problems: dict, config: Settings) -> list[str]:
         """The likeliest completion of every prompt: Texts (P,)."""
         likeliest = config.varied(group_size=1, top_k=1, sample_rows=self.rows(config))
         return self.sample(problems, 0, likeliest).texts
 
 
-def lengths(chosen):
+def lengths(chosen: Tensor) -> Tensor:
     """(...,) the number of columns up to the last one in which chosen (..., M) is not 0."""
     place = torch.arange(1, chosen.shape[-1] + 1, device=chosen.device)              # (M,)
     return (place * (chosen > 0)).amax(-1)
 
 
-def completion_texts(stop, problems, target, mask, truncated):
+def completion_texts(stop: Stop, problems: dict, target: Tensor, mask: Tensor, truncated: Tensor) -> Texts:
     """Texts of N = P * G completions. target: (N, M) tokens; mask: (N, M) 1.0 where one was sampled; truncated: (N,)
     bool"""
     N, M = target.shape

@@ -9,6 +9,7 @@ from torch import Tensor
 from core.data import masked_positions, unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
+from core.settings.setting import Settings
 from grpo.policies.policy import ModelPolicy, inputs_of, sampling_of
 from grpo.rollout import Rollouts, Texts
 
@@ -22,7 +23,7 @@ class FillPolicy(ModelPolicy):
 
     kl_estimator = "exact"
 
-    def sample_part(self, problems: dict, iteration: int, config) -> Rollouts:
+    def sample_part(self, problems: dict, iteration: int, config: Settings) -> Rollouts:
         """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, block_size"""
         input, truth, mask = unpack_batch(problems, self.device)                     # (P, T) each
         position, hidden = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU

@@ -1,16 +1,24 @@
 """The interface of a policy, and what the policies of all kinds share: scores, precision, weights, copies, files."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from core.distributed import autocast, is_sharded
 from core.distributions import entropy, in_parts, restrict, rows_at_once, sampling_logp
 from core.errors import Mistake
 from core.models import save_model
+from core.settings.setting import Settings
+from core.tokenizer import Tokenizer
 from grpo.losses import exact_kl
 from grpo.rollout import Rollouts, Scores, counts, join
+
+if TYPE_CHECKING:
+    from core.truncation import KeptTokens
 
 
 class Policy:
@@ -28,7 +36,7 @@ class Policy:
     and, to evaluate prompts, greedy(problems, config).
     """
 
-    def sample(self, problems: dict, iteration: int, config) -> Rollouts:
+    def sample(self, problems: dict, iteration: int, config: Settings) -> Rollouts:
         """Rollouts of config.group_size completions of every problem, with the log-probability of each token as drawn.
         The noise depends on (config.seed, iteration, number of the problem, member of the group) alone."""
 
@@ -75,12 +83,12 @@ class Policy:
         return full.split(counts(rollouts.inputs["chosen"]))
 
 
-def sampling_of(config) -> dict:
+def sampling_of(config: Settings) -> dict:
     """The settings of core.distributions.sample_tokens."""
     return {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p")}
 
 
-def inputs_of(chosen: Tensor, kept, size: Tensor, **own: Tensor) -> dict:
+def inputs_of(chosen: Tensor, kept: "KeptTokens | None", size: Tensor, **own: Tensor) -> dict:
     """The inputs of Rollouts (grpo/rollout.py). kept: the KeptTokens of all states, or None; own: tensors of a kind."""
     inputs = {"chosen": chosen, "size": size} | {name: x.cpu() for name, x in own.items()}
     if kept is not None:
@@ -94,7 +102,8 @@ class ModelPolicy(Policy):
     The model is always in eval mode: dropout would make the first ratio differ from 1.
     """
 
-    def __init__(self, model, tokenizer, dtype=torch.float32, grad_checkpoint=False):
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32,
+                 grad_checkpoint: bool = False):
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.dtype = dtype
@@ -113,23 +122,23 @@ class ModelPolicy(Policy):
         return self.model.suffix
 
     @torch.no_grad()
-    def sample(self, problems: dict, iteration: int, config) -> Rollouts:
+    def sample(self, problems: dict, iteration: int, config: Settings) -> Rollouts:
         """Rollouts, of few enough problems at a time."""
         at_once = self.at_once(config)
         starts = range(0, len(problems["number"]), at_once)
         parts = ({key: x[i : i + at_once] for key, x in problems.items()} for i in starts)
         return join([self.sample_part(part, iteration, config) for part in parts])
 
-    def rows(self, config) -> int:
+    def rows(self, config: Settings) -> int:
         """Completions that are sampled at a time. A GPU takes as long for all of an iteration as for a few."""
         problems = config.batch_size if self.device.type == "cpu" else config.problems
         return config.sample_rows or problems * config.group_size
 
-    def at_once(self, config) -> int:
+    def at_once(self, config: Settings) -> int:
         """Problems that are sampled at a time."""
         return max(1, self.rows(config) // config.group_size)
 
-    def autocast(self):
+    def autocast(self) -> AbstractContextManager:
         return autocast(self.device, self.dtype)
 
     def put(self, x: Tensor) -> Tensor:
@@ -144,21 +153,21 @@ class ModelPolicy(Policy):
         with self.autocast():
             return self.model.project(states)
 
-    def frozen(self):
+    def frozen(self) -> "ModelPolicy":
         twin = copy.copy(self)
         twin.model = self.model.frozen()
         return twin
 
-    def parameters(self):
+    def parameters(self) -> Iterator:
         return self.model.parameters()
 
-    def parameters_by_kind(self):
+    def parameters_by_kind(self) -> dict:
         return self.model.parameters_by_kind()
 
     def weights(self) -> dict:
         return self.model.weights()
 
-    def load_weights(self, weights: dict):
+    def load_weights(self, weights: dict) -> None:
         own = self.model.weights()
         if any(map(is_sharded, own.values())):
             from core.performance.sharding import cut_like
@@ -169,17 +178,17 @@ class ModelPolicy(Policy):
         """Number of times that `states` calls the model."""
         return 1
 
-    def identity(self):
+    def identity(self) -> dict:
         """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
         return getattr(self.model, "identity", dict)()
 
-    def save(self, path, weights=None, **facts):
+    def save(self, path: str, weights: dict | None = None, **facts) -> None:
         save_model(path, self.model, self.tokenizer, weights=weights, **facts)
 
-    def to(self, device):
+    def to(self, device: torch.device | str) -> None:
         self.model.to(device)
 
-    def compile(self):
+    def compile(self) -> None:
         """Compiles the layers, for reading texts. A reference, a copy that was made before, needs a call too."""
         if not hasattr(self.model, "compile_layers"):
             raise Mistake("compile=True: a Hugging Face model cannot be compiled here; set compile=False")

@@ -5,11 +5,13 @@ first end token or stop sequence; what was drawn behind it is not trained on, an
 """
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
 from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
 from core.generation import Stop
+from core.settings.setting import Settings
 from grpo.policies.causal import CausalPolicy, completion_texts
 from grpo.policies.fill import FillPolicy, views_of
 from grpo.policies.policy import inputs_of, sampling_of
@@ -20,7 +22,7 @@ class PromptFillPolicy(FillPolicy):
     """Completes prompts (batches of PromptConsumer) with a masked-fill model. Its inputs: those of FillPolicy, and
     padding (P,), the number of leading columns of a problem's texts without token."""
 
-    def __init__(self, model, *settings):
+    def __init__(self, model: nn.Module, *settings):
         if hasattr(model, "answer_prompts"):  # one of Hugging Face
             model.answer_prompts()
         super().__init__(model, *settings)
@@ -28,7 +30,7 @@ class PromptFillPolicy(FillPolicy):
     greedy = CausalPolicy.greedy  # each token is the likeliest of its pass
     states = FillPolicy.states_in_texts
 
-    def sample_part(self, problems: dict, iteration: int, config) -> Rollouts:
+    def sample_part(self, problems: dict, iteration: int, config: Settings) -> Rollouts:
         """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, unmask_steps, block_length,
         unmask_order, fill_estimator, stop_sequences, response_prefix"""
         prompt = self.put(torch.from_numpy(problems["input"]))                       # (P, T)

@@ -1,18 +1,22 @@
 """The judge as a reward: a frozen model scores each text, or each token of it."""
 
+from collections.abc import Iterator
+
 import torch
+from torch import Tensor, nn
 
 from core.distributed import autocast
 from core.errors import Mistake
 from core.judge import calculate_judge_scores, calculate_realness, log_odds, windowed_mean
 from core.performance.prepacked import pack_in_bfloat16
+from core.tokenizer import Tokenizer
 from grpo.reward_functions.registry import reward
 from grpo.rewards import Rewards
 from grpo.rollout import Rollouts, Scored, Texts
 
 
 @reward(0, 1)
-def judge(*, texts, judge_model):
+def judge(*, texts: Texts, judge_model: "Judge") -> Tensor:
     """The frozen judge's score of prompt and completion together: 1 looks written by a human."""
     return judge_model.scores(texts)
 
@@ -40,11 +44,11 @@ class Judge:
 
     packed = False  # whether its weights are packed, see `pack`
 
-    def __init__(self, model, tokenizer, reads_ids, dtype=torch.float32):
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, reads_ids: bool, dtype: torch.dtype = torch.float32):
         self.model, self.tokenizer = model, tokenizer
         self.reads_ids, self.dtype = reads_ids, dtype
 
-    def pack(self):
+    def pack(self) -> None:
         """Makes the judge multiply in bfloat16 with packed weights from now on, and do the rest in float32."""
         pack_in_bfloat16(self.model)
         self.packed, self.dtype = True, torch.float32
@@ -79,7 +83,7 @@ class Judge:
             credit[rows] = near[same].gather(1, own)
         return scores, credit
 
-    def batches(self, texts):
+    def batches(self, texts: Texts) -> Iterator:
         """Yields for the texts of each length: their indices, the n that differ (n, T), and which of these each is."""
         room = self.model.longest_input - (self.model.judge_head == "cls")
         longest = max(map(len, texts))
@@ -92,10 +96,10 @@ class Judge:
             yield [torch.tensor(x).to(self.device, non_blocking=True) for x in (rows, different, same)]
 
     @property
-    def device(self):
+    def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def token_ids(self, texts):
+    def token_ids(self, texts: Texts) -> list:
         """A list of N 1-D tensors: each text in the judge's vocabulary. An empty text is one pad token."""
         if self.reads_ids:
             ids = texts.tokens
@@ -105,7 +109,7 @@ class Judge:
         return [x if len(x) else torch.tensor([self.tokenizer.pad_token_id]) for x in ids]
 
 
-def distinct(items):
+def distinct(items: list) -> tuple[list, list]:
     """The items that differ, in the order in which they come, and a list: which of them each item equals."""
     number = {}
     same = [number.setdefault(item, len(number)) for item in items]
