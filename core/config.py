@@ -10,7 +10,7 @@ import runpy
 import types
 import typing
 
-from core.errors import Mistake, UsageError, others
+from core.errors import HELP, Mistake, UsageError, others
 from core.files import CONFIG, read_object
 from core.settings.setting import Settings, allowed_types, defaults, load_class, setting, shown
 
@@ -109,7 +109,7 @@ def load_config(cls, argv):
     Returns (config, origin): origin maps each key that was set to the file or argument that set it.
     Raises UsageError for an unknown key or a wrong type, naming the file or argument and the nearest key.
     """
-    if any(argument in ("--help", "-h", "--help=all") for argument in argv):
+    if not HELP.isdisjoint(argv):
         from core.settings.help import help_lines
         print("\n".join(help_lines(cls, with_rooms="--help=all" in argv)))
         raise SystemExit(0)

@@ -24,6 +24,7 @@ IN_THE_NAME_OF_OTHERS = [os.path.join(ROOT, "core", file) for file in ("errors.p
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 PACKAGES = {"site-packages", "dist-packages"}
 MOST = 300  # characters of an error of others
+HELP = {"--help", "-h", "--help=all"}
 FLOORS = {  # {module: the oldest version of its package that was tried}
     "torch": "2.11", "torch.distributed.fsdp": "2.13", "transformers": "5.17", "peft": "0.19"}
 NO_MEMORY = "out of memory|can't allocate memory|ALLOC_FAILED"  # of CUDA and MPS, of a CPU, of CUDA's libraries
@@ -192,13 +193,15 @@ def one_line(value: object, most: int = MOST, write: Callable = str) -> str:
 
 def exit_code(main: Callable) -> int:
     """Calls main(argv) and returns the exit code. A Mistake, a file that cannot be opened, too little memory and an
-    interrupt are one line on stderr; a bug is not caught. A script that does not know --help itself prints its
-    docstring."""
+    interrupt are one line on stderr; a bug is not caught. --help prints the docstring of the script, then whatever main
+    knows of it: a script with settings lists them, another one refuses the argument."""
+    wants_help = not HELP.isdisjoint(sys.argv)
+    if wants_help:
+        print((sys.modules[main.__module__].__doc__ or "").strip())  # python -OO has none
     try:
         main(sys.argv[1:])
     except Mistake as mistake:
-        if isinstance(mistake, UsageError) and {"--help", "-h"} & set(sys.argv):
-            print(sys.modules[main.__module__].__doc__.strip())
+        if wants_help and isinstance(mistake, UsageError):
             return 0
         tell(mistake)
         return mistake.exit_code

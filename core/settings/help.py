@@ -6,12 +6,14 @@ from dataclasses import fields
 from core.settings.setting import load_class
 
 HELP_WIDTH = 120
-START = """Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins.
+START = """
+Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins.
 --help=all adds the settings of optional features."""
 
 
 def help_lines(cls, with_rooms):
-    """Yields the lines of --help: the settings of a script; with its rooms, those of every optional feature too."""
+    """Yields the lines that follow a script's docstring in --help: its settings; with its rooms, those of every optional
+    feature too."""
     yield START
     yield from lines_of(fields(cls))
     for room, openers in cls.rooms.items() if with_rooms else ():

@@ -35,14 +35,19 @@ def test_a_shipped_config_is_one(path):
     assert len(origin) > 3
 
 
+@pytest.mark.parametrize("argument", ("--help", "-h", "--help=all"))
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_explains_itself(script, monkeypatch, capsys):
+def test_help_begins_with_the_docstring_of_the_script(script, argument, monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location(f"script_{script.replace('/', '_')}", pathlib.Path(ROOT, script))
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    first = {"bench/bench.py": ["fill"], "grpo/tools/check_loss.py": ["my_loss.py:loss"]}.get(script, [])
+    monkeypatch.setattr(sys, "argv", [script, *first, argument])
     code, (out, err) = exit_code(module.main), capsys.readouterr()
-    assert code in (0, None) and "--" in out and not err, err
+    assert code in (0, None) and not err, err
+    begin = module.__doc__.strip() + "\n"
+    assert out.startswith(begin) and "--" in out
+    assert hasattr(module, "load_config") == ("\n  --" in out.removeprefix(begin)), "settings follow, if there are any"
 
 
 @pytest.mark.slow
