@@ -12,7 +12,7 @@ Arguments: config files ending in .py and --key=value (--key alone: True); a lat
 
 
 def help_lines(cls, with_rooms):
-    """Yields the lines that follow a script's docstring in --help: its settings; with its rooms, those of every optional
+    """Yields the lines of --help after the docstring of a script: its settings; with its rooms, those of every optional
     feature too."""
     yield START
     yield from lines_of(fields(cls))
