@@ -516,8 +516,13 @@ CLAIMS = {
             "docs/test_kl_nine_ways.py::test_which_losses_have_the_gradient_of_the_kl",
         "the pictures show what was measured":
             "docs/test_pictures.py::test_the_picture_of_the_objectives_is_drawn_from_its_table",
-        "every shipped config is one, and every script explains itself":
-            "docs/test_examples.py::test_a_shipped_config_is_one",
+        "every shipped config is one": "docs/test_examples.py::test_a_shipped_config_is_one",
+        "--help begins with the docstring of the script, and settings follow":
+            "docs/test_examples.py::test_help_begins_with_the_docstring_of_the_script",
+        "the recipe of the shipped judges starts, each command on what those before it made":
+            "docs/test_examples.py::test_the_recipe_of_the_judges_starts_each_command_on_what_those_before_it_made",
+        "the documented command of each preset of rewards starts":
+            "docs/test_examples.py::test_the_commands_of_the_presets_start",
         "the defaults that differ from TRL's are those of both":
             "docs/test_examples.py::test_the_defaults_that_differ_from_trl_are_those_of_both",
         "imports run in no circle, and rooms do not import their neighbours":

@@ -3,18 +3,24 @@
 import importlib.util
 import pathlib
 import re
+import shlex
+import string
 import sys
 
 import pytest
 
 from core.config import load_config
 from core.errors import exit_code
+from core.model import SEQUENCE_SCORER
+from core.models import load_model
+from core.pretrain import main as pretrain
 from core.settings.other_names import names_elsewhere
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from grpo.losses import OBJECTIVES
 from grpo.rewards import PRESETS, REWARDS
-from tests.tiny import ROOT, all_settings, run_here, run_script
+from grpo.train_grpo import main as train_grpo
+from tests.tiny import ROOT, all_settings, read_records, run_here, run_script
 
 CONFIGS = sorted(pathlib.Path(ROOT, "config").glob("*.py"))
 SCRIPTS = [str(p.relative_to(ROOT)) for folder in ("core", "grpo", "data", "bench") for p in sorted(
@@ -27,12 +33,101 @@ DIFFERENT = {"objective": ("grpo", "loss_type", "dapo"), "kl_beta": (0.1, "beta"
              "weight_decay": (0.1, "weight_decay", 0.0), "grad_checkpoint": (False, "gradient_checkpointing", True),
              "save_interval": (50, "save_steps", 500), "seed": (1337, "seed", 42)}
 
+RECIPE = r"""
+G=out-generator/model.safetensors
+python core/pretrain.py config/pretrain_generator.py    # 0.8 M parameters, 8 minutes
+python core/pretrain.py config/pretrain_trunk.py        # 2.7 M, 31 minutes: where judges start
+# A weak judge, a policy that fools it, and the first judge, 6 minutes
+python core/pretrain.py config/pretrain_generator.py --mode=sequence_scorer --judge_head=cls --init_from=$G \
+    --fill_checkpoints="['$G']" --mask_low=0.01 --max_iters=400 --learning_rate=1e-3 --min_lr=5e-5 \
+    --out_dir=out-judge-cls
+python grpo/train_grpo.py config/grpo_example.py --generator_checkpoint=$G \
+    --judge_checkpoint=out-judge-cls/model.safetensors --credit_window=None --advantage=group_std --kl_beta=0.05 \
+    --learning_rate=3e-4 --min_lr=3e-5 --max_iters=120 --out_dir=out-fool-cls
+python core/pretrain.py config/pretrain_judge.py --fill_checkpoints="['$G', 'out-fool-cls/model.safetensors']"
+# Hardening, two rounds: policies that fool the judge, then a judge that learns from their fills
+python grpo/train_grpo.py config/grpo_example.py --generator_checkpoint=$G \
+    --judge_checkpoint=out-judge-0/model.safetensors --credit_window=8 --kl_beta=0.05 \
+    --learning_rate=1e-3 --min_lr=1e-4 --max_iters=60 --out_dir=out-fool-1
+python grpo/train_grpo.py config/grpo_example.py --generator_checkpoint=$G \
+    --judge_checkpoint=out-judge-0/model.safetensors --credit_window=8 --kl_beta=0.05 \
+    --learning_rate=3e-4 --min_lr=3e-5 --max_iters=60 --out_dir=out-fool-2
+python core/pretrain.py config/pretrain_judge.py --init_from=out-judge-0/model.safetensors --fill_checkpoints="['$G',
+    'out-fool-cls/model.safetensors', 'out-fool-1/model.safetensors', 'out-fool-2/model.safetensors']" \
+    --fill_temperature_low=0.3 --max_iters=350 --warmup_iters=20 --seed=11 --out_dir=out-judge-1
+python grpo/train_grpo.py config/grpo_example.py --generator_checkpoint=$G \
+    --judge_checkpoint=out-judge-1/model.safetensors --credit_window=8 --kl_beta=0.05 \
+    --learning_rate=3e-4 --min_lr=3e-5 --max_iters=160 --out_dir=out-fool-3
+python core/pretrain.py config/pretrain_judge.py --init_from=out-judge-1/model.safetensors --fill_checkpoints="['$G',
+    'out-fool-1/model.safetensors', 'out-fool-2/model.safetensors',
+    'out-fool-3/model.safetensors', 'out-fool-3/model.safetensors']" \
+    --fill_temperature_low=0.6 --mask_low=0.1 --max_iters=260 --warmup_iters=20 --seed=12 --out_dir=out-judge
+# The gold judge, 7 minutes: another seed, masks and fills of its own
+python core/pretrain.py config/pretrain_judge.py --fill_checkpoints="['$G', 'out-fool-cls/model.safetensors']" \
+    --masks="{'random': 2.0, 'span': 1.0, 'line': 0.5}" --mask_low=0.02 --mask_high=0.5 --clean_share=0.2 \
+    --fill_temperature_low=0.5 --fill_temperature_high=1.2 --max_iters=450 --learning_rate=1.5e-3 --seed=7 \
+    --out_dir=out-gold-judge
+"""
+COMMANDS_OF_PRESETS = r"""
+python grpo/train_grpo.py --task_type=math --dataset=arithmetic --max_new_tokens=48 --template=plain \
+    --generator_checkpoint=data/arithmetic/pretrained/generator.safetensors --optimizer=muon --learning_rate=3e-4
+python grpo/train_grpo.py --task_type=code --dataset=code --max_new_tokens=96 --template=plain \
+    --generator_checkpoint=data/code/pretrained/generator.safetensors --optimizer=muon --learning_rate=3e-4 \
+    --reward_settings="{'length_max': 120}"
+python grpo/train_grpo.py --task_type=general --dataset=code --max_new_tokens=96 --template=plain \
+    --generator_checkpoint=data/code/pretrained/generator.safetensors --optimizer=muon --learning_rate=3e-4 \
+    --reward_settings="{'length_max': 120}"
+python grpo/train_grpo.py --task_type=reasoning --dataset=arithmetic --max_new_tokens=48 --template=plain \
+    --generator_checkpoint=data/arithmetic/pretrained/generator.safetensors --optimizer=muon --learning_rate=3e-4 \
+    --reward_settings="{'length_max': 150}"
+"""
+TINY = "--block_size=16 --batch_size=4 --max_iters=1 --dtype=float32 --device=cpu"
+TINY_MODEL = "--n_layer=1 --n_head=2 --n_embd=16"
+TINY_RUN = "--eval_problems=2 --group_size=2 --gold_judge_checkpoint=None"
+
+
+def commands(text, page, **variables):
+    """(main of the script, arguments) of each command of a block that a page shows."""
+    assert text in pathlib.Path(ROOT, page).read_text()
+    text = string.Template(text).substitute(variables)
+    mains = {"core/pretrain.py": pretrain, "grpo/train_grpo.py": train_grpo}
+    for command in text.replace("\\\n", " ").split("\npython ")[1:]:
+        script, *arguments = shlex.split(command, comments=True)
+        yield mains[script], arguments
+
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_a_shipped_config_is_one(path):
     script = re.match(r"# python (\S+) config/", path.read_text())[1]
     _, origin = load_config({"core/pretrain.py": PretrainConfig, "grpo/train_grpo.py": GRPOConfig}[script], [str(path)])
     assert len(origin) > 3
+
+
+def test_the_recipe_of_the_judges_starts_each_command_on_what_those_before_it_made(dataset, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").symlink_to(f"{ROOT}/config")
+    for main, arguments in commands(RECIPE, "data/char_diffusion/README.md", G="out-generator/model.safetensors"):
+        tiny = TINY_MODEL if main is pretrain else TINY_RUN
+        main([*arguments, f"--dataset={dataset}", *TINY.split(), *tiny.split()])
+    for judge in ("out-judge", "out-gold-judge"):
+        assert load_model(f"{judge}/model.safetensors")[0].mode == SEQUENCE_SCORER
+
+
+def test_the_commands_of_the_presets_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name in ("arithmetic", "code"):
+        done = run_here(f"data/{name}/prepare.py", "--problems=100", f"--out={tmp_path}/{name}")
+        assert done.returncode == 0, done.stderr
+    found = []
+    for main, arguments in commands(COMMANDS_OF_PRESETS, "docs/rewards.md"):
+        config, _ = load_config(GRPOConfig, arguments)
+        found.append(config.task_type)
+        out = tmp_path / f"out-{config.task_type}"
+        main([*arguments, f"--dataset={tmp_path}/{config.dataset}", f"--out_dir={out}", "--max_iters=1",
+              "--batch_size=2", "--group_size=2", "--eval_problems=2", "--dtype=float32", "--device=cpu"])
+        step = next(record for record in read_records(out / "metrics.jsonl") if "mean_reward" in record)
+        assert {f"reward/{name}" for name in PRESETS[config.task_type]} <= step.keys()
+    assert sorted(found) == sorted(PRESETS.keys() - {"fill_in"})
 
 
 @pytest.mark.parametrize("argument", ("--help", "-h", "--help=all"))
