@@ -29,7 +29,7 @@ from core.config import load_config
 from core.errors import run_script
 from core.models import save_model
 from core.run import LOCK
-from core.settings.setting import Settings
+from core.settings.setting import Settings, setting
 from grpo import train_grpo
 from tests.tiny import (
     CAUSAL, TEXT, causal_model, judge, model, read_records, save, without_clock, write_prompt_dataset,
@@ -45,10 +45,10 @@ GRPO = RUN | {"group_size": 3, "ppo_epochs": 2, "minibatches": 2, "reference_mod
 
 class Kill(Settings):
     """The settings of this script."""
-    kills: int = 50       # signals to send
-    signal: str = "KILL"  # KILL or TERM
-    seed: int = 0         # of the moments
-    kinds: str = "fill,causal,fill-2,causal-2,pretrain,pretrain-2"  # of runs
+    kills: int = setting(50, "signals to send")
+    signal: str = setting("KILL", "KILL or TERM")
+    seed: int = setting(0, "of the moments")
+    kinds: str = setting("fill,causal,fill-2,causal-2,pretrain,pretrain-2", "of runs")
 
 
 def kinds(folder):

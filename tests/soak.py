@@ -20,7 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from core.config import load_config
 from core.errors import run_script
 from core.logger import Logger
-from core.settings.setting import Settings
+from core.settings.setting import Settings, setting
 from grpo import train_grpo
 from tests.kill import GRPO, kinds
 
@@ -30,9 +30,10 @@ LIMITS = {"megabytes": 0.5, "handles": 0, "threads": 0,  # less than half a mega
 
 class Soak(Settings):
     """The settings of this script."""
-    kind: str = "fill"    # fill or causal
-    steps: int = 10_000   # optimizer steps
-    every: int = 100      # steps between two measurements, and between two evaluations, sets of samples and states
+    kind: str = setting("fill", "fill or causal")
+    steps: int = setting(10_000, "optimizer steps")
+    every: int = setting(
+        100, "steps between two measurements, and between two evaluations, sets of samples and states")
 
 
 def run(settings):

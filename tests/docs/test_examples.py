@@ -23,7 +23,7 @@ from grpo.train_grpo import main as train_grpo
 from tests.tiny import ROOT, all_settings, read_records, run_here, run_script
 
 CONFIGS = sorted(pathlib.Path(ROOT, "config").glob("*.py"))
-SCRIPTS = [str(p.relative_to(ROOT)) for folder in ("core", "grpo", "data", "bench") for p in sorted(
+SCRIPTS = [str(p.relative_to(ROOT)) for folder in ("core", "grpo", "data", "bench", "docs", "tests") for p in sorted(
     pathlib.Path(ROOT, folder).rglob("*.py")) if "\n    run_script(main)\n" in p.read_text()]
 # {setting: (its default here, its name and default in TRL)}, as docs/coming_from.md says
 DIFFERENT = {"objective": ("grpo", "loss_type", "dapo"), "kl_beta": (0.1, "beta", 0.0),
@@ -141,7 +141,7 @@ def test_help_begins_with_the_docstring_of_the_script(script, argument, monkeypa
     code, (out, err) = exit_code(module.main), capsys.readouterr()
     assert code in (0, None) and not err, err
     begin = module.__doc__.strip() + "\n"
-    assert out.startswith(begin) and "--" in out
+    assert out.startswith(begin) and f"\npython {script}" in begin
     assert hasattr(module, "load_config") == ("\n  --" in out.removeprefix(begin)), "settings follow, if there are any"
 
 
