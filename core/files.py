@@ -75,18 +75,23 @@ def write_json(path, value):
         json.dump(value, f, indent=1)
 
 
-def object_from_json(text, where, remedy):
-    """The object {...} of a JSON text. Raises Mistake for another text.
+def value_from_json(text, where, remedy):
+    """The value of a JSON text. Raises Mistake for another text.
     where: names the text; remedy: what to do, the end of the error"""
     with others(f"{where} is not JSON", remedy):
-        value = json.loads(text)
+        return json.loads(text)
+
+
+def object_from_json(text, where, remedy):
+    """The object {...} of a JSON text. Raises Mistake for another text. where, remedy: as in value_from_json"""
+    value = value_from_json(text, where, remedy)
     if not isinstance(value, dict):
         raise Mistake(f"{where} must be an object {{...}}, not {type(value).__name__}; {remedy}")
     return value
 
 
 def read_object(path, where, remedy):
-    """The object {...} of a JSON file. where, remedy: as in object_from_json"""
+    """The object {...} of a JSON file. where, remedy: as in value_from_json"""
     with open(path, "rb") as f:
         return object_from_json(f.read(), where, remedy)
 

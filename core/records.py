@@ -10,7 +10,7 @@ from collections import Counter
 
 from core.data_folder import FIELDS, FILES, PROMPTS, SPLITS, dataset_folder, write_folder
 from core.errors import Mistake, one_line, others
-from core.files import HUB, object_from_json, on_hub
+from core.files import HUB, on_hub, value_from_json
 from core.settings.optional import quiet_hub, require
 from core.settings.setting import shown
 
@@ -50,13 +50,20 @@ def with_texts(messages):
     return [message | {"content": text_of(message.get("content"))} for message in messages]
 
 
+def as_record(row):
+    """The record of a row of JSON, which may be a prompt alone: a text, or a list of messages."""
+    return {"prompt": row} if isinstance(row, (str, list)) else row
+
+
 def check_record(record, where, notes):
     """The record with its prompt and answer under these names. Errors name `where`, the file and line.
 
     notes: a Counter {what was left out or put together, in words: number of records}
     """
+    record = as_record(record)
     if not isinstance(record, dict):
-        raise Mistake(f"{where}: a record must be an object with a prompt, not {type(record).__name__}")
+        raise Mistake(f"{where}: a record must be a prompt, or an object with one, not {shown(record)}; correct it or "
+                      "leave it out")
     with others(f"{where} is no text", "write whole characters, not half of a surrogate pair"):
         json.dumps(record, ensure_ascii=False, default=str).encode()
     fields = list(record)
@@ -125,8 +132,10 @@ def remedy_of(record, fields):
         return 'messages must be a list of {"role": ..., "content": ...}, as in JSONL'
     if any(isinstance(record.get(field), dict) for field in FIELDS):
         return "write a record for each row (pandas: orient='records')"
+    if record["prompt"] == "":
+        return "write its text, or leave the record out"
     if isinstance(record["prompt"], list):
-        return 'each message needs a "role" and, as its "content", a text'
+        return 'each message needs a "role" and, as its "content", a text; a list of prompts must be called prompts'
     names = f"{', '.join(FIELDS['prompt'][:-1])} or {FIELDS['prompt'][-1]}"
     return f'call it {names}: a text, or a list of messages {{"role": ..., "content": ...}}'
 
@@ -150,7 +159,7 @@ def in_our_splits(records, notes):
 def read_records(path, notes=None):
     """The records of a JSONL, JSON, CSV or Parquet file; errors name the file and the line.
 
-    A record has a prompt, a text or a list of {"role", "content"} messages. notes: as in check_record
+    A record has, or in JSON is, a prompt: a text or a list of {"role", "content"} messages. notes: as in check_record
     """
     notes = Counter() if notes is None else notes
     if not os.path.isfile(path):
@@ -172,7 +181,7 @@ def rows_of_json(text, path, notes):
         whole = json.loads(text)
     except (ValueError, RecursionError):  # a record on each line, then, or no JSON
         lines = {f"{path}, line {n}": line for n, line in enumerate(text.split("\n"), 1) if line.strip()}
-        return {where: object_from_json(line, where, "correct it") for where, line in lines.items()}
+        return {where: value_from_json(line, where, "correct it") for where, line in lines.items()}
     splits, lists = [], []
     if isinstance(whole, dict) and not any(name in whole for name in ("messages", *FIELDS["prompt"])):
         splits = [key for key in whole if key.lower() in (*TRAINING_NAMES, *VALIDATION_NAMES)]
@@ -182,8 +191,11 @@ def rows_of_json(text, path, notes):
                 notes[f"the list {one_line(key)} of the file is left out"] += len(whole[key])
     found = {}
     for key in lists:
-        rows = whole[key] if isinstance(whole[key], list) else [whole[key]]
+        rows = [whole[key]] if isinstance(whole[key], dict) else whole[key]
+        if not isinstance(rows, list):
+            raise Mistake(f"{path}: {key} must be a list of records, not {shown(rows)}; put [ ] around them")
         for n, record in enumerate(rows, 1):
+            record = as_record(record)
             is_in_split = splits and isinstance(record, dict)
             found[f"{path}, {key}, record {n}"] = record | {"split": key} if is_in_split else record
     if not lists:

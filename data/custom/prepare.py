@@ -6,7 +6,8 @@ python data/custom/prepare.py --input=FILE
 
 A Hugging Face model needs no preparation: --dataset=FILE reads the file with the model's own tokenizer.
 
-FILE is JSONL, JSON, CSV or Parquet, in any form of docs/huggingface.md. The fields of a record:
+FILE is JSONL, JSON, CSV or Parquet, in any form of docs/huggingface.md, such as {"prompts": ["text", "text"]}. The
+fields of a record:
   prompt (or question, instruction, problem)    a text, or a list of {"role", "content"} messages
   answer (or solution, response, output)        optional: what rewards compare a completion with
   completion                                    optional: the text that core/pretrain.py trains a model to write; if it

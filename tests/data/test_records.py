@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from core.errors import Mistake
-from core.records import load_records, read_hub, read_records
+from core.records import LISTS, load_records, read_hub, read_records
 from tests.tiny import jsonl, without_place
 
 ROWS = [{"question": f"{i}+{i}?", "answer": 2 * i, "level": None if i % 2 else "easy"} for i in range(40)]
@@ -55,6 +55,29 @@ def test_forms_of_other_trainers_are_read_and_what_is_joined_or_ignored_is_noted
     assert len(found) == len(notes) and set(found.values()) <= {2}
     for sentence, words in zip(sorted(found), sorted(notes), strict=True):
         assert all(word in sentence for word in words.split())
+
+
+TEXTS = ["Name a prime:", "Explain how binary search works:"]
+
+
+@pytest.mark.parametrize("text", [
+    json.dumps(TEXTS), "\n".join(map(json.dumps, TEXTS)), json.dumps([TEXTS[0], {"prompt": TEXTS[1]}]),
+    *(json.dumps({name: TEXTS}, indent=1) for name in LISTS)])
+def test_prompts_alone_are_records_in_every_list(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    assert without_place(read_records(str(tmp_path / "a.json"))) == [{"prompt": prompt} for prompt in TEXTS]
+
+
+@pytest.mark.parametrize(("text", "prompts"), [
+    (f'{{"train": {json.dumps(TEXTS)}, "validation": ["c"]}}', [(TEXTS[0], "train"), (TEXTS[1], "train"), ("c", "val")]),
+    ('{"train": ["a"], "val": [[{"role": "user", "content": "b"}]]}', [("a", "train"), ([turn("user", "b")], "val")]),
+    ('"a"', [("a", None)]), ('{"prompts": ["a", "a"], "answers": ["b", "c"]}', [("a", None), ("a", None)])])
+def test_prompts_alone_have_the_split_of_their_list(tmp_path, text, prompts):
+    (tmp_path / "a.json").write_text(text)
+    notes = Counter()
+    found = read_records(str(tmp_path / "a.json"), notes)
+    assert [(record["prompt"], record.get("split")) for record in found] == prompts
+    assert len(notes) == ("answers" in text)
 
 
 @pytest.mark.parametrize(("text", "splits"), [
