@@ -193,6 +193,8 @@ CLAIMS = {
             "data/test_prompts.py::test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answer_begins",
         "JSONL, JSON, Parquet and hub data sets give the same records":
             "data/test_records.py::test_every_way_to_write_a_list_of_records_is_read",
+        "prompts alone, in any list of JSON, are records":
+            "data/test_records.py::test_prompts_alone_are_records_in_every_list",
         "characters, tags and byte pairs survive the round trip and their description":
             "data/test_tokenizers.py::test_byte_pairs_survive_the_round_trip_and_may_have_unused_ids",
         "a judge learns from fills of every generator and from clean text":
@@ -223,6 +225,8 @@ CLAIMS = {
             "data/test_judge_training.py::test_the_report_of_a_judge_that_knows_the_true_texts",
     },
     "runs": {
+        "two to ten prompts alone train, are evaluated on, and said to be":
+            "runs/test_starts_and_ends.py::test_two_to_ten_prompts_alone_train_and_are_evaluated_on_and_said_to_be",
         "of a damaged state the one before is used and kept":
             "runs/test_states.py::test_of_a_damaged_state_the_one_before_is_used_and_kept",
         "two ranks equal one with twice the batch or accumulation":

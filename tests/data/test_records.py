@@ -69,7 +69,7 @@ def test_prompts_alone_are_records_in_every_list(tmp_path, text):
 
 
 @pytest.mark.parametrize(("text", "prompts"), [
-    (f'{{"train": {json.dumps(TEXTS)}, "validation": ["c"]}}', [(TEXTS[0], "train"), (TEXTS[1], "train"), ("c", "val")]),
+    ('{"Train": ["a", "b"], "validation": ["c"]}', [("a", "train"), ("b", "train"), ("c", "val")]),
     ('{"train": ["a"], "val": [[{"role": "user", "content": "b"}]]}', [("a", "train"), ([turn("user", "b")], "val")]),
     ('"a"', [("a", None)]), ('{"prompts": ["a", "a"], "answers": ["b", "c"]}', [("a", None), ("a", None)])])
 def test_prompts_alone_have_the_split_of_their_list(tmp_path, text, prompts):

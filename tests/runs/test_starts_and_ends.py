@@ -16,7 +16,7 @@ from core.models import save_model
 from core.run import SET_ASIDE, STAYING
 from grpo.losses import OBJECTIVES
 from grpo.report import page
-from tests.tiny import CAUSAL, ROOT, Cut, causal_model, cut_after, run_here, write_prompt_dataset
+from tests.tiny import CAUSAL, ROOT, Cut, causal_model, cut_after, read_records, run_here, write_prompt_dataset
 
 OF_A_START = "config.json", "console.log", "report.html", "lock"  # a start that fails adds to these
 TRAIN, PRETRAIN = "grpo/train_grpo.py", "core/pretrain.py"
@@ -104,6 +104,26 @@ def test_a_damaged_file_of_a_run_ends_its_resume_in_one_line_and_nothing_is_lost
         path: content for path, content in before.items() if path not in OF_A_START}
     (tmp_path / "out" / name).unlink()
     launch(resume=True, max_iters=2)
+
+
+PROMPTS = ["Write a function to calculate fibonacci numbers:", "Explain how binary search works:",
+           *(f"Count down from {n}:" for n in range(3, 11))]
+
+
+@pytest.mark.parametrize("count", [2, 10])
+def test_two_to_ten_prompts_alone_train_and_are_evaluated_on_and_said_to_be(launch, tmp_path, count):
+    (tmp_path / "my.json").write_text(json.dumps({"prompts": PROMPTS[:count]}))
+    done = launch(dataset=tmp_path / "my.json", reward_functions="length_penalty", batch_size=12, max_iters=2,
+                  reward_settings="{'length_min':0,'length_max':9}", eval_interval=1,
+                  stop_sequences="('a','e','o','1','2','3')")
+    shown = done.stdout.splitlines()
+    assert sum(f"{count} records: " in line and '"split"' in line for line in shown) == 1, "both splits are the same"
+    assert sum("12 problems" in line and f"{count} training" in line for line in shown) == 1, "some more than once"
+    records = read_records(tmp_path / "out" / "metrics.jsonl")
+    assert [record["step"] for record in records if record.get("grad_norm", 0) > 0] == [1, 2]
+    assert [record["step"] for record in records if "eval/reward/length_penalty" in record] == [0, 1, 2]
+    read = {record["problem"] for record in read_records(tmp_path / "out" / "samples.jsonl")}
+    assert read and read <= set(PROMPTS[:count])
 
 
 def test_a_run_that_fails_records_when_and_why(launch, tmp_path):
