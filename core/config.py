@@ -49,8 +49,9 @@ class RunConfig(Settings):
     system_prompt: str | None = setting(None, "the first message of every prompt")
     prompt_format: str | None = setting(
         None, "the text around every prompt, as in 'Question: {prompt}'", re.compile(r"(?s).*\{prompt}.*"))
-    max_prompt_length: int = setting(
-        512, "tokens; longer training prompts are left out, validation prompts refused", "[1, 1e6]")
+    max_prompt_length: int | float = setting(
+        512, "tokens; longer training prompts are left out, validation prompts refused. Or a share such as 0.9: "
+        "training prompts above that percentile of their lengths are left out", "[1, 1e6] or a share in (0, 1)")
     batch_size: int = setting(64, "problems per micro-batch on each rank", "[1, 1e6]")
     gradient_accumulation_steps: int = setting(1, "micro-batches per optimizer step", "[1, 1e6]")
     max_iters: int = setting(2000, "optimizer steps of the run", "[0, 1e12]")
@@ -224,7 +225,7 @@ def checked(key, value, hints, where):
         value = tuple(value)
     if item is str and type(value) is str and (WORD if key == TEXTS else NAMES).fullmatch(value):
         value = tuple(re.split(", ?", value))
-    if float in kinds:
+    if float in kinds and int not in kinds:
         value = as_float(value)
     if item is float and type(value) in (int, float):
         value = (value,)
@@ -233,6 +234,8 @@ def checked(key, value, hints, where):
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
         return value
     what = "True or False" if bool in kinds else inspect.formatannotation(hints[key])
+    if {int, float} <= kinds.keys():
+        what = "a whole number, or a share between 0 and 1"
     if item is str:
         what += ", such as ('a', 'b')"
     raise UsageError(f"{where}: {key}={shown(value)} must be {what}")

@@ -61,7 +61,7 @@ class PromptFormat:
     template: str = "plain"                    # a name of TEMPLATES, or "model"
     system_prompt: str | None = None           # a first message
     response_prefix: str = ""                  # the beginning of every answer
-    max_prompt_length: int = 512               # tokens; longer training prompts are left out
+    max_prompt_length: int | float = 512       # tokens, or a share: longer training prompts are left out
     chat_template_kwargs: dict | None = None   # arguments of the model's own template
     prompt_format: str | None = None           # the text around the prompt, or around its last message
 
@@ -117,6 +117,13 @@ def as_problems(records, numbers, T, tokenizer):
         row[start:] = record["tokens"]
     records = np.array(records, dtype=object)
     return {"input": input, "padding": padding, "number": np.asarray(numbers), "record": records}
+
+
+def percentile(lengths, share):
+    """The smallest of the lengths that at least this share of them do not exceed."""
+    for count, length in enumerate(sorted(lengths), 1):
+        if count / len(lengths) >= share:
+            return length
 
 
 class PromptConsumer:
@@ -182,10 +189,20 @@ class PromptConsumer:
 
     def _leave_out_long(self, evaluates_on_training):
         """Leaves out training prompts above max_prompt_length. Such a validation prompt is an error: metrics over the
-        short prompts alone would pass for metrics over all."""
+        short prompts alone would pass for metrics over all. With a share as max_prompt_length validation prompts stay,
+        so that no length is an error."""
         limit, train = self.format.max_prompt_length, self.records["train"]
+        is_share = limit < 1
+        if is_share:
+            limit = percentile([len(record["tokens"]) for record in train], limit)
+        self.limit = limit
         self.records["train"] = [record for record in train if len(record["tokens"]) <= limit]
         self.dropped = len(train) - len(self.records["train"])
+        if is_share:
+            if evaluates_on_training and self.dropped:
+                self.notes[f"longer than {limit} tokens (max_prompt_length={self.format.max_prompt_length}), so that "
+                           "the run is evaluated on it but does not train on it"] += self.dropped
+            return
         if not self.records["train"]:
             raise Mistake(f"all {len(train)} training prompts are above max_prompt_length={limit}; raise it")
         if evaluates_on_training:
@@ -206,8 +223,8 @@ class PromptConsumer:
         """The numbers of prompts, in words."""
         repeated = f", {self.repeated} records equal to another left out" if self.repeated else ""
         return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
-                f"{self.longest} tokens, {self.dropped} longer than max_prompt_length={self.format.max_prompt_length} "
-                f"left out{repeated}")
+                f"{self.longest} tokens; training prompts of more than {self.limit} tokens "
+                f"(max_prompt_length={self.format.max_prompt_length}) left out: {self.dropped}{repeated}")
 
     def describe_prompts(self, problems):
         """Yields lines for the start of a run: what was done with records, how often a step of so many problems

@@ -189,6 +189,8 @@ CLAIMS = {
             "data/test_prompts.py::test_problems_do_not_depend_on_how_a_step_is_cut_and_none_occurs_twice",
         "no prompt is dropped but training prompts above max_prompt_length":
             "data/test_prompts.py::test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length",
+        "a share leaves out training prompts above that percentile, and no validation prompt":
+            "data/test_prompts.py::test_a_share_leaves_out_training_prompts_above_that_percentile_and_no_validation_prompt",
         "templates end where the answer begins; the model's own adds one start token":
             "data/test_prompts.py::test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answer_begins",
         "JSONL, JSON, Parquet and hub data sets give the same records":

@@ -123,6 +123,10 @@ SETTINGS = [
     (PRETRAIN, "{silent.py}", 1, "silent.py line 5 Error correct"),
     (PRETRAIN, "config/gone.py", 1, "config/gone.py path"),
     (PRETRAIN, "--min_lr=1.0", 1, "min_lr learning_rate"),
+    *((PRETRAIN, f"--max_prompt_length={value}", 1, "max_prompt_length share [1, (0,")
+      for value in ("0", "0.0", "-1", "-0.5", "1.0", "1.5", "512.0", "1e9", "1e400", "2000000")),
+    *((PRETRAIN, f"--max_prompt_length={value}", 2, "max_prompt_length whole share")
+      for value in ("nan", "half", "90%", "True", "None", "[0.9]", "'0.9'")),
     (PRETRAIN, "--mask_low=0.9", 1, "mask_low mask_high"),
     (PRETRAIN, "--dtype=float16", 1, "dtype bfloat16"),
     (PRETRAIN, "--device=tpu", 1, "device cpu"),

@@ -65,7 +65,9 @@ def check_value(key, value, allowed=None, why=""):
 
 
 def is_inside(value, interval):
-    """True if a number lies in an interval; a round bracket leaves its end out: "(0, 1]" is above 0, at most 1."""
+    """True if a number lies in an interval; a round bracket leaves its end out: "(0, 1]" is above 0, at most 1.
+    "[1, 9] or a share in (0, 1)": a whole number lies in the first interval, another number in the second."""
+    interval = interval.split(" or a share in ")[-1 if isinstance(value, float) else 0]
     low, high = map(float, interval[1:-1].split(", "))
     if value in (low, high):
         return interval[0 if value == low else -1] in "[]"

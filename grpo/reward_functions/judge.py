@@ -89,7 +89,8 @@ class Judge:
         longest = max(map(len, texts))
         if longest > room:
             raise Mistake(f"judge_checkpoint reads {room} tokens, but a prompt with its completion has {longest}: "
-                          "lower max_new_tokens or max_prompt_length, or take a judge with a larger block_size")
+                          "lower max_new_tokens or, in tokens, max_prompt_length, or take a judge with a larger "
+                          "block_size")
         for length in sorted({len(ids) for ids in texts}):
             rows = [i for i, ids in enumerate(texts) if len(ids) == length]
             different, same = distinct(map(tuple, torch.stack([texts[i] for i in rows]).tolist()))

@@ -47,7 +47,7 @@ class RewardModel:
         ids, same = distinct(map(tuple, self.token_ids(texts)))  # equal texts get scores that are exactly equal
         room, longest = min(most_tokens(self.model), self.tokenizer.model_max_length), max(map(len, ids))
         refuse(KEY, (longest > room, f"reads {room} tokens, but a prompt with its completion has {longest}: lower "
-                     "max_new_tokens or max_prompt_length, or take a reward model that reads longer texts"))
+                     "max_new_tokens or, in tokens, max_prompt_length, or take a reward model that reads longer texts"))
         device = next(self.model.parameters()).device
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         found = []

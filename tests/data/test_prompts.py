@@ -1,5 +1,7 @@
 """Prompts: templates, splits, and batches of problems and of training examples."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -131,6 +133,34 @@ def test_no_prompt_is_left_out_but_training_prompts_above_max_prompt_length(tmp_
     assert [len(r["prompt"]) for r in data.records["train"]] == list(range(10, 51)) and data.longest == 50
     assert [len(r["prompt"]) for r in data.records["val"]] == list(range(5, 45))
     assert data.dropped == 59
+
+
+@pytest.mark.parametrize(("share", "lengths", "kept"), [
+    (0.9, range(1, 11), range(1, 10)), (0.9, range(1, 10), range(1, 10)), (0.9, [5], [5]), (0.5, [7, 7, 7], [7, 7, 7]),
+    (0.5, [1, 2, 2, 2, 9, 9], [1, 2, 2, 2]), (0.66, [1, 4, 6], [1, 4]), (0.67, [1, 4, 6], [1, 4, 6]),
+    (0.07, range(1, 101), range(1, 8)), (0.999, range(1, 101), range(1, 101)), (0.5, [30, 1, 1, 20], [1, 1]),
+    (1e-9, [3, 2], [2])])
+def test_a_share_leaves_out_training_prompts_above_that_percentile_and_no_validation_prompt(
+        tmp_path, share, lengths, kept):
+    kept, lengths = list(kept), list(lengths)
+    records = [{"prompt": "a" * n, "i": i, "split": "train"} for i, n in enumerate(lengths)]
+    path = jsonl(tmp_path / "a.jsonl", *records, {"prompt": "b" * 200, "split": "val"})
+    data = PromptConsumer(path, 1, tokenizer=CAUSAL, format=PromptFormat(max_prompt_length=share))
+    assert sorted(len(r["prompt"]) for r in data.records["train"]) == kept
+    assert [len(r["prompt"]) for r in data.records["val"]] == [200]
+    left_out = len(lengths) - len(kept)
+    assert data.dropped == left_out
+    shown = re.findall(r"[\d.e-]*\d", data.size())
+    assert shown[-3:] == [str(kept[-1]), str(share), str(left_out)], "how many, from what length"
+
+
+def test_a_prompt_of_both_splits_that_a_share_leaves_out_is_evaluated_on_and_said_to_be(tmp_path):
+    path = jsonl(tmp_path / "a.jsonl", *({"prompt": "d" * n} for n in (3, 1, 2)))
+    for share, lengths in ((0.5, [1, 2]), (0.9, [1, 2, 3])):
+        data = PromptConsumer(path, 1, tokenizer=CAUSAL, format=PromptFormat(max_prompt_length=share))
+        assert sorted(len(r["prompt"]) for r in data.records["train"]) == lengths
+        assert [len(r["prompt"]) for r in data.records["val"]] == [3, 1, 2]
+        assert sum(str(share) in line for line in data.describe_prompts(1)) == data.dropped == 3 - len(lengths)
 
 
 @pytest.mark.parametrize("kind", ["problems", "batch"])

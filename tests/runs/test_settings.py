@@ -87,6 +87,17 @@ def test_a_folder_alone_resumes_with_the_settings_of_its_run(tmp_path, monkeypat
     assert load("--resume=auto", *command[1:]).fill_checkpoints == load(*command[1:]).fill_checkpoints == ()
 
 
+@pytest.mark.parametrize("cls", [GRPOConfig, PretrainConfig])
+@pytest.mark.parametrize("length", [0.9, 1e-05, 1, 512])
+def test_a_share_or_a_count_stays_what_it_was_from_the_command_line_to_a_resumed_run(tmp_path, cls, length):
+    first, _ = load_config(cls, [f"--max_prompt_length={length}"])
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(first)))
+    resumed, _ = load_config(cls, ["--resume=True", f"--out_dir={tmp_path}"])
+    for config in (first, resumed):
+        assert (config.max_prompt_length, type(config.max_prompt_length)) == (length, type(length))
+    assert type(cls().max_prompt_length) is int and cls().max_prompt_length == 512
+
+
 def test_help_shows_every_setting_and_with_all_those_of_the_rooms():
     own, every = ({line.split("=")[0].strip(" -") for line in help_lines(GRPOConfig, rooms) if line.startswith("  --")}
                   for rooms in (False, True))
