@@ -11,7 +11,7 @@ from collections import Counter
 from core.data_folder import FIELDS, FILES, PROMPTS, SPLITS, dataset_folder, write_folder
 from core.errors import Mistake, one_line, others
 from core.files import HUB, on_hub, value_from_json
-from core.settings.optional import quiet_hub, require
+from core.settings.optional import quiet_hub, require, say_opening
 from core.settings.setting import shown
 
 RESERVED = ("prompts", "completions", "text", "tokens", "where")  # arguments of rewards, and what we add to a record
@@ -260,6 +260,7 @@ def read_hub(dataset, notes=None):
     decides, as for files. A column named split is not read.
     """
     notes = Counter() if notes is None else notes
+    say_opening(dataset, "dataset")
     datasets = require("datasets", f"dataset={dataset}")
     quiet_hub(f"dataset={dataset}")
     name, _, subset = dataset.removeprefix(HUB).partition(":")

@@ -11,7 +11,7 @@ from core.errors import others
 from core.huggingface.files import refuse
 from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
-from core.settings.optional import local_name, require
+from core.settings.optional import local_name, require, say_opening
 from core.settings.setting import check_finite
 
 BASE = "the base model's weights (generator_checkpoint or init_from)"
@@ -61,6 +61,7 @@ def new_adapter(net, adapter):
 def open_adapter(net, path, key, trainable=False):
     """The model with the adapter of a folder or hub name, which must be one of this model, in safetensors."""
     named, name = f"{key}={path}", local_name(path)
+    say_opening(path, key)
     peft = require("peft", named)
     with others(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
                 f"{WEIGHTS} that was trained on it", quiet=True):

@@ -1,5 +1,6 @@
 """Optional packages: imported where they are used; one that is missing or too old is an error with the pip command."""
 
+import functools
 import importlib
 import logging
 import os
@@ -34,8 +35,17 @@ def local_name(path):
     return path.removeprefix(HUB) if on_hub(path) else os.path.abspath(path)
 
 
+@functools.cache
+def say_opening(path, key):
+    """Says on rank 0, once, that a name of the hub is opened: without a network its library tries for a minute or two
+    until it fails."""
+    if on_hub(path) and os.environ.get("RANK", "0") == "0":
+        print(f"opening {key}={path}; if the hub does not answer, the error may take two minutes", flush=True)
+
+
 def quiet_transformers(path, key):
-    """The package transformers, without its progress bars and warnings."""
+    """The package transformers, without its progress bars and warnings, to open what the setting `key` names."""
+    say_opening(path, key)
     transformers = require("transformers", f"{key}={path}")
     quiet_hub(f"{key}={path}").utils.disable_progress_bars()
     transformers.logging.set_verbosity_error()
