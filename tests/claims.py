@@ -362,6 +362,8 @@ CLAIMS = {
             "rooms/test_export.py::test_transformers_computes_equal_logits_and_greedy_texts",
         "every declared end id ends a completion; ids are those of the model's tokenizer":
             "rooms/test_huggingface_tokenizer.py::test_every_declared_end_id_ends_a_completion_the_tokenizer_s_own_first",
+        "a name of the hub is said before a library opens it":
+            "rooms/test_huggingface_folders.py::test_a_name_of_the_hub_is_said_once_and_on_rank_0_alone_before_a_library_opens_it",
         "code of a model's folder is never run, and no kernel is fetched":
             "rooms/test_huggingface_folders.py::test_code_of_a_folder_is_never_run",
         "an interrupted save of a model's folder leaves the old weights whole":

@@ -111,6 +111,8 @@ FAULTS = [
      "first = micro * self.world * self.batch_size", "tests/data/test_text_windows.py tests/runs/test_ranks.py"),
     ("every step draws the same windows", "core/data.py", "SPLITS.index(split), step, number])",
      "SPLITS.index(split), 0, number])", "tests/data/test_text_windows.py"),
+    ("a share leaves out the prompts at the percentile", "core/prompts.py", "if count / len(lengths) >= share:",
+     "if count / len(lengths) > share:", "tests/data/test_prompts.py"),
     ("prompts come in the order of the file", "core/prompts.py", "order = rng.permutation(len(records))",
      "order = np.arange(len(records))", "tests/data/test_prompts.py"),
     ("minibatches are not shuffled anew", "grpo/rollout.py", "self.stored, epoch])", "self.stored, 0])",

@@ -12,9 +12,10 @@ from core.errors import Mistake
 from core.huggingface.files import writing_folder
 from core.huggingface.load import mode_of
 from core.model import LANGUAGE_MODEL, MASKED_FILL
-from core.models import load_model
+from core.models import load_model, save_model
+from core.settings.optional import say_opening
 from tests.families import model_folder, spoiled
-from tests.tiny import Cut, contents, cut_after
+from tests.tiny import CAUSAL, Cut, causal_model, contents, cut_after, run_here
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,44 @@ def test_the_class_that_wrote_a_model_decides_what_it_is_for_before_its_family(k
             mode_of(config, "path", "key")
     else:
         assert mode_of(config, "path", "key") == mode
+
+
+HUB = "hf:owner/name"
+
+
+@pytest.mark.parametrize("more", [
+    f"--dataset={HUB}", f"--generator_checkpoint={HUB}", f"--reference_checkpoint={HUB}",
+    f"--teacher_checkpoint={HUB} --kl_beta=0.0", f"--judge_checkpoint={HUB} --reward_functions=judge",
+    f"--reward_model_checkpoint={HUB} --reward_functions=reward_model", f"--init_from={HUB}",
+    f"--generator_checkpoint={{llama}} --lora_init_from={HUB}"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_of_the_hub_is_said_once_and_on_rank_0_alone_before_a_library_opens_it(
+        more, rank, llama, prompts, tmp_path, monkeypatch):
+    datasets, peft = map(pytest.importorskip, ("datasets", "peft"))
+    printed = []
+
+    def unreachable(*names, **settings):
+        printed.append(sys.stdout.getvalue())
+        raise OSError("no network")
+
+    find = transformers.utils.cached_file
+    monkeypatch.setattr(transformers.utils, "cached_file", lambda name, *file, **settings: (
+        unreachable() if name == "owner/name" else find(name, *file, **settings)))
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    save_model(str(tmp_path / "g.safetensors"), causal_model(), CAUSAL)
+    more = more.format(llama=llama).split()
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr("core.distributed.variable", lambda name, default: default)  # no other rank is waited for
+    say_opening.cache_clear()
+    base = [f"--dataset={prompts}", f"--out_dir={tmp_path}/out", "--device=cpu"]
+    if more[0].startswith("--init_from"):
+        done = run_here("core/pretrain.py", *base, *more)
+    else:
+        done = run_here("grpo/train_grpo.py", *base, f"--generator_checkpoint={tmp_path}/g.safetensors",
+                        "--reward_functions=length_penalty", *more)
+    assert done.returncode == 1 and "no network" in done.stderr and len(printed) == 1
+    name = next(argument for argument in more if argument.endswith(HUB)).removeprefix("--")
+    assert [name in line for line in printed[0].splitlines()] == [True] * (1 - rank)
 
 
 def test_code_of_a_folder_is_never_run(llama, tmp_path):
