@@ -1,21 +1,26 @@
 """Causal sampling: a language model completes prompts token by token, each prompt read once through a cache."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from core.cache import new_cache
 from core.device import ids_on
 from core.distributions import draw_tokens, noise_on
 from core.errors import Mistake
 from core.performance.prepacked import prepacked
+from core.tokenizer import Tokenizer
 from core.truncation import KeptCollector, KeptTokens
 
 LEAVE_SHARE = 0.9  # finished rows leave the batch once at most this share has not ended
 
 
 @torch.no_grad()
-def generate(model, prompt, padding, uniform, stop, turns=None, **sampling):
+def generate(model: nn.Module, prompt: Tensor, padding: Tensor | None, uniform: Tensor, stop: Callable[..., Tensor],
+             turns: Any = None, **sampling) -> "Generation":
     """Samples G completions of every prompt. Each prompt is read once, and all completions are decoded together.
 
     prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None for none
@@ -43,11 +48,11 @@ def generate(model, prompt, padding, uniform, stop, turns=None, **sampling):
 @dataclass
 class Generation:
     """N = P * G sampled completions; M is the length of the longest."""
-    target: torch.Tensor       # (N, M) tokens, the stop token included
-    mask: torch.Tensor         # (N, M) 1.0 where a token was sampled, 0.0 after the end, and where it was given
-    logp: torch.Tensor         # (N, M) log-probability under the distribution drawn from
+    target: Tensor       # (N, M) tokens, the stop token included
+    mask: Tensor         # (N, M) 1.0 where a token was sampled, 0.0 after the end, and where it was given
+    logp: Tensor         # (N, M) log-probability under the distribution drawn from
     kept: KeptTokens | None    # the tokens that could be drawn, for the K sampled tokens in order; None: all
-    truncated: torch.Tensor    # (N,) bool: ran out of room before its end
+    truncated: Tensor    # (N,) bool: ran out of room before its end
 
 
 class Rows:
@@ -57,7 +62,8 @@ class Rows:
     token: (n, 1) the tokens to read next; live: (n,) bool: the row has not ended; left: the number of such rows
     """
 
-    def __init__(self, uniform, padding, stop, turns, device):
+    def __init__(self, uniform: Tensor, padding: Tensor | None, stop: Callable[..., Tensor], turns: Any,
+                 device: torch.device):
         P, G, self.longest = uniform.shape
         self.stop, self.turns = stop, turns
         self.target = torch.zeros(P * G, self.longest, dtype=torch.long, device=device)
@@ -71,7 +77,7 @@ class Rows:
         self.noise = noise_on(device, uniform).flatten(0, 1)
         self.live = torch.ones_like(self.truncated)
 
-    def step(self, t, token, logp, kept):
+    def step(self, t: int, token: Tensor, logp: Tensor, kept: KeptTokens | None) -> None:
         """Writes column t, and ends rows. token, logp: (n, 1); kept: the KeptTokens of the rows, or None"""
         drawn = self.live                                                            # (n,)
         if self.turns is not None:
@@ -93,7 +99,7 @@ class Rows:
         self.live = self.live & ~ended
         self.left = int(self.live.sum())
 
-    def leave(self, past):
+    def leave(self, past: Any) -> None:
         """Takes rows that have ended out of the batch and its cache, once there are enough of them."""
         if self.left > LEAVE_SHARE * len(self.live):
             return
@@ -106,7 +112,7 @@ class Rows:
         if self.padding is not None:
             self.padding = self.padding[keep]
 
-    def generation(self, M):
+    def generation(self, M: int) -> Generation:
         """The Generation, whose longest completion has M tokens."""
         return Generation(
             self.target[:, :M], self.drawn[:, :M].float(), self.logp[:, :M],
@@ -118,7 +124,7 @@ class Stop:
     """Ends a row at a stop token, or where its text has just come to contain one of the stop sequences.
     prefix: the beginning of every answer (response_prefix), which is part of the completion's text"""
 
-    def __init__(self, tokenizer, sequences=(), prefix=""):
+    def __init__(self, tokenizer: Tokenizer, sequences: Sequence[str] = (), prefix: str = ""):
         self.tokenizer = tokenizer
         self.ids = tuple(tokenizer.stop_token_ids)
         self.sequences = sequences
@@ -131,7 +137,7 @@ class Stop:
         # Tokens that can hold a sequence, and one before them: a tokenizer may leave out a space that begins a text
         self.window = max((len(s.encode()) + 1 for s in sequences), default=0)
 
-    def __call__(self, tokens, first, turn=None):
+    def __call__(self, tokens: Tensor, first: int, turn: Sequence[int] | None = None) -> Tensor:
         """Marks the columns at which rows end: (n, t - first) bool, of which the first one of a row counts.
 
         tokens: (n, t) so far, of which those from column `first` on are new
@@ -152,7 +158,7 @@ class Stop:
                         ended[row, column] = True
         return ended
 
-    def text(self, ids):
+    def text(self, ids: Sequence[int]) -> str:
         """A completion as its reader sees it: without stop tokens, cut before the first stop sequence."""
         text = self.tokenizer.decode(ids)
         ends = [text.find(s) for s in self.sequences if s in text]

@@ -1,8 +1,10 @@
 """Prompts: records rendered by a template, and drawn as problems or training examples."""
 
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Self
 
 import numpy as np
 
@@ -10,14 +12,20 @@ from core.data import PROBLEMS
 from core.data_folder import OF_CONSUMER, SPLITS, dataset_folder, is_file_of_records, load_meta
 from core.errors import Mistake
 from core.records import in_words, load_records, splits_of, unique_records, with_completion
+from core.settings.setting import Settings
+from core.tokenizer import Tokenizer
+
+Messages = list[dict[str, str]]       # {"role", "content"} each
+Prompt = str | Messages
+Batch = dict[str, np.ndarray]
 
 
-def plain(messages):
+def plain(messages: Messages) -> str:
     """The contents alone, a blank line between two messages: for a model that was trained on plain text."""
     return "\n\n".join(m["content"] for m in messages)
 
 
-def chat(messages, rules=""):
+def chat(messages: Messages, rules: str = "") -> str:
     """Turns with the names of their roles. At the end the assistant's begins, or goes on if the last message is its.
     rules: a first system message"""
     if rules:
@@ -37,7 +45,7 @@ MOST_NAMES = 8      # special tokens that are named
 SHORT = 300         # characters of the first prompt that the start of a run prints
 
 
-def as_messages(prompt, system_prompt=None, prompt_format=None):
+def as_messages(prompt: Prompt, system_prompt: str | None = None, prompt_format: str | None = None) -> Messages:
     """A prompt, a text or messages, as a list of {"role", "content"}; prompt_format is for the last message, or for
     the one before it that is not the assistant's."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -47,7 +55,7 @@ def as_messages(prompt, system_prompt=None, prompt_format=None):
     return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
 
 
-def prefill(prompt):
+def prefill(prompt: Prompt) -> str:
     """The beginning of the answer that a prompt has: the text of an assistant's message at its end, else ""."""
     if isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
         return ""
@@ -66,11 +74,11 @@ class PromptFormat:
     prompt_format: str | None = None           # the text around the prompt, or around its last message
 
     @classmethod
-    def of(cls, config):
+    def of(cls, config: Settings) -> Self:
         """The format that the settings of these names describe."""
         return cls(**{f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)})
 
-    def encode(self, prompt, tokenizer, notes=None):
+    def encode(self, prompt: Prompt, tokenizer: Tokenizer, notes: Counter | None = None) -> tuple[str, list[int]]:
         """(text, token ids) of a prompt, a text or messages. The ids include the beginning of the answer, by prefill
         and response_prefix, the text does not. notes: as in core/records.py"""
         notes = Counter() if notes is None else notes
@@ -85,7 +93,7 @@ class PromptFormat:
         begun = prefill(prompt)
         return text.removesuffix(begun if text.endswith(begun) else begun.strip()), ids
 
-    def render(self, messages, tokenizer):
+    def render(self, messages: Messages, tokenizer: Tokenizer) -> str:
         """The text of messages up to where the next answer begins or, behind an assistant's message, goes on."""
         if self.template != MODEL:
             return TEMPLATES[self.template](messages)
@@ -93,7 +101,7 @@ class PromptFormat:
             raise Mistake(f"template='model' is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
         return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
 
-    def behind(self, messages, tokenizer):
+    def behind(self, messages: Messages, tokenizer: Tokenizer) -> str:
         """The text of messages that follow a turn of the model: from the end of it to the beginning of the next."""
         turn = "what the model wrote"
         before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": turn}]
@@ -103,13 +111,13 @@ class PromptFormat:
         return text
 
 
-def as_columns(records):
+def as_columns(records: Collection[dict]) -> tuple[list[str], dict[str, list]]:
     """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards."""
     fields = {field for record in records for field in record} - OF_CONSUMER
     return [r["text"] for r in records], {field: [r.get(field) for r in records] for field in fields}
 
 
-def as_problems(records, numbers, T, tokenizer):
+def as_problems(records: list[dict], numbers: np.ndarray, T: int, tokenizer: Tokenizer) -> Batch:
     """A batch of problems from B records with at most T "tokens" each, padded on the left."""
     padding = T - np.array([len(record["tokens"]) for record in records])            # (B,)
     input = np.full((len(records), T), tokenizer.pad_token_id)                       # (B, T)
@@ -119,7 +127,7 @@ def as_problems(records, numbers, T, tokenizer):
     return {"input": input, "padding": padding, "number": np.asarray(numbers), "record": records}
 
 
-def percentile(lengths, share):
+def percentile(lengths: Collection[int], share: float) -> int:
     """The smallest of the lengths that at least this share of them do not exceed."""
     for count, length in enumerate(sorted(lengths), 1):
         if count / len(lengths) >= share:
@@ -140,8 +148,9 @@ class PromptConsumer:
     masked: whether `batch` is for a model that fills in masks
     """
 
-    def __init__(self, dataset, batch_size, seed=1337, rank=0, world=1, tokenizer=None, format=None, block_size=None,
-                 masked=False):
+    def __init__(self, dataset: str, batch_size: int, seed: int = 1337, rank: int = 0, world: int = 1,
+                 tokenizer: Tokenizer | None = None, format: PromptFormat | None = None, block_size: int | None = None,
+                 masked: bool = False):
         self.batch_size, self.seed = batch_size, seed
         self.rank, self.world = rank, world
         self.block_size, self.masked = block_size, masked
@@ -212,21 +221,21 @@ class PromptConsumer:
                 raise Mistake(f"{record['where']}: a validation prompt is above max_prompt_length={limit}; set it "
                               f"to {len(record['tokens'])} or more, or remove the prompt")
 
-    def require_completions(self):
+    def require_completions(self) -> None:
         """Raises Mistake, naming file and line, unless every record has a completion, or an answer in its place."""
         for record in self._all():
             record |= with_completion(record)
             if "completion" not in record:
                 raise Mistake(f"{record['where']}: no completion, which supervised training needs")
 
-    def size(self):
+    def size(self) -> str:
         """The numbers of prompts, in words."""
         repeated = f", {self.repeated} records equal to another left out" if self.repeated else ""
         return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
                 f"{self.longest} tokens; training prompts of more than {self.limit} tokens "
                 f"(max_prompt_length={self.format.max_prompt_length}) left out: {self.dropped}{repeated}")
 
-    def describe_prompts(self, problems):
+    def describe_prompts(self, problems: int) -> Iterator[str]:
         """Yields lines for the start of a run: what was done with records, how often a step of so many problems
         repeats them, the end of the first prompt, and what ends a completion."""
         yield from in_words(self.notes)
@@ -252,11 +261,11 @@ class PromptConsumer:
         numbers = np.arange(first, first + self.batch_size)
         return [records[i] for i in order[numbers % len(order)]], numbers
 
-    def problems(self, split, step, micro=0):
+    def problems(self, split: str, step: int, micro: int = 0) -> Batch:
         """Prompts to complete, this rank's share of a micro-batch."""
         return self.pack(*self._drawn(split, step, micro))
 
-    def pack(self, records, numbers):
+    def pack(self, records: list[dict], numbers: np.ndarray) -> Batch:
         """The records as a batch of problems."""
         return as_problems(records, numbers, self.longest, self.tokenizer)
 
@@ -265,7 +274,7 @@ class PromptConsumer:
         completion = self.tokenizer.encode(str(record.get("completion", "")))
         return [*record["tokens"], *completion, self.tokenizer.stop_token_id]
 
-    def masked_batch(self, split, step, micro):
+    def masked_batch(self, split: str, step: int, micro: int) -> Batch:
         """Training examples for a masked-fill model: the prompt, the record's "completion", and stop tokens up to
         block_size. A share t of the positions after the prompt, uniform in (0, 1], is masked, and each masked token
         weighs 1 / t: the likelihood bound of arXiv 2406.07524 and 2502.09992."""
@@ -282,7 +291,7 @@ class PromptConsumer:
         input = np.where(weight > 0, self.tokenizer.mask_token_id, target)
         return {"input": input, "target": target, "mask": weight, "number": numbers}
 
-    def batch(self, split, step, micro=0):
+    def batch(self, split: str, step: int, micro: int = 0) -> Batch:
         """Training examples: the prompt, the record's "completion" and the stop token."""
         if self.masked:
             return self.masked_batch(split, step, micro)

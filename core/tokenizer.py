@@ -15,16 +15,15 @@ class Tokenizer(Protocol):
     """Text to token ids and back: one of this project's, or core/huggingface/tokenizer.py."""
 
     vocab_size: int
-    stop_token_ids: tuple[int, ...]  # each of them ends a completion
+    mask_token_id: int | None
+    pad_token_id: int
+    stop_token_id: int | None         # the first of stop_token_ids; None: no token ends a completion
+    stop_token_ids: tuple[int, ...]
+    start_ids: tuple[int, ...]        # before each prompt
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of the text alone."""
-
-    def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a whole prompt: with the start token, if there is one."""
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids."""
+    def encode(self, text: str) -> list[int]: ...
+    def encode_prompt(self, text: str) -> list[int]: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
 
 
 def fold_to_ascii(text: str) -> tuple[str, int, int]:

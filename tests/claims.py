@@ -535,6 +535,8 @@ CLAIMS = {
             "docs/test_examples.py::test_the_defaults_that_differ_from_trl_are_those_of_both",
         "imports run in no circle, and rooms do not import their neighbours":
             "docs/test_house.py::test_no_imports_run_in_a_circle_and_a_layer_imports_only_those_before_it",
+        "public functions have type hints on parameters and result":
+            "docs/test_house.py::test_public_functions_have_type_hints_on_parameters_and_result",
         "nothing evaluates text or catches every error":
             "docs/test_house.py::test_nothing_evaluates_text_or_catches_every_error",
         "tokens, density, settings and words stay below their ceilings":

@@ -73,6 +73,32 @@ def test_no_imports_run_in_a_circle_and_a_layer_imports_only_those_before_it():
         left = {name: others for name, others in left.items() if name not in ready}
 
 
+TYPED = ("core/prompts.py", "core/generation.py")  # files whose public functions have type hints
+
+
+def public_functions(body):
+    """Yields the functions of a module, and the methods of its classes, that others call."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node.body)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if not node.name.startswith("_") or node.name in ("__init__", "__call__"):
+                yield node
+
+
+@pytest.mark.parametrize("path", TYPED)
+def test_public_functions_have_type_hints_on_parameters_and_result(path):
+    functions = list(public_functions(ast.parse(pathlib.Path(ROOT, path).read_text()).body))
+    lacking = []
+    for function in functions:
+        parameters = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+        lacking += [f"{function.name}: {x.arg}" for x in parameters
+                    if x.annotation is None and x.arg not in ("self", "cls")]
+        if function.returns is None and function.name != "__init__":
+            lacking.append(f"{function.name}: result")
+    assert functions and not lacking
+
+
 def room(name):
     parts = name.split("/")
     return parts[1] if len(parts) == 3 and parts[1] in ROOMS else None
