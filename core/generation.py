@@ -48,11 +48,11 @@ def generate(model: nn.Module, prompt: Tensor, padding: Tensor | None, uniform: 
 @dataclass
 class Generation:
     """N = P * G sampled completions; M is the length of the longest."""
-    target: Tensor       # (N, M) tokens, the stop token included
-    mask: Tensor         # (N, M) 1.0 where a token was sampled, 0.0 after the end, and where it was given
-    logp: Tensor         # (N, M) log-probability under the distribution drawn from
+    target: Tensor             # (N, M) tokens, the stop token included
+    mask: Tensor               # (N, M) 1.0 where a token was sampled, 0.0 after the end, and where it was given
+    logp: Tensor               # (N, M) log-probability under the distribution drawn from
     kept: KeptTokens | None    # the tokens that could be drawn, for the K sampled tokens in order; None: all
-    truncated: Tensor    # (N,) bool: ran out of room before its end
+    truncated: Tensor          # (N,) bool: ran out of room before its end
 
 
 class Rows:
@@ -100,7 +100,8 @@ class Rows:
         self.left = int(self.live.sum())
 
     def leave(self, past: Any) -> None:
-        """Takes rows that have ended out of the batch and its cache, once there are enough of them."""
+        """Takes rows that have ended out of the batch and its cache `past`, ours or a HuggingFaceCache, once there are
+        enough of them."""
         if self.left > LEAVE_SHARE * len(self.live):
             return
         keep = self.live.nonzero().squeeze(1)
