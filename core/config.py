@@ -106,7 +106,8 @@ TEXTS = "stop_sequences"  # a tuple of texts, not of names: a comma may be a par
 def load_config(cls, argv):
     """Builds the dataclass `cls` from config files and --key=value arguments; later arguments win.
 
-    --resume=True and no config file takes the settings from config.json in out_dir.
+    Without a config file --resume=True takes the settings from config.json in out_dir. So does auto if there is one
+    and the command names no model and no data.
     Returns (config, origin): origin maps each key that was set to the file or argument that set it.
     Raises UsageError for an unknown key or a wrong type, naming the file or argument and the nearest key.
     """
@@ -128,14 +129,27 @@ def load_config(cls, argv):
             value = literal(value, hints.get(key)) if where == COMMAND else value
             values[key] = checked(key, value, hints, where)
             origin[key] = where
-    if values.get("resume") is True and all(argument.startswith("--") for argument in argv):
-        folder = values.get("out_dir", cls.out_dir)
-        path = os.path.join(folder, CONFIG)
+    resume, folder = values.get("resume"), values.get("out_dir", cls.out_dir)
+    path = os.path.join(folder, CONFIG)
+    if resume == "auto" and os.path.isfile(path):
+        resume = values.keys().isdisjoint(("generator_checkpoint", "dataset"))
+    if resume is True and all(argument.startswith("--") for argument in argv):
         saved = saved_settings(cls, path) if os.path.isfile(path) else {}
         saved["out_dir"] = folder  # it may have been moved since
         values = saved | values
         origin = dict.fromkeys(saved, path) | origin
+    lower_min_lr(values, origin)
     return cls(**values), origin
+
+
+def lower_min_lr(values, origin):
+    """Makes min_lr a tenth of learning_rate, as by default, if the command line sets learning_rate below the min_lr of
+    a file; `origin` says so."""
+    of_file, rate = values.get("min_lr"), values.get("learning_rate")
+    from_command = origin.get("learning_rate") == COMMAND and origin.get("min_lr") != COMMAND
+    if from_command and of_file is not None and of_file > rate:
+        values["min_lr"] = float(f"{rate / 10:g}")
+        origin["min_lr"] = f"a tenth of learning_rate, which is below the {of_file:g} of {origin['min_lr']}"
 
 
 def saved_settings(cls, path):

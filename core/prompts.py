@@ -39,7 +39,8 @@ def chat(messages: Messages, rules: str = "") -> str:
 MATH = ("Put your reasoning between <start_working_out> and <end_working_out>, "
         "then the final number between <SOLUTION> and </SOLUTION>.")
 CODE = "Answer with one fenced block of Python code."
-TEMPLATES = {"plain": plain, "chat": chat, "math": partial(chat, rules=MATH), "code": partial(chat, rules=CODE)}
+RULES = {"math": MATH, "code": CODE}  # by the template that begins with them
+TEMPLATES = {"plain": plain, "chat": chat} | {name: partial(chat, rules=rules) for name, rules in RULES.items()}
 MODEL = "model"     # the template that comes with a Hugging Face model
 MOST_NAMES = 8      # special tokens that are named
 SHORT = 300         # characters of the first prompt that the start of a run prints
@@ -47,12 +48,18 @@ SHORT = 300         # characters of the first prompt that the start of a run pri
 
 def as_messages(prompt: Prompt, system_prompt: str | None = None, prompt_format: str | None = None) -> Messages:
     """A prompt, a text or messages, as a list of {"role", "content"}; prompt_format is for the last message, or for
-    the one before it that is not the assistant's."""
+    the one before it that is not the assistant's. system_prompt comes first, in one message with the prompt's own."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if prompt_format:
         last = -1 if len(messages) == 1 or messages[-1]["role"] != "assistant" else -2
         messages[last] = {**messages[last], "content": prompt_format.replace("{prompt}", messages[last]["content"])}
-    return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
+    if not system_prompt:
+        return messages
+    for i, message in enumerate(messages):
+        if message["role"] == "system":
+            messages[i] = {**message, "content": f"{system_prompt}\n\n{message['content']}"}
+            return messages
+    return [{"role": "system", "content": system_prompt}, *messages]
 
 
 def prefill(prompt: Prompt) -> str:
@@ -75,8 +82,9 @@ class PromptFormat:
 
     @classmethod
     def of(cls, config: Settings) -> Self:
-        """The format that the settings of these names describe."""
-        return cls(**{f.name: getattr(config, f.name) for f in fields(cls) if hasattr(config, f.name)})
+        """The format that the settings of these names describe; one that is None has the default."""
+        settings = {f.name: getattr(config, f.name, None) for f in fields(cls)}
+        return cls(**{name: value for name, value in settings.items() if value is not None})
 
     def encode(self, prompt: Prompt, tokenizer: Tokenizer, notes: Counter | None = None) -> tuple[str, list[int]]:
         """(text, token ids) of a prompt, a text or messages. The ids include the beginning of the answer, by prefill
@@ -191,7 +199,9 @@ class PromptConsumer:
         prompt = record["prompt"]
         roles = [] if isinstance(prompt, str) else [message["role"] for message in prompt]
         if self.format.system_prompt and "system" in roles:
-            raise Mistake(f"{record['where']}: the prompt has a system message already; leave system_prompt out")
+            if self.format.system_prompt not in RULES.values():  # it is the user's, not that of task_type
+                raise Mistake(f"{record['where']}: the prompt has a system message already; leave system_prompt out")
+            self.notes["the system message begins with the rules of task_type"] += 1
         record["text"], record["tokens"] = self.format.encode(prompt, self.tokenizer, self.notes)
         if not record["tokens"]:
             raise Mistake(f"{record['where']}: no usable characters in the prompt")

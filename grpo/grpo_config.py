@@ -6,7 +6,7 @@ from core.settings.setting import check_value, setting
 from grpo.losses import ADVANTAGES, AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of, check_row
 from grpo.reference import REFERENCES
 from grpo.reward_functions.settings import PRESETS
-from grpo.rooms import ROOMS
+from grpo.rooms import CHAT_TEMPLATE, ROOMS
 
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
 
@@ -14,7 +14,7 @@ ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate
 class GRPOConfig(MaskConfig, RunConfig):
     """The settings of grpo/train_grpo.py and their defaults; those shared with pretraining are in RunConfig."""
 
-    rooms = ROOMS | RunConfig.rooms
+    rooms = ROOMS | RunConfig.rooms | CHAT_TEMPLATE
     excludes = (
         ("stop_sequences=", "", "they must be texts that are not empty"),
         ("minibatches>problems", "", "it must be at most batch_size * gradient_accumulation_steps"),
@@ -28,6 +28,9 @@ class GRPOConfig(MaskConfig, RunConfig):
         ("kl_in_reward overlong_buffer credit_window!=None reward_normalisation=group", "baseline=max_rl",
          "advantage='max_rl' divides by the share of a group's completions that are right"))
 
+    template: str | None = setting(
+        None, "how prompts are rendered: plain, chat, math, code, or model (the tokenizer's chat template); None: as "
+        "task_type says", ("plain", "chat", "math", "code", "model"))
     response_prefix: str = setting("", "the text that every answer begins with")
     max_new_tokens: int = setting(128, "the most tokens of a completion", "[1, 1e6]")
     stop_sequences: tuple[str, ...] = setting((), "texts that end a completion, besides the end tokens")
@@ -35,7 +38,8 @@ class GRPOConfig(MaskConfig, RunConfig):
         None, "the model that is trained: a file of this project, a folder in Hugging Face format, or hf:owner/name")
     judge_checkpoint: str | None = setting(None, "the model behind the reward `judge`")
     task_type: str = setting(
-        "fill_in", "a preset of rewards: fill_in (the judge), math, code, general, reasoning", PRESETS)
+        "fill_in", "a preset of rewards: fill_in (the judge), math, code, general, reasoning; math, code and reasoning "
+        "have a template too", PRESETS)
     reward_functions: tuple[str, ...] = setting((), "names of rewards; (): those of task_type")
     reward_file: str | None = setting(
         None, "your Python file of reward functions (as in TRL), @environment classes, @mask functions")

@@ -22,14 +22,26 @@ from core.models import is_small
 from core.run import check_run_folder, run_folder
 from core.start import naming_what_lowers_memory, recorded
 from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing
+from grpo.example import beside_the_code, describe_example, example_for, naming_example
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.plan import plan, plan_of_settings
+from grpo.template import with_template
 
 
 def main(argv):
-    """Config, device, data, models, evaluation, trainer; then run."""
-    config, origin = load_config(GRPOConfig, argv)
+    """The settings of the command, and of the example where it names no config of its own; then the run."""
+    example = example_for(argv)
+    if example is None:
+        train(*load_config(GRPOConfig, argv))
+        return
+    with naming_example(example, argv):
+        config, origin = load_config(GRPOConfig, [example, *argv])
+        train(beside_the_code(config, origin, example), origin, [describe_example(example)])
+
+
+def train(config, origin, first=()):
+    """Device, data, models, evaluation, trainer; then run. first: lines for the start"""
     check_run_folder(config.absolute_out_dir, config.resume)
     if config.wandb_log or config.report_to:
         from core.trackers import check_trackers
@@ -40,11 +52,14 @@ def main(argv):
         check_version("torch.distributed.fsdp", torch.__version__, "parallel='fsdp'", "-r requirements.txt")
     small = is_small(config.generator_checkpoint)
     with Distributed(config.device, config.dtype, small) as dist, naming_what_lowers_memory(config):
+        for line in first if dist.is_main else ():
+            print(line, flush=True)
         if build_what_is_missing(config, dist):
             if dist.is_main:
                 print(*plan_of_settings(config, origin, dist), sep="\n")
                 print("dry run: nothing was built or trained, and what is there was not checked")
             return
+        config = with_template(config, origin)
         data = build_data(config, dist)
         models = build_models(config, data, dist)
         rewards = build_rewards(config, models, data, dist)
@@ -69,6 +84,8 @@ def main(argv):
             if config.sampler != "local":
                 sampler = import_module(f"grpo.samplers.{config.sampler}").build(models.policy, config, dist)
             with recorded(config, origin, dist, trainer, resume, trainer.write_page):
+                for line in first:
+                    logger.write_console(line)
                 logger.say("\n".join(lines))
                 trainer.run(sampler)
 

@@ -170,8 +170,7 @@ def counted(project, sizes):
 
 
 def prompt_consumer(folder, c, **settings):
-    prompt_format = PromptFormat(c.template, c.system_prompt, c.response_prefix, c.max_prompt_length)
-    return PromptConsumer(folder, c.batch_size, c.seed, format=prompt_format, **settings)
+    return PromptConsumer(folder, c.batch_size, c.seed, format=PromptFormat.of(c), **settings)
 
 
 def judge(seed=5, **settings):

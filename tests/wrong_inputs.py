@@ -137,6 +137,15 @@ SETTINGS = [
       for script in (TRAIN, PRETRAIN)),
     (PRETRAIN, "--resume=True --out_dir={folder}/mine", 1, "{folder}/mine state.pt out_dir=FOLDER"),
     (TRAIN, "--resume=True --out_dir={folder}/state", 1, "{folder}/state config.json out_dir=FOLDER"),
+    (TRAIN, "--resume=auto", 1, "generator_checkpoint config/grpo_example.py"),
+    (TRAIN, "--dataset={prompts}", 1, "generator_checkpoint config/grpo_example.py"),
+    (TRAIN, "--generator_checkpoint={causal} --dataset={text}", 1, "causal.safetensors vocabulary"),
+    # Settings of the example, which a command without a config takes
+    (TRAIN, "--min_lr=1e-3", 1, "min_lr learning_rate config/grpo_example.py"),
+    (TRAIN, "--learning_rate=5e-6 --min_lr=1e-5", 1, "min_lr=1e-05 learning_rate"),
+    (TRAIN, "--judge_checkpoint=None", 1, "judge_checkpoint gold_judge_checkpoint config/grpo_example.py"),
+    (TRAIN, "--advantage=max_rl", 1, "credit_window=2 max_rl config/grpo_example.py"),
+    (TRAIN, "--environment=X", 1, "environment reward_functions"),
 ]
 
 DATA_AND_MODELS = [
@@ -202,7 +211,7 @@ ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     "--ema_alpha=0.5": "ema_alpha reference_mode=ema",
     "--kl_in_reward=True --kl_estimator=exact": "kl_estimator k3",
     f"{SUCCESS} --train_pass_k=2 --advantage=group_std": "train_pass_k leave_one_out",
-    f"{PASSES} --fill_estimator=one_step": "top_p fill_estimator",
+    f"{PASSES} --fill_estimator=one_step --top_p=0.9": "top_p fill_estimator",
     "--teacher_checkpoint=t": "kl_beta kl_beta=0.0",
     f"{TAUGHT} --task_type=math": "task_type reward_functions",
     "--teacher_checkpoint=out-grpo/model.safetensors --kl_beta=0.0 --out_dir=out-grpo": "teacher_checkpoint out_dir",

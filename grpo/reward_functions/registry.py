@@ -29,6 +29,7 @@ class Reward:
     high: float = math.inf
     slow: bool = False              # runs in worker processes, if there are any, with a deadline
     check: Callable | None = None   # check(**fields of a record) raises ValueError if the record cannot be scored
+    tags: tuple = ()                # that it looks for in completions, which a prompt should name
     messages: bool = True           # gets messages as completions of messages, as in TRL
 
     @property
@@ -75,7 +76,7 @@ FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a 
 event_loop = functools.cache(asyncio.new_event_loop)  # one, so that connections of async rewards stay usable
 
 
-def reward(low=-math.inf, high=math.inf, slow=False, check=None):
+def reward(low=-math.inf, high=math.inf, slow=False, check=None, tags=()):
     """Registers a function in REWARDS under its own name and returns it unchanged: @reward, or @reward(low, high, ...).
     An object with __call__, `brief = reward(0, 1)(Brief(40))`, has the name of its variable in reward_file.
 
@@ -91,13 +92,13 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None):
                                judge_model, reward_scorer; any other is set by reward_settings={"most": 40}
     It returns a list or a 1-D tensor; an `async def` function is awaited. A slow function gets each completion in a
     call of its own, and neither group_size nor texts nor models. Before the first step, `check` is called with the
-    fields of every record.
+    fields of every record, and the start says which of the `tags` no prompt names.
     """
     if callable(low):
         return reward()(low)
 
     def register(fn):
-        new = Reward(fn, float(low), float(high), slow, check, messages=False)
+        new = Reward(fn, float(low), float(high), slow, check, tuple(tags), messages=False)
         if hasattr(fn, "__name__"):
             add(one_line(fn.__name__), new)
         else:

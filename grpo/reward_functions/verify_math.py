@@ -23,7 +23,7 @@ MAX_EXPRESSION = 300  # characters, so that its tree and its numbers are small
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-@reward(-3, 3)
+@reward(-3, 3, tags=TAGS)
 def math_format(prompts, completions, **columns):
     """3 for text, <end_working_out>, <SOLUTION>..</SOLUTION> and no more; else per tag 0.5 if it occurs once or -1.
 
@@ -38,7 +38,7 @@ def math_format(prompts, completions, **columns):
     return scores
 
 
-@reward(-4.5, 5, check=check_answer)
+@reward(-4.5, 5, check=check_answer, tags=TAGS[1:])
 def math_answer(prompts, completions, answer, **columns):
     """Solution vs `answer`: 5 equal, 3.5 stripped, 2 in 10%, 1.5 in 20%, -2.5 further off, -4.5 no number, -2 no block.
 
@@ -50,7 +50,7 @@ def math_answer(prompts, completions, answer, **columns):
             for text, own in zip(completions, answer, strict=True)]
 
 
-@reward(-2.5, 3.5, check=check_answer)
+@reward(-2.5, 3.5, check=check_answer, tags=TAGS[1:])
 def math_number(prompts, completions, answer, **columns):
     """First number in the SOLUTION block against `answer`, or one of a list: 3.5 equal, -1.5 unequal, -2.5 no number or
     no block."""
@@ -86,7 +86,7 @@ def math_verify(prompts, completions, answer, *, log_metric, **columns):
     return scores
 
 
-@reward(0, 1)
+@reward(0, 1, tags=[END])
 def math_working(prompts, completions, **columns):
     """Share of the equations before <end_working_out>, such as 7+5=12, that are true; 0 if there is none."""
     scores = []

@@ -1,16 +1,23 @@
 """Prompts: templates, splits, and batches of problems and of training examples."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
 
 from core.errors import Mistake
 from core.huggingface.tokenizer import load_huggingface_tokenizer
+from core.models import save_model
 from core.prompts import PromptConsumer, PromptFormat
 from core.records import side, write_prompts
-from tests.families import tokenizer_of
-from tests.tiny import CAUSAL, causal_policy, jsonl, prompt_config, sampled
+from grpo.build import build_data
+from grpo.grpo_config import GRPOConfig
+from grpo.reward_functions.registry import reward
+from grpo.rewards import Rewards
+from grpo.template import unnamed_tags, with_template
+from tests.families import CHAT_TEMPLATE, model_folder, tokenizer_of
+from tests.tiny import CAUSAL, causal_model, causal_policy, jsonl, one_process, prompt_config, sampled
 
 RECORDS = [{"prompt": f"{i}+{i * i}=", "completion": str(i + i * i), "split": "train" if i % 5 else "val"}
            for i in range(60)]
@@ -214,3 +221,127 @@ def test_masked_examples_are_the_answer_and_ends_with_a_uniform_share_of_masks(p
             assert (weight[masked] == np.float32(1 / masked.sum())).all(), "every example weighs the same"
             shares.append(masked.sum() / (12 - length))
     assert abs(np.mean([share <= 0.5 for share in shares]) - 0.5) < 0.1
+
+
+MATH = ("Put your reasoning between <start_working_out> and <end_working_out>, then the final number between "
+        "<SOLUTION> and </SOLUTION>.")
+CODE = "Answer with one fenced block of Python code."
+ASSISTANT = "<|im_start|>assistant\n"
+BRIEF = {"system_prompt": "Be brief."}
+REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+SYSTEM = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
+
+
+def turns(*contents):
+    """What CHAT_TEMPLATE makes of contents, the last of which is the user's and the others the system's."""
+    roles = ["system"] * (len(contents) - 1) + ["user"]
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in zip(roles, contents)) + ASSISTANT
+
+
+@pytest.fixture(scope="module")
+def generators(tmp_path_factory):
+    """Models: one of ours, and three with a chat template, which shows, refuses or ignores a system message."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("generators")
+    save_model(str(folder / "own"), causal_model(block_size=400), CAUSAL)
+    model_folder(folder / "chat", "qwen3")
+    for name, template in (("refuses", REFUSES + CHAT_TEMPLATE),
+                           ("ignores", CHAT_TEMPLATE.replace("messages", "messages if m['role'] != 'system'"))):
+        shutil.copytree(folder / "chat", folder / name)
+        (folder / name / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def with_data(folder, tmp_path, prompt="1+1", origin=None, **settings):
+    """(config, data) of a run with this prompt."""
+    dataset = jsonl(tmp_path / "a.jsonl", {"prompt": prompt, "answer": "2"})
+    c = GRPOConfig(dataset=dataset, generator_checkpoint=str(folder), device="cpu", **settings)
+    c = with_template(c, {} if origin is None else origin)
+    return c, build_data(c, one_process())
+
+
+@pytest.mark.parametrize(("model", "settings", "prompt", "text"), [
+    ("own", {"task_type": "math"}, "1+1", f"System: {MATH}\n\nUser: 1+1\n\nAssistant: "),
+    ("own", {"task_type": "reasoning"}, "1+1", f"System: {MATH}\n\nUser: 1+1\n\nAssistant: "),
+    ("own", {"task_type": "code"}, "1+1", f"System: {CODE}\n\nUser: 1+1\n\nAssistant: "),
+    ("own", {"task_type": "general"}, "1+1", "1+1"),
+    ("own", {"reward_functions": ("exact_match",)}, "1+1", "1+1"),
+    ("own", {"task_type": "math", "template": "plain"}, "1+1", "1+1"),
+    ("own", {"task_type": "code", "template": "chat"}, "1+1", "User: 1+1\n\nAssistant: "),
+    ("own", {"task_type": "math", "prompt_format": "Q: {prompt}"} | BRIEF, "1+1",
+     f"System: {MATH}\n\nSystem: Be brief.\n\nUser: Q: 1+1\n\nAssistant: "),
+    ("own", {"task_type": "math"}, SYSTEM, f"System: {MATH}\n\nSystem: Add.\n\nUser: 1+1\n\nAssistant: "),
+    ("chat", {"task_type": "math"}, "1+1", turns(MATH, "1+1")),
+    ("chat", {"task_type": "reasoning", "response_prefix": "So"}, "1+1", turns(MATH, "1+1")),
+    ("chat", {"task_type": "code", "prompt_format": "Q: {prompt}"}, "1+1", turns(CODE, "Q: 1+1")),
+    ("chat", {"task_type": "math"} | BRIEF, "1+1", turns(f"{MATH}\n\nBe brief.", "1+1")),
+    ("chat", {"task_type": "math"}, SYSTEM, turns(f"{MATH}\n\nAdd.", "1+1")),
+    ("chat", {"task_type": "math"}, [{"role": "user", "content": "1"}, *SYSTEM],
+     turns("1").removesuffix(ASSISTANT).replace("system", "user") + turns(f"{MATH}\n\nAdd.", "1+1")),
+    ("chat", {"task_type": "math", "chat_template_kwargs": {"enable_thinking": False}}, "1+1",
+     turns(MATH, "1+1") + "<think></think>"),
+    ("chat", {"task_type": "math", "template": "math"}, "1+1", f"System: {MATH}\n\nUser: 1+1\n\nAssistant: "),
+    ("chat", {"task_type": "math", "template": "model"}, "1+1", turns("1+1")),
+    ("chat", {"task_type": "math", "template": "plain"}, "1+1", "1+1"),
+    ("chat", {"task_type": "general"}, "1+1", "1+1"),
+    ("refuses", {"task_type": "math"}, "1+1", turns(f"{MATH}\n\n1+1")),
+    ("refuses", {"task_type": "code", "prompt_format": "Q: {prompt}"} | BRIEF, "1+1",
+     turns(f"{CODE}\n\nBe brief.\n\nQ: 1+1")),
+    ("ignores", {"task_type": "math"} | BRIEF, "1+1", turns(f"{MATH}\n\nBe brief.\n\n1+1")),
+    ("ignores", {"task_type": "math"}, SYSTEM, turns(f"{MATH}\n\n1+1")),
+], ids=str)
+def test_a_task_has_a_template_unless_one_is_set(generators, tmp_path, model, settings, prompt, text):
+    origin = dict.fromkeys(settings, "command line")
+    c, data = with_data(generators / model, tmp_path, prompt, origin, **settings)
+    assert data.records["train"][0]["text"] == text
+    assert c.template in ("plain", "chat", "math", "code", "model"), "it is recorded"
+    taken = c.template != "plain" and "template" not in settings
+    assert ("task_type" in origin.get("template", "")) == taken, "and said"
+    assert data.records["train"][0]["tokens"] == data.tokenizer.encode(text + c.response_prefix)
+
+
+@pytest.mark.parametrize(("model", "settings", "prompt", "words"), [
+    ("chat", {"task_type": "math"} | BRIEF, SYSTEM, "system_prompt"),
+    ("own", {"task_type": "math", "chat_template_kwargs": {"a": 1}}, "1+1", "chat_template_kwargs.*model"),
+    ("chat", {"task_type": "code", "template": "chat", "chat_template_kwargs": {"a": 1}}, "1+1", "template_kwargs"),
+    ("chat", {"task_type": "general", "chat_template_kwargs": {"a": 1}}, "1+1", "template_kwargs.*model")], ids=str)
+def test_what_the_template_of_a_task_cannot_be_with_names_a_setting_of_the_user(generators, tmp_path, model, settings,
+                                                                               prompt, words):
+    with pytest.raises(Mistake, match=words):
+        with_data(generators / model, tmp_path, prompt, **settings)
+
+
+END, OPEN, CLOSE = "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
+
+
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({"task_type": "math", "template": "plain"},
+     {"math_format": {END, OPEN, CLOSE}, "math_answer": {OPEN, CLOSE}, "math_number": {OPEN, CLOSE}}),
+    ({"task_type": "math"}, {}), ({"task_type": "general"}, {}),
+    ({"task_type": "reasoning", "template": "chat"}, {"math_format": {END, OPEN, CLOSE}}),
+    ({"reward_functions": ("math_working", "exact_match")}, {"math_working": {END}}),
+    ({"reward_functions": ("math_format", "math_number"), "reward_weights": (0.0, 2.0)},
+     {"math_number": {OPEN, CLOSE}}),
+    ({"reward_functions": ("math_format",), "response_prefix": "<SOLUTION>"}, {"math_format": {END, CLOSE}}),
+    ({"reward_functions": ("math_number",), "system_prompt": "<SOLUTION>2</SOLUTION>"}, {}),
+    ({"reward_functions": ("math_format",), "prompt_format": "{prompt} <end_working_out>"},
+     {"math_format": {OPEN, CLOSE}}),
+    ({"reward_functions": ("tagged", "countdown", "xml_valid")}, {"tagged": {"<mine>"}})], ids=str)
+def test_tags_that_a_reward_looks_for_and_no_prompt_names_are_told(generators, tmp_path, settings, expected):
+    @reward(0, 1, tags=["<mine>"])
+    def tagged(completions, **columns):
+        return [0.0] * len(completions)
+
+    c, data = with_data(generators / "own", tmp_path, **settings)
+    lines = list(unnamed_tags(Rewards(c), data))
+    words = "".join(lines).replace(",", " ").replace(";", " ").replace(":", " ").split()
+    found, name = {}, None
+    for word in words[: words.index("set")] if lines else []:
+        if word in expected:
+            name = word
+            found[name] = set()
+        elif word.startswith("<"):
+            found[name].add(word)
+    assert found == expected and len(lines) == bool(expected)
+    if lines:
+        assert {"template='math'", "system_prompt", "prompt_format"} <= set(words)

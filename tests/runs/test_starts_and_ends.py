@@ -16,6 +16,7 @@ from core.models import save_model
 from core.run import SET_ASIDE, STAYING
 from grpo.losses import OBJECTIVES
 from grpo.report import page
+from tests.families import model_folder
 from tests.tiny import CAUSAL, ROOT, Cut, causal_model, cut_after, read_records, run_here, write_prompt_dataset
 
 OF_A_START = "config.json", "console.log", "report.html", "lock"  # a start that fails adds to these
@@ -249,6 +250,58 @@ def test_whatever_a_run_writes_is_set_aside_by_the_next_and_other_files_stay(lau
     assert everything(out / "previous" / "1") == first and len(first) > 8
     assert (out / "notes.txt").read_text() == "mine"
     assert all(SET_ASIDE.fullmatch(name) or name in STAYING for name in set(os.listdir(out)) - {"notes.txt"})
+
+
+def weights(folder):
+    return torch.load(folder / "state.pt", weights_only=True)["model"]
+
+
+BRIEF, BRIEFER = {"system_prompt": "Be brief."}, {"system_prompt": "Be brief, please."}
+
+
+@pytest.mark.parametrize("how", ["alone", "with a config file", "auto", "auto, with a config file"])
+@pytest.mark.parametrize("first, later, kept", [
+    ({"template": "plain"}, {}, {"template": "plain", "system_prompt": None}),  # as before tasks had templates
+    ({}, {}, {"template": "math", "system_prompt": None}),
+    ({"template": "chat"} | BRIEF, {}, {"template": "chat"} | BRIEF),
+    (BRIEF, BRIEF, {"template": "math"} | BRIEF)], ids=str)
+def test_a_resumed_run_keeps_its_template_bit_for_bit(launch, tmp_path, first, later, kept, how):
+    save_model(str(tmp_path / "g.safetensors"), causal_model(scale=3.0, block_size=256), CAUSAL)
+    common = {"generator_checkpoint": tmp_path / "g.safetensors", "task_type": "math", "max_iters": 2,
+              "reward_functions": "length_penalty", "reward_settings": "{'length_min': 1, 'length_max': 6}"}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    launch(out_dir=whole, **common | first)
+    launch(out_dir=cut, **common | first | {"max_iters": 1})
+    last = {"out_dir": cut, "max_iters": 2, "resume": "auto" if "auto" in how else True}
+    if "file" in how:
+        (tmp_path / "none.py").write_text("")
+        launch(files=[tmp_path / "none.py"], **common | later | last)
+    else:
+        done = run_here(TRAIN, *(f"--{key}={value}" for key, value in last.items()))
+        assert done.returncode == 0, done.stderr
+    for folder in (whole, cut):
+        config = json.loads((folder / "config.json").read_text())
+        assert {key: config[key] for key in kept} == kept
+    assert starts(cut)[-1]["step"] == 1
+    assert all(record["grad_norm"] > 0 for record in read_records(whole / "metrics.jsonl") if "loss" in record)
+    assert all(torch.equal(x, weights(cut)[name]) for name, x in weights(whole).items())
+
+
+@pytest.mark.parametrize("first, later, template, system", [
+    ({}, {}, "model", "{rules}"), (BRIEF, BRIEF, "model", "{rules}\n\nBe brief."),
+    (BRIEF, BRIEFER, "model", "{rules}\n\nBe brief, please."), (BRIEF, {}, "model", "{rules}\n\nBe brief."),
+    ({"template": "model"} | BRIEF, BRIEF, "model", "Be brief."), ({"template": "plain"}, BRIEF, "plain", "Be brief."),
+    ({}, {"template": "chat"}, "chat", None)], ids=str)
+def test_a_resumed_run_of_a_chat_model_keeps_the_rules_of_its_task(launch, tmp_path, first, later, template, system):
+    pytest.importorskip("transformers")
+    common = {"generator_checkpoint": model_folder(tmp_path / "chat", "qwen3", longest=256), "task_type": "math"}
+    (tmp_path / "none.py").write_text("")
+    launch(files=[tmp_path / "none.py"], **common | first | {"max_iters": 1})
+    launch(files=[tmp_path / "none.py"], **common | later | {"max_iters": 1, "resume": True})
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    rules = ("Put your reasoning between <start_working_out> and <end_working_out>, then the final number between "
+             "<SOLUTION> and </SOLUTION>.")
+    assert (config["template"], config["system_prompt"]) == (template, system and system.format(rules=rules))
 
 
 ELSEWHERE = ("gsm8k", "math")  # of these, no prepare.py builds the data set
