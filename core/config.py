@@ -106,8 +106,8 @@ TEXTS = "stop_sequences"  # a tuple of texts, not of names: a comma may be a par
 def load_config(cls, argv):
     """Builds the dataclass `cls` from config files and --key=value arguments; later arguments win.
 
-    Without a config file --resume=True takes the settings from config.json in out_dir. So does auto if there is one
-    and the command names no model and no data.
+    Without a config file --resume=True takes the settings from config.json in out_dir. In GRPO auto does if there is
+    one, and the command names no model and no data.
     Returns (config, origin): origin maps each key that was set to the file or argument that set it.
     Raises UsageError for an unknown key or a wrong type, naming the file or argument and the nearest key.
     """
@@ -129,17 +129,23 @@ def load_config(cls, argv):
             value = literal(value, hints.get(key)) if where == COMMAND else value
             values[key] = checked(key, value, hints, where)
             origin[key] = where
-    resume, folder = values.get("resume"), values.get("out_dir", cls.out_dir)
-    path = os.path.join(folder, CONFIG)
-    if resume == "auto" and os.path.isfile(path):
-        resume = values.keys().isdisjoint(("generator_checkpoint", "dataset"))
-    if resume is True and all(argument.startswith("--") for argument in argv):
-        saved = saved_settings(cls, path) if os.path.isfile(path) else {}
+    resume = values.get("resume")
+    if resume and all(argument.startswith("--") for argument in argv):
+        folder = values.get("out_dir", cls.out_dir)
+        path = os.path.join(folder, CONFIG)
+        saved = {}
+        if os.path.isfile(path) and (resume is True or lacks_model(hints, values)):
+            saved = saved_settings(cls, path)
         saved["out_dir"] = folder  # it may have been moved since
         values = saved | values
         origin = dict.fromkeys(saved, path) | origin
     lower_min_lr(values, origin)
     return cls(**values), origin
+
+
+def lacks_model(hints, values):
+    """True if settings of GRPO name neither a model nor data. hints: {setting: type}"""
+    return "generator_checkpoint" in hints and values.keys().isdisjoint(("generator_checkpoint", "dataset"))
 
 
 def lower_min_lr(values, origin):

@@ -193,6 +193,10 @@ CLAIMS = {
             "data/test_prompts.py::test_a_share_leaves_out_training_prompts_above_that_percentile_and_no_validation_prompt",
         "templates end where the answer begins; the model's own adds one start token":
             "data/test_prompts.py::test_the_template_of_the_model_makes_one_start_token_and_ends_where_the_answer_begins",
+        "a task has a template, that of a chat model with its rules, unless one is set":
+            "data/test_prompts.py::test_a_task_has_a_template_unless_one_is_set",
+        "tags that a reward looks for and no prompt names are told":
+            "data/test_prompts.py::test_tags_that_a_reward_looks_for_and_no_prompt_names_are_told",
         "JSONL, JSON, Parquet and hub data sets give the same records":
             "data/test_records.py::test_every_way_to_write_a_list_of_records_is_read",
         "prompts alone, in any list of JSON, are records":
@@ -251,6 +255,8 @@ CLAIMS = {
             "runs/test_starts_and_ends.py::test_an_earlier_run_that_failed_starts_set_aside_is_named_with_the_command_that_resumes_it",
         "resume alone looks in the default folder of the script":
             "runs/test_starts_and_ends.py::test_a_script_resumes_in_its_default_folder_and_says_what_has_changed",
+        "a resumed run keeps its template, bit for bit":
+            "runs/test_starts_and_ends.py::test_a_resumed_run_keeps_its_template_bit_for_bit",
         "max_iters is the number of optimizer steps":
             "runs/test_resume.py::test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written",
         "a rollout serves all its epochs; the reference reads it once":
@@ -267,6 +273,10 @@ CLAIMS = {
             "runs/test_faults.py::test_another_number_of_ranks_goes_on_between_two_iterations_with_the_same_problems",
         "policies and references are those that a config names":
             "runs/test_what_a_config_builds.py::test_the_policy_is_of_the_kind_that_checkpoint_and_dataset_say",
+        "a command without a config takes the example and says so":
+            "runs/test_command.py::test_a_command_without_a_config_takes_the_example_and_says_so",
+        "the example is found from any working directory":
+            "runs/test_command.py::test_the_example_is_found_from_any_working_directory",
         "a dry run prints the plan and writes nothing":
             "runs/test_command.py::test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing",
         "a teacher stays, and its student comes nearer":

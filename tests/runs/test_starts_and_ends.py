@@ -268,7 +268,7 @@ BRIEF, BRIEFER = {"system_prompt": "Be brief."}, {"system_prompt": "Be brief, pl
 def test_a_resumed_run_keeps_its_template_bit_for_bit(launch, tmp_path, first, later, kept, how):
     save_model(str(tmp_path / "g.safetensors"), causal_model(scale=3.0, block_size=256), CAUSAL)
     common = {"generator_checkpoint": tmp_path / "g.safetensors", "task_type": "math", "max_iters": 2,
-              "reward_functions": "length_penalty", "reward_settings": "{'length_min': 1, 'length_max': 6}"}
+              "entropy_bonus": 0.1}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     launch(out_dir=whole, **common | first)
     launch(out_dir=cut, **common | first | {"max_iters": 1})
