@@ -19,6 +19,7 @@ def with_template(config, origin):
     """The config with a template: the one that it sets, or that of the run which it resumes, or that of task_type.
     `origin` then says which."""
     if config.template is None:
+        origin.pop("template", None)
         changes, where = {"template": "plain"}, None
         if has_prompts(config.dataset):
             changes, where = form_of_run(config, origin) or form_of_task(config)
@@ -42,7 +43,10 @@ def form_of_task(config):
     tokenizer = load_tokenizer(config.generator_checkpoint, "generator_checkpoint")
     if not getattr(tokenizer, "has_chat_template", False):
         return {"template": name}, where
-    return {"template": MODEL} | place_rules(RULES[name], config, tokenizer), where
+    changes = {"template": MODEL} | place_rules(RULES[name], config, tokenizer)
+    if "prompt_format" in changes:
+        where += ", with its rules in the user's message: the tokenizer's chat template shows no system message"
+    return changes, where
 
 
 def place_rules(rules, config, tokenizer):
@@ -67,10 +71,11 @@ def form_of_run(config, origin):
     if not config.resume or not states(config.absolute_out_dir) or not os.path.exists(path):
         return None
     saved = {"template": "plain"} | read_object(path, path, "delete it")
-    changes = {key: saved.get(key) for key in FORM if key not in origin}
+    own = [key for key in FORM if key in origin]
+    changes = {key: saved.get(key) for key in FORM if key not in own}
     rules = RULES.get(PRESET_TEMPLATE.get(config.task_type))
     had_rules = rules is not None and rules in f"{saved.get('system_prompt')} {saved.get('prompt_format')}"
-    if had_rules and saved["template"] == MODEL and len(changes) < len(FORM):
+    if had_rules and saved["template"] == MODEL and own:
         tokenizer = load_tokenizer(config.generator_checkpoint, "generator_checkpoint")
         changes |= place_rules(rules, config, tokenizer)
     return changes, path

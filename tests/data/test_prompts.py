@@ -267,6 +267,7 @@ def with_data(folder, tmp_path, prompt="1+1", origin=None, **settings):
     ("own", {"task_type": "general"}, "1+1", "1+1"),
     ("own", {"reward_functions": ("exact_match",)}, "1+1", "1+1"),
     ("own", {"task_type": "math", "template": "plain"}, "1+1", "1+1"),
+    ("own", {"task_type": "code", "template": None}, "1+1", f"System: {CODE}\n\nUser: 1+1\n\nAssistant: "),
     ("own", {"task_type": "code", "template": "chat"}, "1+1", "User: 1+1\n\nAssistant: "),
     ("own", {"task_type": "math", "prompt_format": "Q: {prompt}"} | BRIEF, "1+1",
      f"System: {MATH}\n\nSystem: Be brief.\n\nUser: Q: 1+1\n\nAssistant: "),
@@ -295,7 +296,7 @@ def test_a_task_has_a_template_unless_one_is_set(generators, tmp_path, model, se
     c, data = with_data(generators / model, tmp_path, prompt, origin, **settings)
     assert data.records["train"][0]["text"] == text
     assert c.template in ("plain", "chat", "math", "code", "model"), "it is recorded"
-    taken = c.template != "plain" and "template" not in settings
+    taken = c.template != "plain" and settings.get("template") is None
     assert ("task_type" in origin.get("template", "")) == taken, "and said"
     assert data.records["train"][0]["tokens"] == data.tokenizer.encode(text + c.response_prefix)
 

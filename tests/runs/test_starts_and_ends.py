@@ -262,6 +262,7 @@ BRIEF, BRIEFER = {"system_prompt": "Be brief."}, {"system_prompt": "Be brief, pl
 @pytest.mark.parametrize("how", ["alone", "with a config file", "auto", "auto, with a config file"])
 @pytest.mark.parametrize("first, later, kept", [
     ({"template": "plain"}, {}, {"template": "plain", "system_prompt": None}),  # as before tasks had templates
+    ({"template": "plain"}, {"template": None}, {"template": "plain", "system_prompt": None}),
     ({}, {}, {"template": "math", "system_prompt": None}),
     ({"template": "chat"} | BRIEF, {}, {"template": "chat"} | BRIEF),
     (BRIEF, BRIEF, {"template": "math"} | BRIEF)], ids=str)
