@@ -3,7 +3,6 @@
 from core.config import describe
 from core.errors import is_own_function
 from grpo.rewards import REWARDS
-from grpo.template import unnamed_tags
 
 
 def plan(config, origin, models, rewards, data, dist):
@@ -15,6 +14,7 @@ def plan(config, origin, models, rewards, data, dist):
         yield from data.describe_prompts(config.problems * dist.world)
     yield from describe_rewards(config, rewards)
     if hasattr(data, "describe_prompts"):
+        from grpo.template import unnamed_tags
         yield from unnamed_tags(rewards, data)
     yield f"on {dist.device} in {dist.dtype}"
 

@@ -3,7 +3,6 @@
 import os
 
 from core.checkpoint_manager import states
-from core.data_folder import has_prompts
 from core.errors import Mistake
 from core.files import CONFIG, read_object
 from core.models import load_tokenizer
@@ -16,13 +15,11 @@ FORM = ("template", "system_prompt", "prompt_format")  # what a resumed run keep
 
 
 def with_template(config, origin):
-    """The config with a template: the one that it sets, or that of the run which it resumes, or that of task_type.
-    `origin` then says which."""
+    """The config of a run on prompts with a template: the one that it sets, or that of the run which it resumes, or
+    that of task_type. `origin` then says which."""
     if config.template is None:
         origin.pop("template", None)
-        changes, where = {"template": "plain"}, None
-        if has_prompts(config.dataset):
-            changes, where = form_of_run(config, origin) or form_of_task(config)
+        changes, where = form_of_run(config, origin) or form_of_task(config)
         for key, value in changes.items():
             if where is not None and value != getattr(config, key):
                 origin[key] = f"{where}, before that of {origin[key]}" if key in origin else where

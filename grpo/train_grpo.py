@@ -15,6 +15,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import torch
 
 from core.config import load_config
+from core.data_folder import has_prompts
 from core.distributed import Distributed
 from core.errors import check_version, run_script
 from core.logger import create_logger
@@ -26,7 +27,6 @@ from grpo.example import beside_the_code, describe_example, example_for, naming_
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.plan import plan, plan_of_settings
-from grpo.template import with_template
 
 
 def main(argv):
@@ -37,11 +37,11 @@ def main(argv):
         return
     with naming_example(example, argv):
         config, origin = load_config(GRPOConfig, [example, *argv])
-        train(beside_the_code(config, origin, example), origin, [describe_example(example)])
+        train(beside_the_code(config, origin, example), origin, describe_example(example))
 
 
-def train(config, origin, first=()):
-    """Device, data, models, evaluation, trainer; then run. first: lines for the start"""
+def train(config, origin, first=None):
+    """Device, data, models, evaluation, trainer; then run. first: a line for the start"""
     check_run_folder(config.absolute_out_dir, config.resume)
     if config.wandb_log or config.report_to:
         from core.trackers import check_trackers
@@ -52,14 +52,16 @@ def train(config, origin, first=()):
         check_version("torch.distributed.fsdp", torch.__version__, "parallel='fsdp'", "-r requirements.txt")
     small = is_small(config.generator_checkpoint)
     with Distributed(config.device, config.dtype, small) as dist, naming_what_lowers_memory(config):
-        for line in first if dist.is_main else ():
-            print(line, flush=True)
+        if dist.is_main and first is not None:
+            print(first, flush=True)
         if build_what_is_missing(config, dist):
             if dist.is_main:
                 print(*plan_of_settings(config, origin, dist), sep="\n")
                 print("dry run: nothing was built or trained, and what is there was not checked")
             return
-        config = with_template(config, origin)
+        if has_prompts(config.dataset):
+            from grpo.template import with_template
+            config = with_template(config, origin)
         data = build_data(config, dist)
         models = build_models(config, data, dist)
         rewards = build_rewards(config, models, data, dist)
@@ -84,8 +86,8 @@ def train(config, origin, first=()):
             if config.sampler != "local":
                 sampler = import_module(f"grpo.samplers.{config.sampler}").build(models.policy, config, dist)
             with recorded(config, origin, dist, trainer, resume, trainer.write_page):
-                for line in first:
-                    logger.write_console(line)
+                if dist.is_main and first is not None:
+                    logger.write_console(first)
                 logger.say("\n".join(lines))
                 trainer.run(sampler)
 
