@@ -275,6 +275,8 @@ CLAIMS = {
             "runs/test_what_a_config_builds.py::test_the_policy_is_of_the_kind_that_checkpoint_and_dataset_say",
         "a command without a config takes the example and says so":
             "runs/test_command.py::test_a_command_without_a_config_takes_the_example_and_says_so",
+        "a learning_rate below the min_lr of a config makes that a tenth and says so":
+            "runs/test_settings.py::test_a_learning_rate_below_the_min_lr_of_a_file_makes_that_a_tenth_and_says_so",
         "the example is found from any working directory":
             "runs/test_command.py::test_the_example_is_found_from_any_working_directory",
         "a dry run prints the plan and writes nothing":

@@ -18,6 +18,7 @@ from grpo.rewards import Rewards
 from grpo.template import unnamed_tags, with_template
 from tests.families import CHAT_TEMPLATE, model_folder, tokenizer_of
 from tests.tiny import CAUSAL, causal_model, causal_policy, jsonl, one_process, prompt_config, sampled
+from tests.tiny import model as model_of
 
 RECORDS = [{"prompt": f"{i}+{i * i}=", "completion": str(i + i * i), "split": "train" if i % 5 else "val"}
            for i in range(60)]
@@ -240,10 +241,11 @@ def turns(*contents):
 
 @pytest.fixture(scope="module")
 def generators(tmp_path_factory):
-    """Models: one of ours, and three with a chat template, which shows, refuses or ignores a system message."""
+    """Models: two of ours, and three with a chat template, which shows, refuses or ignores a system message."""
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("generators")
     save_model(str(folder / "own"), causal_model(block_size=400), CAUSAL)
+    save_model(str(folder / "any order"), model_of(tokenizer=CAUSAL, block_size=400), CAUSAL)
     model_folder(folder / "chat", "qwen3")
     for name, template in (("refuses", REFUSES + CHAT_TEMPLATE),
                            ("ignores", CHAT_TEMPLATE.replace("messages", "messages if m['role'] != 'system'"))):
@@ -262,6 +264,7 @@ def with_data(folder, tmp_path, prompt="1+1", origin=None, **settings):
 
 @pytest.mark.parametrize(("model", "settings", "prompt", "text"), [
     ("own", {"task_type": "math"}, "1+1", f"System: {MATH}\n\nUser: 1+1\n\nAssistant: "),
+    ("any order", {"task_type": "math"}, "1+1", f"System: {MATH}\n\nUser: 1+1\n\nAssistant: "),
     ("own", {"task_type": "reasoning"}, "1+1", f"System: {MATH}\n\nUser: 1+1\n\nAssistant: "),
     ("own", {"task_type": "code"}, "1+1", f"System: {CODE}\n\nUser: 1+1\n\nAssistant: "),
     ("own", {"task_type": "general"}, "1+1", "1+1"),
@@ -315,6 +318,7 @@ def test_what_the_template_of_a_task_cannot_be_with_names_a_setting_of_the_user(
 END, OPEN, CLOSE = "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
 
 
+@pytest.mark.parametrize("name", ["own", "any order"])
 @pytest.mark.parametrize(("settings", "expected"), [
     ({"task_type": "math", "template": "plain"},
      {"math_format": {END, OPEN, CLOSE}, "math_answer": {OPEN, CLOSE}, "math_number": {OPEN, CLOSE}}),
@@ -328,15 +332,15 @@ END, OPEN, CLOSE = "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
     ({"reward_functions": ("math_format",), "prompt_format": "{prompt} <end_working_out>"},
      {"math_format": {OPEN, CLOSE}}),
     ({"reward_functions": ("tagged", "countdown", "xml_valid")}, {"tagged": {"<mine>"}})], ids=str)
-def test_tags_that_a_reward_looks_for_and_no_prompt_names_are_told(generators, tmp_path, settings, expected):
+def test_tags_that_a_reward_looks_for_and_no_prompt_names_are_told(generators, tmp_path, settings, expected, name):
     @reward(0, 1, tags=["<mine>"])
     def tagged(completions, **columns):
         return [0.0] * len(completions)
 
-    c, data = with_data(generators / "own", tmp_path, **settings)
+    c, data = with_data(generators / name, tmp_path, **settings)
     lines = list(unnamed_tags(Rewards(c), data))
     words = "".join(lines).replace(",", " ").replace(";", " ").replace(":", " ").split()
-    found, name = {}, None
+    found = {}
     for word in words[: words.index("set")] if lines else []:
         if word in expected:
             name = word

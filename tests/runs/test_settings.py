@@ -67,6 +67,23 @@ def load(*argv):
     return load_config(PretrainConfig, [str(argument) for argument in argv])[0]
 
 
+@pytest.mark.parametrize("arguments, min_lr", [
+    (["--learning_rate=5e-6"], 5e-7), (["--learning_rate=5e-4"], 1e-4), (["--learning_rate=1e-4"], 1e-4),
+    (["--learning_rate=5e-6", "--min_lr=1e-6"], 1e-6), (["--learning_rate=5e-6", "--min_lr=None"], None),
+    (["--learning_rate=5e-6", "--min_lr=1e-5"], Mistake), (["--min_lr=1e-2"], Mistake)], ids=str)
+def test_a_learning_rate_below_the_min_lr_of_a_file_makes_that_a_tenth_and_says_so(tmp_path, arguments, min_lr):
+    path = tmp_path / "c.py"
+    path.write_text("learning_rate = 1e-3\nmin_lr = 1e-4\n")
+    argv = [str(path), *arguments]
+    if min_lr is Mistake:
+        with pytest.raises(Mistake, match="min_lr"):
+            load(*argv)
+        return
+    c, origin = load_config(PretrainConfig, argv)
+    assert c.min_lr == min_lr
+    assert ("0.0001" in origin["min_lr"] and str(path) in origin["min_lr"]) == (min_lr == 5e-7)
+
+
 def test_later_arguments_win_and_a_config_file_may_compute(tmp_path):
     path = tmp_path / "c.py"
     path.write_text("_half = 0.5\ndropout = _half / 2\nn_layer = 4 * 3\nlearning_rate = 1\n")
