@@ -90,7 +90,8 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
         return
     path, starts, logger = os.path.join(config.absolute_out_dir, CONFIG), [], trainer.logger
     if resume:
-        logger.say(f"resuming from {shortest(trainer.checkpoints.last)}, step {trainer.step} of {config.max_iters}")
+        where = f"resuming from {shortest(trainer.checkpoints.last)}, step {trainer.step} of {config.max_iters}"
+        logger.say(f"{where}; its buffer: {trainer.holds}" if trainer.holds else where)
         if os.path.exists(path):
             saved = read_object(path, path, "delete it")
             starts = starts_of(saved, path)

@@ -94,6 +94,8 @@ class Trainer:
     """Trains any model on batches(split, step, micro) -> (input, target, mask).
     evaluate: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0"""
 
+    holds = ""  # it has no buffer of rollouts
+
     def __init__(self, model, config, batches, evaluate, tokenizer, logger, dist):
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.batches, self.evaluate = batches, evaluate

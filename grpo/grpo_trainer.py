@@ -15,13 +15,14 @@ from core.files import CURVES, REPORT, SAMPLES, STATE, each_metrics, keep_record
 from core.logger import format_number
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from core.run import BadSteps, StopSignal, run_loop
-from grpo.evaluation.samples import append_samples, comparison_table, evaluations, format_samples
+from grpo.evaluation.samples import append_samples, comparison_table, format_samples, held_out
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
-from grpo.metrics import NO_MISMATCH, SKIPPED
+from grpo.metrics import NO_MISMATCH, SKIPPED, VARIED
 from grpo.reference import REFERENCES, adapted
 from grpo.rollout import DataBuffer, Rollouts
 
-SAVED = ("before", "skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated", "taught")  # in every state
+SAVED = ("skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated", "taught")  # in every state
+FIRST_STEPS = 3    # after so many steps of a start it says which rewards did not vary
 PAGE_GROWTH = 1.1  # report.html is written at an evaluation after so many times the steps of the page before
 
 
@@ -52,11 +53,13 @@ class GRPOTrainer:
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
         self.step = self.skipped_steps = self.empty_steps = 0
-        self.before, self.after = {}, {}  # metrics of the first and of the last evaluation
+        self.after = {}  # metrics of the last evaluation
         self.stopped_by = None  # the signal that ended the run early
         self.taught = False  # whether a reward has taught anything
         self.step_of_page = 0
         self.told = set()  # names of metrics of which a line was said once
+        self.first_steps = []  # metrics of the first FIRST_STEPS of this start
+        self.said_at = 0  # the step after which it said that nothing was learned
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
 
     def run(self, sampler=None):
@@ -136,6 +139,8 @@ class GRPOTrainer:
         not_scored = "mean_reward" not in metrics and not taught  # resampled ones may have been scored
         self.taught = self.taught or bool(taught)
         self.tell_first_skips(metrics)
+        varied = {key: metrics.pop(key) for key in [*metrics] if key.startswith(VARIED)}
+        self.tell_equal_rewards(metrics | varied | {"taught": taught})
         if metrics["skipped_steps"]:
             self.bad.add_not_finite(self.step, metrics)
         elif not_scored:
@@ -162,6 +167,31 @@ class GRPOTrainer:
                 self.told.add(key)
                 self.logger.say(f"step {self.step}: the reward {key.removeprefix(SKIPPED)} skipped {skipped:.0f} "
                                 f"completions; metrics.jsonl counts them as {key}, and this line comes once")
+
+    def tell_equal_rewards(self, metrics: dict):
+        """Says after the first steps of a start that no group of them had different rewards, or which of several
+        rewards differed in none."""
+        first = self.first_steps
+        if len(first) == FIRST_STEPS or not self.config.rewarded:
+            return
+        first.append(metrics)
+        if len(first) < FIRST_STEPS and self.step < self.config.max_iters:
+            return
+        weights = dict(zip(getattr(self.rewards, "names", ()), getattr(self.rewards, "weights", ()), strict=True))
+        means = {name: mean for name in weights if (mean := range_of(first, f"reward/{name}"))}
+        mean = range_of(first, "mean_reward")
+        where = f"steps {self.step - len(first) + 1} to {self.step}: no group had different"
+        remedy = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward "
+                  "with partial credit")
+        if mean and not any(step[VARIED] or step["taught"] for step in first):
+            self.said_at = self.step
+            shown = ", ".join(f"{name} {x}" for name, x in means.items()) or mean
+            self.logger.say(f"{where} rewards (mean: {shown}), so nothing was learned from them: {remedy}")
+            return
+        equal = [name for name in means if weights[name] and not any(step.get(VARIED + name, 1) for step in first)]
+        if equal:
+            shown = ", ".join(f"{name} (mean: {means[name]})" for name in equal)
+            self.logger.say(f"{where} values of {shown}, which then compares no completions: {remedy}")
 
     def sample(self, again: int, count: int | None = None) -> tuple[Rollouts, dict]:
         """Completions of this iteration's problems, or of the first `count` of another round, and sums for metrics."""
@@ -226,12 +256,17 @@ class GRPOTrainer:
         if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
             append_samples(self.checkpoints.out_dir, self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
-        if self.step == 0:
-            self.before = metrics
-        else:
+        if self.step > 0:
             self.after = metrics
         if self.step >= PAGE_GROWTH * self.step_of_page:
             self.write_page()
+
+    @property
+    def holds(self) -> str:
+        """The content of the buffer, in words."""
+        held = self.buffer.get_buffer_statistics()
+        return (f"{held['stored']} rollouts stored, {held['minibatches']} minibatches of the last to come, "
+                f"{held['evaluations']} evaluations")
 
     def write_page(self):
         """Writes the page about the run, once there are metrics. It reads all of them, so that an evaluation only
@@ -239,18 +274,14 @@ class GRPOTrainer:
         self.step_of_page = self.step
         if os.path.exists(self.logger.path):
             from grpo.report.page import write_report
-            write_report(self.checkpoints.out_dir)
+            write_report(self.checkpoints.out_dir, self.buffer.evaluations)
 
     def say_if_nothing_was_learned(self):
         """Says so of a run in which no completion had an advantage, because all groups had equal rewards."""
-        if self.taught or self.step == 0 or not self.config.rewarded:
+        if self.taught or self.step == self.said_at or not self.config.rewarded:
             return
-        means = [record.get("mean_reward") for record in each_metrics(self.logger.path)]
-        means = [mean for mean in means if mean is not None]
-        found = "no completion was scored"
-        if means:
-            least, most = f"{min(means):g}", f"{max(means):g}"
-            found = f"their mean was {least}" if least == most else f"their mean was {least} to {most}"
+        mean = range_of(each_metrics(self.logger.path), "mean_reward")
+        found = f"their mean was {mean}" if mean else "no completion was scored"
         self.logger.say(f"nothing was learned from the rewards: in all {self.step} steps the completions of a problem "
                         f"had equal rewards ({found}); look at the samples, and start with --doctor=True")
 
@@ -263,8 +294,18 @@ class GRPOTrainer:
             self.say_if_nothing_was_learned()
         if self.dist.is_main and not stopped:
             from grpo.report.page import draw_curves
-            if held_out := evaluations(each_metrics(self.logger.path)):
-                draw_curves([held_out], self.checkpoints.path(CURVES))
-            self.logger.say(comparison_table(self.before, self.after))
+            before = held_out(self.buffer.evaluations[0])
+            if before:
+                draw_curves([self.buffer.evaluations], self.checkpoints.path(CURVES))
+            self.logger.say(comparison_table(before, self.after))
             self.logger.say(f"what the run wrote, {REPORT} too, is in {self.config.out_dir}")
         self.dist.barrier()
+
+
+def range_of(records, key: str) -> str:
+    """The least and the largest value of a metric in words; "" where it was not measured."""
+    values = [record[key] for record in records if record.get(key) is not None]
+    if not values:
+        return ""
+    least, most = f"{min(values):g}", f"{max(values):g}"
+    return least if least == most else f"{least} to {most}"

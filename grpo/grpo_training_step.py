@@ -13,7 +13,7 @@ from core.distributed import Distributed
 from core.settings.setting import Settings
 from grpo.losses import (
     Objective, compute_advantages, kl_penalty, kl_per_token, objective_of, policy_loss, token_weights)
-from grpo.metrics import add_up, end_step, logged_sums, mismatch, rollout_sums
+from grpo.metrics import VARIED, add_up, end_step, logged_sums, mismatch, rollout_sums, varied_sums
 from grpo.reference import choose_estimator, penalty_weight, with_proximal, with_reference
 from grpo.rollout import Rollouts, Scored, Scores
 
@@ -80,7 +80,7 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
     Returns the rollouts to train on, with their advantage; {metric: (sum, count)} as in grpo/metrics.py; and the first
     round as it was sampled: (Rollouts with texts, Scored)
     """
-    sums = {}
+    sums, objective = {}, objective_of(config)
 
     def collect(again, count=None):
         """Phases 1 and 2 of one round: rollouts and their Scored."""
@@ -89,14 +89,15 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
         rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
         timer.end("reference")
         scored = rewards(rollouts)
+        if objective.advantage != "step":  # that one compares groups, too
+            add_up(sums, varied_sums(scored))
         for shape in shapes_of(config, SHAPES):
             rollouts, scored = shape(rollouts, scored, rewards, config)
-        add_up(sums, more)
+        add_up(sums, more | {VARIED: (scored.differ().sum(), None)})
         timer.end("reward")
         return rollouts, scored
 
     first = rollouts, scored = collect(0)
-    objective = objective_of(config)
     sums |= rollout_sums(rollouts, scored, scored.differ(), objective.discriminative) | logged_sums(scored, dist)
     for choose in shapes_of(config, {"zero_std": "keep"}):
         rollouts, scored, more = choose(rollouts, scored, collect, config, dist)

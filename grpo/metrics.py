@@ -15,13 +15,14 @@ from core.distributed import Distributed
 from core.errors import Mistake
 from core.optim import apply_gradients, total_over_ranks
 from core.settings.setting import Settings
-from grpo.rollout import Rollouts, Scored
+from grpo.rollout import Rollouts, Scored, differing
 
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
 LOGGED = "logged by a reward: "  # begins the name of what rewards logged, which may not be that of another metric
 SKIPPED = "skipped/"             # begins the name of the number of completions that a reward skipped
+VARIED = "varied in groups: "    # begins the name of the number of groups in which a reward differs; alone: their sum
 OF_ROLLOUTS = ("mean_reward", "mean_log_prob", "mean_advantage")  # if one is not finite, no step on the rollouts can be
 DECIDING = ("loss", *OF_ROLLOUTS)                                 # a step in which one is not finite is skipped
 CLAMP = 20.0                 # largest log ratio that is measured, so that sums of ratios stay finite
@@ -86,14 +87,31 @@ def group_stds(reward: Tensor) -> Tensor:
     return variance.sqrt()
 
 
+def reward_statistics(reward: Tensor) -> dict:
+    """{metric: (sum, count)} of the rewards (P, G) that a group compares, NaN where not scored: their mean over the
+    completions, and the mean over the groups of their standard deviation there."""
+    seen = ~reward.isnan()
+    return {"mean_reward": (reward.nansum(), seen.sum()),
+            "std_reward": (group_stds(reward).sum(), seen.any(1).sum())}
+
+
+def varied_sums(scored: Scored) -> dict:
+    """The number of groups in which the values of each reward differ, of the completions that are scored."""
+    left_out = scored.reward.isnan()                                                 # (P, G)
+    sums = {}
+    for name, x in scored.values.items():
+        values = torch.where(left_out, torch.nan, x.view_as(left_out))               # (P, G)
+        sums[f"{VARIED}{name}"] = differing(values).sum(), None
+    return sums
+
+
 def rollout_sums(rollouts: Rollouts, scored: Scored, differ: Tensor, discriminative: bool = False) -> dict:
     """The metrics of rollouts before training on them. differ: (P,) bool, whether the rewards of a group differ"""
     reward, mask = scored.reward, rollouts.mask                                      # (P, G), (N, M)
     seen, problems = ~reward.isnan(), float(len(reward))
     unique = unique_completions(rollouts.by_problem(rollouts.target), rollouts.by_problem(mask))
     sums = {
-        "mean_reward": (reward.nansum(), seen.sum()),
-        "std_reward": (group_stds(reward).sum(), seen.any(1).sum()),
+        **reward_statistics(reward),
         "mean_log_prob": ((rollouts.old_logp * mask).sum(), mask.sum()),
         "frac_reward_zero_std": ((~differ).sum(), problems),
         "unique_completions": (unique.sum(), problems),

@@ -1,6 +1,5 @@
 """The records of a rollout, completions with their texts, log-probabilities and rewards, and the buffer of them."""
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
@@ -151,14 +150,19 @@ class Scored:
     def differ(self) -> Tensor:
         """(P,) bool: groups whose rewards are not all equal. Normalised rewards are compared as the loss sees them."""
         reward = self.reward if self.per_token else self.credit[..., 0]              # (P, G)
-        skipped = self.reward.isnan()
-        highest = reward.masked_fill(skipped, -torch.inf).amax(1)                    # (P,)
-        lowest = reward.masked_fill(skipped, torch.inf).amin(1)
-        return highest > lowest
+        return differing(reward.masked_fill(self.reward.isnan(), torch.nan))
 
     def select(self, problems: Tensor) -> "Scored":
         """The rewards of these problems, given by their indices on the CPU, without their values and metrics."""
         return Scored(**{name: x[problems.to(x.device, non_blocking=True)] for name, x in tensors(self).items()})
+
+
+def differing(x: Tensor) -> Tensor:
+    """(P,) bool: groups whose numbers x (P, G) are not all equal, without those that are NaN."""
+    missing = x.isnan()
+    highest = x.masked_fill(missing, -torch.inf).amax(1)                             # (P,)
+    lowest = x.masked_fill(missing, torch.inf).amin(1)
+    return highest > lowest
 
 
 def tensors(record: Any) -> dict:
@@ -198,7 +202,7 @@ class DataBuffer:
         self.rollouts, self.sums = None, {}  # those that are held, and the sums of their metrics
         self.stored = 0                      # rollouts that have been stored, the id of the last one
         self.queue = []                      # [(epoch, part, parts)] of the minibatches to come
-        self.evaluations = deque(maxlen=MOST_EVALUATIONS)
+        self.evaluations = []                # [{"step": step, metric: number}], the first is always there
 
     def store_rollout_data(self, rollouts: Rollouts, sums: dict) -> int:
         """Takes rollouts with their advantage and the sums of their metrics. Returns their id."""
@@ -230,19 +234,22 @@ class DataBuffer:
         self.rollouts, self.sums, self.queue = None, {}, []
 
     def store_evaluation_data(self, step: int, metrics: dict) -> None:
-        """Keeps the metrics {name: number} of an evaluation."""
+        """Keeps the metrics {name: number} of an evaluation. Of too many every second one goes."""
+        if len(self.evaluations) == MOST_EVALUATIONS:
+            del self.evaluations[1::2]
         self.evaluations.append({"step": step, **metrics})
 
     def get_buffer_statistics(self) -> dict:
+        """The minibatches to come, the rollouts stored so far, and the evaluations that are kept: how many."""
         return {"minibatches": len(self.queue), "stored": self.stored, "evaluations": len(self.evaluations)}
 
     def state_dict(self) -> dict:
         """Plain tensors and values."""
-        return as_plain(vars(self) | {"evaluations": list(self.evaluations)})
+        return as_plain(vars(self))
 
     def load_state_dict(self, state: dict, device: torch.device | str = "cpu") -> None:
         self.sums, self.stored, self.queue = state["sums"], state["stored"], state["queue"]
-        self.evaluations.extend(state["evaluations"])
+        self.evaluations = state["evaluations"]
         if saved := state["rollouts"]:
             inputs = saved["inputs"]
             if "kept" in inputs:

@@ -8,12 +8,15 @@ torchrun --nproc_per_node=2 --shutdown-timeout=900 grpo/train_grpo.py config/grp
 
 import os
 import sys
+from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
+from core.checkpoint_manager import states
 from core.config import load_config
 from core.data_folder import has_prompts
 from core.distributed import Distributed
@@ -66,6 +69,7 @@ def train(config, origin, first=None):
         models = build_models(config, data, dist)
         rewards = build_rewards(config, models, data, dist)
         evaluation = build_evaluation(config, models, rewards, data)
+        trainer_of = partial(GRPOTrainer, models.policy, models.reference, rewards, data, evaluation, config, dist=dist)
         lines = list(plan(config, origin, models, rewards, data, dist))
         if config.dry_run:
             if dist.is_main:
@@ -74,12 +78,15 @@ def train(config, origin, first=None):
         if config.doctor:
             from grpo.doctor.checks import check_up
             print(*lines, sep="\n", flush=True)
-            healthy, page = check_up(config, models, rewards, data, dist)
+            trainer = trainer_of(SimpleNamespace(say=print))
+            if config.resume and states(config.absolute_out_dir):
+                trainer.resume()
+            healthy, page = check_up(config, models, rewards, data, dist, trainer.holds)
             print(*page, sep="\n")
             raise SystemExit(0 if healthy else 1)
         with run_folder(config, dist) as resume:
             logger = create_logger(config, dist, config.max_iters, evaluation.columns)
-            trainer = GRPOTrainer(models.policy, models.reference, rewards, data, evaluation, config, logger, dist)
+            trainer = trainer_of(logger)
             if resume:
                 trainer.resume()
             sampler = None  # the policy itself

@@ -256,8 +256,9 @@ CHECKS = {"prompt": lost_characters, "end": ends_of_completions, "gradient": gra
 OF_EACH_REWARD = {"right answers": own_answers, "wrong answers": wrong_answers}
 
 
-def check_up(config, models, rewards, data, dist):
-    """Takes one step of a run in memory and checks it. Returns (whether nothing is wrong, lines to print)."""
+def check_up(config, models, rewards, data, dist, holds):
+    """Takes one step of a run in memory and checks it. Returns (whether nothing is wrong, lines to print).
+    holds: the content of the run's buffer, in words"""
     try:
         x = examine(config, models, rewards, data, dist)
         found = [(title, check.__doc__, check(x)) for title, check in CHECKS.items()]
@@ -266,7 +267,8 @@ def check_up(config, models, rewards, data, dist):
     finally:
         rewards.close()
     size = f"{x.rollouts.problems} problems x {x.rollouts.group_size} completions"
-    lines = ["", f"doctor: one step of this run on {size}, in memory; out_dir stays as it is", ""]
+    lines = ["", f"doctor: one step of this run on {size}, in memory; out_dir stays as it is",
+             f"buffer of the run: {holds}", ""]
     for title, right, wrong in found:
         if wrong is not None:
             start = f"  {'WRONG' if wrong else 'fine':<6} {title:<16}  "

@@ -56,8 +56,8 @@ class FillInEvaluation(Evaluation):
         """The words of the training text in lower case, decoded at first use: only one rank evaluates."""
         return {word.lower() for word in WORD.findall(self.data.train_text())}
 
-    def judge(self, texts, values):
-        """A judge of the reward orders the samples; without one the weighted sum of the rewards does."""
+    def judged(self, texts):
+        """The scores of the judges, of which one may be a reward."""
         scores, window = {}, self.config.credit_window
         for name, judge in self.judges.items():
             if name == "judge" and window is not None:
@@ -65,8 +65,7 @@ class FillInEvaluation(Evaluation):
                 self.credit = credit.nan_to_num().tolist()
             else:
                 scores[name] = judge.scores(texts)
-        total = scores["judge"] if "judge" in scores else super().judge(texts, values)[0]
-        return total, {name: (x.sum(), len(x)) for name, x in scores.items()}
+        return scores
 
     def sums(self, policy, step, batch, rollouts, values, config):
         """{metric: (sum, count)} of words, rewards and tokens. KL and entropy are measured in one pass."""

@@ -3,13 +3,14 @@
 import json
 import math
 import os
+import textwrap
 
 import torch
 
 from core.files import SAMPLES, writing
 from core.logger import GREEN, PLAIN, WIDTH, format_number, visible
 from grpo.losses import kl_per_token
-from grpo.metrics import taken
+from grpo.metrics import reward_statistics, taken
 from grpo.reference import with_reference
 from grpo.rollout import join
 
@@ -40,20 +41,30 @@ class Evaluation:
             values, metrics = {}, {}
             if self.names:
                 values, metrics = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)
-            total, judged = self.judge(rollouts.texts, values)
-            own = judged | self.sums(policy, step, batch, rollouts, values, config)
+            judged = self.judged(rollouts.texts)
+            own = {name: (x.sum(), len(x)) for name, x in judged.items()}
+            own |= self.sums(policy, step, batch, rollouts, values, config)
+            trained, total = self.trained(judged | values, rollouts)
+            if trained:
+                own |= reward_statistics(total.view(rollouts.problems, -1))
             if clashes := metrics.keys() & own.keys():
                 raise taken(min(clashes))
             sums.append(metrics | own)
             for i in range(min(rollouts.problems, SHOWN - len(samples))):
-                samples.append(self.sample(batch, rollouts, i, total, values))
+                samples.append(self.sample(batch, rollouts, i, total, trained))
         return {name: float(total / count) for name, (total, count) in join(sums).items() if count}, samples
 
-    def judge(self, texts, values):
-        """(the reward (N,) that orders the samples, {metric: (sum, count)} of judges)"""
-        N, G = len(texts.prompts), self.config.group_size
-        total = self.rewards.total(values, G) if values else torch.zeros(N)
-        return total, {}
+    def judged(self, texts):
+        """{name of a judge: its scores (N,)}, of those that are no function among the rewards"""
+        return {}
+
+    def trained(self, values, rollouts):
+        """({name of a reward of the run: (N,)}, their weighted sum (N,), which orders the samples). Without rewards
+        those are none, and a judge orders the samples. values: of rewards and judges"""
+        trained = {name: values[name].cpu() for name in getattr(self.rewards, "names", ())}
+        if trained:
+            return trained, self.rewards.total(trained, rollouts.group_size)
+        return {}, values.get("judge", torch.zeros(len(rollouts.target)))
 
     def model_sums(self, policy, rollouts, estimator, config, every=1):
         """{metric: (sum, count)} of entropy and KL, of one completion in `every`."""
@@ -70,7 +81,8 @@ class Evaluation:
 
     def sample(self, batch, rollouts, i, total, values):
         """Problem i: its texts and, in "group", its completions from the best to the worst by `total` (N,), each with
-        its text, its reward (None if it was skipped) and what else is known about it."""
+        its text, its reward, the values of the rewards in it unless it is the value of one, and what else is known
+        about it. What was skipped is None."""
         texts, G = rollouts.texts, rollouts.group_size
         prompt = texts.columns.get("prompt", texts.prompts)[i * G]  # as the record has it, without the template
         if not isinstance(prompt, str):
@@ -82,9 +94,11 @@ class Evaluation:
         worth = total[i * G : i * G + G].nan_to_num(-torch.inf, torch.inf, -torch.inf)
         order = i * G + worth.argsort(descending=True, stable=True)
         sample["group"] = []
+        several = values and tuple(self.rewards.weights) != (1.0,)
         for n in order.tolist():
-            reward = float(total[n])
-            about = {"text": texts.completions[n], "reward": None if math.isnan(reward) else round(reward, 4)}
+            about = {"text": texts.completions[n], "reward": rounded(total[n])}
+            if several:
+                about["rewards"] = {name: rounded(x[n]) for name, x in values.items()}
             if values and self.rewards.success in values and not (right := self.rewards.right(values)[n]).isnan():
                 about["right"] = bool(right)
             sample["group"].append(about | self.marks(batch, rollouts, n))
@@ -93,6 +107,11 @@ class Evaluation:
     def marks(self, batch, rollouts, n):
         """More that a sample says about completion n."""
         return {}
+
+
+def rounded(reward):
+    """A reward for people; None if it was skipped."""
+    return None if reward.isnan() else round(float(reward), 4)
 
 
 def sum_and_count(x):
@@ -113,8 +132,15 @@ def format_samples(records, color, completions):
         lines.append(f"  {'problem':<15} | {shortened(record['problem'], (), color)}")
         for title, about in (("best", best), ("worst", worst)):
             text = shortened(about["text"], about.get("filled", ()), color)
-            lines.append(f"  {title:<8}{format_number(about['reward']):>7} | {text}")
+            lines.append(f"  {title:<8}{format_reward(about['reward']):>7} | {text}")
+            values = ", ".join(f"{name} {format_reward(x)}" for name, x in about.get("rewards", {}).items())
+            lines += [f"  {'':<15} | {line}" for line in textwrap.wrap(values, ROOM)]
     return "\n".join(lines)
+
+
+def format_reward(reward):
+    """A reward of samples; one of samples.jsonl is a text where it was infinite."""
+    return "skipped" if reward is None else format_number(float(reward))
 
 
 def shortened(text, spans, color):
@@ -133,8 +159,17 @@ def append_samples(out_dir, step, records):
     path = os.path.join(out_dir, SAMPLES)
     with writing(path), open(path, "a") as f:
         for record in records:
-            group = [about | {"reward": finite(about["reward"])} for about in record["group"]]
+            group = [as_json(about) for about in record["group"]]
             f.write(json.dumps({"step": step, **record, "group": group}, default=str) + "\n")
+
+
+def as_json(x):
+    """A value, or a dictionary of them, for JSON, which has no NaN and nothing infinite."""
+    if isinstance(x, dict):
+        return {key: as_json(part) for key, part in x.items()}
+    if isinstance(x, float) and not math.isfinite(x):
+        return None if math.isnan(x) else str(x)
+    return x
 
 
 def finite(number):

@@ -13,7 +13,7 @@ from core.files import (
     CONFIG, METRICS, REPORT, SAMPLES, each_metrics, each_record, read_object, replacing, starts_of, writing)
 from core.logger import format_number, visible
 from core.start import now, without_home
-from grpo.evaluation.samples import compared, evaluations, held_out
+from grpo.evaluation.samples import compared, evaluations, format_reward, held_out
 
 STEPS = 500     # most steps in a chart, so that the page of a long run stays small
 LARGEST = 1e300
@@ -31,9 +31,13 @@ HEADLINE = {  # these held-out metrics, and the rewards
     "token_accuracy": "share of masked tokens filled with the true one"}
 
 
-def write_report(folder):
-    """Writes report.html of the run in a folder. Returns its path; raises Mistake without a run."""
+def write_report(folder, evaluated=None):
+    """Writes report.html of the run in a folder. Returns its path; raises Mistake without a run.
+    evaluated: the evaluations of its buffer; None: those of metrics.jsonl"""
     records = read_metrics(Path(folder, METRICS))
+    if evaluated is not None:
+        training = [record for record in records if not held_out(record)]
+        records = sorted([*training, *evaluated], key=lambda record: record["step"])
     config, start = Path(folder, CONFIG), {}
     if config.exists():
         starts = starts_of(read_object(config, config, "delete it"), config)
@@ -83,7 +87,7 @@ def curves(records):
 
 def drawable(value):
     """A number of a curve; None where it is not finite, or so large that a sum of such numbers would not be."""
-    return value if value is not None and abs(value) < LARGEST else None
+    return value if isinstance(value, (int, float)) and abs(value) < LARGEST else None
 
 
 def is_flat(values):
@@ -149,24 +153,28 @@ def is_sample(record):
     if not isinstance(group, list) or not all(isinstance(about, dict) for about in group):
         return False
     rewards = [about.get("reward", "") for about in group]
+    for about in group:
+        values = about.get("rewards", {})
+        rewards += values.values() if isinstance(values, dict) else [""]
     texts = [about.get("text") for about in group]
-    return all(x is None or type(x) in (int, float) for x in rewards) and all(isinstance(x, str) for x in texts)
+    numbers = all(x in (None, "inf", "-inf") or type(x) in (int, float) for x in rewards)
+    return numbers and all(isinstance(x, str) for x in texts)
 
 
 def sample_table(sample):
     """A problem and its completions, from the best to the worst."""
     group = sample["group"]
     rows = [(key, text(sample[key])) for key in ("problem", "answer") if key in sample]
-    known = [about["reward"] for about in group if about["reward"] is not None]
-    unknown = min(known, default=0.0)  # the colour of one that was skipped
-    of_rewards = levels([[unknown if about["reward"] is None else about["reward"]] for about in group])
+    rewards = [drawable(about["reward"]) for about in group]
+    unknown = min((x for x in rewards if x is not None), default=0.0)  # the colour of one that was skipped
+    of_rewards = levels([[unknown if x is None else x] for x in rewards])
     of_tokens = levels([about.get("credit", []) for about in group])
     for about, (level,), marks in zip(group, of_rewards, of_tokens, strict=True):
-        title = f'<span class="{level}">{format_number(about["reward"])}</span>'
+        title = f'<span class="{level}">{format_reward(about["reward"])}</span>'
         if "right" in about:
             title += " right" if about["right"] else " wrong"
-        logged = [f" <em>{text(name)}: {text(value)}</em>" for name, value in about.get("logged", {}).items()]
-        rows.append((title, marked(about, marks) + "".join(logged)))
+        values = [f" <em>{text(name)}: {format_reward(x)}</em>" for name, x in about.get("rewards", {}).items()]
+        rows.append((title, marked(about, marks) + "".join(values)))
     return table((), rows, "samples")
 
 

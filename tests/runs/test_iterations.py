@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from core.optim import build_optimizers
+from grpo.metrics import VARIED
 from grpo.reference import adapted, periodic
 from grpo.report import page
 from grpo.rollout import DataBuffer
@@ -70,7 +71,7 @@ def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):
     assert len(logged) == len(found) == 8
     for step, by_hand in enumerate(found):
         expected = by_hand | {"step": step + 1, "lr": c.learning_rate, "kl_beta": c.kl_beta}
-        for key in ("bad_rollouts", "taught", "text_tokens"):  # the last becomes tokens_per_second
+        for key in ("bad_rollouts", "taught", "text_tokens", VARIED, f"{VARIED}judge"):  # the third: tokens_per_second
             del expected[key]
         assert logged[step] == expected
 
@@ -78,7 +79,7 @@ def test_steps_that_share_rollouts_are_those_taken_by_hand(dataset, tmp_path):
 def test_pages_of_a_long_run_take_a_time_that_is_linear_in_its_steps(dataset, tmp_path, monkeypatch):
     t = trainer(dataset, tmp_path, max_iters=40, eval_interval=1, sample_interval=100)
     pages = []  # the steps of which a page reads
-    monkeypatch.setattr(page, "write_report", lambda folder: pages.append(t.step))
+    monkeypatch.setattr(page, "write_report", lambda folder, evaluated: pages.append(t.step))
     t.run()
     assert pages[:11] == list(range(11)) and 36 < pages[-1] and sum(pages) < 12 * 40
 
