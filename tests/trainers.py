@@ -28,10 +28,11 @@ def trainer(dataset, out_dir, reward=None, policy=None, resume=False, evaluates=
     """A trainer of a fill-in policy, with its evaluation or without one. reward: a rewards object; None: a judge"""
     c = config(**{"dataset": dataset, "out_dir": str(out_dir)} | (EVALUATED if evaluates else RARELY) | settings)
     dist, policy, evaluation = one_process(), policy or fill_policy(seed=1, scale=3.0), no_evaluation
-    reference = build_reference(c, policy, dist)
+    reference, scoring = build_reference(c, policy, dist), reward or rewards(c, judge())
     if evaluates:
-        evaluation = fill_in_evaluation(c, Models(policy, reference, Judge(judge(), TOKENIZER, reads_ids=True), None))
-    t = GRPOTrainer(policy, reference, reward or rewards(c, judge()), consumer(dataset, c), evaluation, c,
+        models = Models(policy, reference, Judge(judge(), TOKENIZER, reads_ids=True), None)
+        evaluation = fill_in_evaluation(c, models, scoring)
+    t = GRPOTrainer(policy, reference, scoring, consumer(dataset, c), evaluation, c,
                     logger(c.out_dir, c.max_iters, evaluation.columns), dist)
     if resume:
         t.resume()

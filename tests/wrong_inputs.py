@@ -77,6 +77,8 @@ FILES = {
     "sampled/samples.jsonl": lines({"step": 0, "problem": "a", "group": [1]}),
     "unsampled/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}),
     "unsampled/samples.jsonl": lines({"step": 0, "problem": "a", "group": [{"text": "a", "reward": "b"}]}),
+    "valued/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}),
+    "valued/samples.jsonl": lines({"step": 0, "problem": "a", "group": [{"text": "a", "reward": 1, "rewards": None}]}),
     "nested.py": "if True:\n    learning_rate: 1e-4\n",
     "annotated.py": "learning_rate: 1e-4\nbatch_size = 1\n",
     "masks.py": "from core.data import mask\n@mask\ndef broken(rng, tokens, count, newline):\n    return 1 / 0\n"
@@ -480,7 +482,8 @@ SAMPLERS_AND_TOOLS = [
       for name, words in (("stepless", "metrics.jsonl 2 step"), ("worded", "metrics.jsonl 1 step"),
                           ("texts", "metrics.jsonl 0 eval/x number"))),
     (REPORT, "html {folder}/started", 1, "started/config.json starts delete"),
-    *((REPORT, f"html {{folder}}/{name}", 1, f"{name}/samples.jsonl 0 delete") for name in ("sampled", "unsampled")),
+    *((REPORT, f"html {{folder}}/{name}", 1, f"{name}/samples.jsonl 0 delete")
+      for name in ("sampled", "unsampled", "valued")),
     (CHECK_LOSS, "{out}.py:loss", 1, "out.py"),
     (CHECK_LOSS, "{losses.py}:other", 2, "losses.py:other FUNCTION"),
     (CHECK_LOSS, "{losses.py}:loss", 1, "losses.py line 1 scalar"),

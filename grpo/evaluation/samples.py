@@ -46,7 +46,8 @@ class Evaluation:
             own |= self.sums(policy, step, batch, rollouts, values, config)
             trained, total = self.trained(judged | values, rollouts)
             if trained:
-                own |= reward_statistics(total.view(rollouts.problems, -1))
+                spread = reward_statistics(total.view(rollouts.problems, -1))
+                own |= {name: (float(total), float(count)) for name, (total, count) in spread.items()}
             if clashes := metrics.keys() & own.keys():
                 raise taken(min(clashes))
             sums.append(metrics | own)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import statistics
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
-from grpo.build import Models, fill_in_evaluation
+from grpo.build import Models, fill_in_evaluation, make_rewards
 from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.reward_functions.judge import Judge
+from grpo.reward_functions.registry import reward
 from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, judge
 
 
@@ -94,3 +96,41 @@ def test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure(dataset
         return fill_in_evaluation(c, Models(fill_policy(), fill_policy(seed=2), None, None))(fill_policy(), 1.0)[0]
 
     assert figures() == figures(fill_estimator="one_step", seed=7)
+
+
+@pytest.mark.parametrize(("names", "weights"), [
+    (("judge",), ()), (("judge",), (2.0,)), (("judge", "vowels"), (3.0, -1.0)), (("vowels",), ())])
+def test_the_held_out_reward_is_what_training_compares_with_a_judge_too(dataset, names, weights):
+    @reward
+    def vowels(completions):
+        return [len(re.findall("[aeiou]", text)) / 32 if i % 5 else None for i, text in enumerate(completions)]
+
+    c = config(task_type="general", reward_functions=names, reward_weights=weights, judge_checkpoint="j")
+    models = Models(None, None, reader(), reader(6))
+    evaluation = evaluation_of(dataset, None, models.judge, models.gold_judge, batch_size=6)
+    evaluation.rewards = make_rewards(c, models.judge)
+    evaluation.names = [name for name in names if name != "judge"]
+    policy = fill_policy(scale=3.0)
+    metrics, shown = evaluation(policy, 0.7)
+    batch = {key: x[:6] for key, x in evaluation.data.batch("val", 0).items()}
+    sampling = evaluation.config.varied(batch_size=6, seed=evaluation.data.seed + NOISE_SEED, temperature=0.7)
+    texts = policy.sample(batch, 0, sampling).texts
+    values = {"judge": judge(5)(torch.stack(texts.tokens)).sigmoid().mean(1).tolist(),
+              "vowels": vowels(texts.completions)}
+    total, w = [], dict(zip(names, weights or (1.0,), strict=True))
+    for n in range(18):
+        terms = [w[name] * values[name][n] for name in names if values[name][n] is not None]
+        total.append(sum(terms) if len(terms) == len(names) else None)
+    groups = [[x for x in total[i : i + 3] if x is not None] for i in range(0, 18, 3)]
+    assert metrics["mean_reward"] == pytest.approx(np.mean(sum(groups, [])), rel=1e-4)
+    spread = [statistics.stdev(group) for group in groups]
+    assert metrics["std_reward"] == pytest.approx(np.mean(spread), rel=1e-3)
+    assert metrics["judge"] == pytest.approx(np.mean(values["judge"]), rel=1e-4)
+    for i, record in enumerate(shown):
+        of_group = range(3 * i, 3 * i + 3)
+        order = sorted(of_group, key=lambda n: -99 if total[n] is None else total[n], reverse=True)
+        for about, n in zip(record["group"], order, strict=True):
+            assert about["text"] == texts.completions[n]
+            expected = {name: None if values[name][n] is None else pytest.approx(values[name][n], abs=1e-4)
+                        for name in names}
+            assert about.get("rewards") == (expected if w != {names[0]: 1.0} else None)

@@ -1,6 +1,8 @@
 """The held-out evaluation of prompts: its figures are those of a loop over completions."""
 
 import math
+import re
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +12,9 @@ import torch
 from core.distributions import sampling_logp
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.rewards import Rewards, reward
-from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer
+from grpo.report import page
+from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer, read_records
+from tests.trainers import prompt_trainer, run
 
 
 def early(prompts, completions, **columns):
@@ -54,7 +58,8 @@ def test_evaluation_counts_what_a_loop_counts(prompts):
     rollouts = evaluated_rollouts(policy, evaluation)
     right = np.array(early(None, rollouts.texts.completions)).reshape(len(records), 6)
     assert 0 < right.mean() < 1 and metrics["sampled_accuracy"] == pytest.approx(right.mean())
-    assert metrics["reward/early"] == pytest.approx(right.mean())
+    assert metrics["reward/early"] == metrics["mean_reward"] == pytest.approx(right.mean())
+    assert metrics["std_reward"] == pytest.approx(right.std(1, ddof=1).mean())
     assert metrics["pass_at_k"] == pytest.approx(np.mean([any(row) for row in right]))
     assert metrics["completion_length"] == pytest.approx(float(rollouts.mask.sum()) / right.size)
     assert metrics["truncated"] == pytest.approx(float(rollouts.truncated.float().mean()))
@@ -62,6 +67,7 @@ def test_evaluation_counts_what_a_loop_counts(prompts):
         assert sorted(about["text"] for about in sample["group"]) == sorted(completions)
         found = [about["reward"] for about in sample["group"]]
         assert found == sorted(found, reverse=True) == [float(about["right"]) for about in sample["group"]]
+        assert not any("rewards" in about for about in sample["group"]), "one reward of weight 1 is their sum"
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3", "exact"])
@@ -88,6 +94,11 @@ def is_late(text):
     return sum(map(ord, text)) % 4 == 0
 
 
+def deviation(numbers):
+    """The standard deviation of G - 1; 0 of a number alone."""
+    return statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+
+
 class WithDeadline(Rewards):
     """As if a worker did not finish some completions before reward_timeout."""
 
@@ -112,4 +123,52 @@ def test_late_completions_count_neither_right_nor_wrong(prompts):
     assert 0 < len(chances) < 6 and 0 < len(greedy) < 6 and 0 < len(on_time(written)) < 24
     assert metrics["sampled_accuracy"] == pytest.approx(np.mean(on_time(written)))
     assert metrics["pass_at_k"] == pytest.approx(np.mean(chances)) and metrics["greedy_accuracy"] == np.mean(greedy)
+    assert metrics["mean_reward"] == pytest.approx(np.mean(on_time(written)))
+    assert metrics["std_reward"] == pytest.approx(np.mean([deviation(group) for group in groups if group]))
+    assert all((about["reward"] is None) == is_late(about["text"]) for sample in shown for about in sample["group"])
     assert all(("right" in about) != is_late(about["text"]) for sample in shown for about in sample["group"])
+
+
+def first_letter(text):
+    """A value for a text, None for some."""
+    return None if is_late(text) else ord(text[:1] or "a") / 8
+
+
+@pytest.mark.parametrize(("names", "weights"), [
+    (("early", "letter"), (2.0, -0.5)), (("letter",), (3.0,)), (("letter", "early"), (1.0, 0.0)), (("letter",), ())])
+def test_samples_show_the_value_of_each_reward_and_held_out_metrics_those_of_their_sum(
+        prompts, tmp_path, capsys, monkeypatch, names, weights):
+    monkeypatch.setattr(page, "draw_curves", lambda runs, path: None)
+
+    @reward
+    def letter(completions):
+        return [first_letter(text) for text in completions]
+
+    t = run(prompt_trainer(prompts, tmp_path, reward_functions=names, reward_weights=weights, max_iters=1,
+                           eval_problems=3, eval_completions=6, group_size=6))
+    value = {"letter": first_letter, "early": lambda text: early(None, [text])[0]}
+    found, shown = {0: [], 1: []}, re.sub("(?m)^[^|]*$", "", capsys.readouterr().out)
+    with open(page.write_report(str(tmp_path)), encoding="utf-8") as f:
+        html = re.sub("<[^>]*>", " ", f.read())
+    several = weights not in ((), (1.0,))
+    for sample in read_records(tmp_path / "samples.jsonl"):
+        group = []
+        for about in sample["group"]:
+            values = {name: value[name](about["text"]) for name in names}
+            terms = [w * values[name] for name, w in zip(names, weights or (1.0,), strict=True) if w and None not in
+                     values.values()]
+            group.append(sum(terms) if terms else None)
+            assert about["reward"] == (None if group[-1] is None else pytest.approx(group[-1], abs=1e-4))
+            assert about.get("rewards") == (values if several else None)
+            for name, x in values.items():
+                in_words = "skipped" if x is None else f"{x:.4f}"
+                assert (f"{name}: {in_words}" in html) == several
+                if about in (sample["group"][0], sample["group"][-1]):
+                    assert (f"{name} {in_words}" in shown) == several
+        found[sample["step"]].append([x for x in group if x is not None])
+    for evaluated in t.buffer.evaluations:
+        groups = found[evaluated["step"]]
+        assert any(len(group) < 6 for group in groups), "some are skipped"
+        assert evaluated["eval/mean_reward"] == pytest.approx(np.mean(sum(groups, [])), rel=1e-5)
+        expected = np.mean([deviation(group) for group in groups if group])
+        assert evaluated["eval/std_reward"] == pytest.approx(expected, rel=1e-5)

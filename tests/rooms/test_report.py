@@ -75,12 +75,21 @@ def test_tokens_of_a_group_have_the_colours_of_their_rewards_and_the_headline_ha
     assert [mark.get("class") for mark in root.iterfind(".//td[2]//span")] == ["a2", "a0", "a0", "a0", "a-2", "a0"]
 
 
+def test_samples_of_earlier_versions_and_what_was_skipped_or_infinite_are_shown(page_of):
+    group = [{"text": "a", "reward": "inf", "rewards": {"one": "inf", "two": 1.0}}, {"text": "b", "reward": 1},
+             {"text": "c", "reward": None, "rewards": {"one": None, "two": -0.5}}]
+    _, root, tables = page_of([{"step": 1, "loss": 0.0}], [{"step": 1, "problem": "?", "group": group}])
+    assert tables[0][1:] == [["inf", "a one: inf two: 1.0000"], ["1.0000", "b"],
+                             ["skipped", "c one: skipped two: -0.5000"]]
+    assert [mark.get("class") for mark in root.iterfind(".//td[1]//span")] == ["a0"] * 3
+
+
 def test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded(page_of):
-    group = [{"text": EVIL, "reward": 1.0, "filled": [[3, 60]], "logged": {EVIL: EVIL}}]
+    group = [{"text": EVIL, "reward": 1.0, "filled": [[3, 60]], "rewards": {EVIL: 0.25, "b": None}}]
     records = [{"step": 1, EVIL: 1.0, f"time/{EVIL}": 1.0}, {"step": 2, EVIL: 2.0, f"eval/{EVIL}": None}]
     html, root, tables = page_of(records, [{"step": 1, "problem": EVIL, "answer": EVIL, "group": group}], command=EVIL,
                                  settings={EVIL: {"value": EVIL, "default": EVIL, "set in": EVIL}})
-    assert [row[1] for row in tables[0]] == [SHOWN, SHOWN, f"{SHOWN} {SHOWN}: {SHOWN}"]
+    assert [row[1] for row in tables[0]] == [SHOWN, SHOWN, f"{SHOWN} {SHOWN}: 0.2500 b: skipped"]
     assert tables[-1] == [["command", SHOWN]] and [SHOWN] * 4 in tables[-2]
     assert "default-src 'none'; style-src 'unsafe-inline'" == root.find("head/meta[@http-equiv]").get("content")
     assert not {"script", "style", "link", "img", "iframe", "form"} & {element.tag for element in root.iter()}

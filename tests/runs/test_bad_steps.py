@@ -1,17 +1,20 @@
 """A step with a number that is not finite, in sampling, rewards, loss or gradient, is skipped, counted and named."""
 
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from core.errors import Mistake
+from core.models import save_model
 from core.optim import build_optimizers
 from grpo.reward_functions.registry import reward
 from grpo.rewards import Rewards, Scored
 from tests.tiny import (
-    causal_policy, consumer, fill_policy, grpo_step, length_reward, optimizer_state, prompt_config, prompt_consumer)
+    CAUSAL, causal_model, causal_policy, consumer, fill_policy, grpo_step, length_reward, optimizer_state,
+    prompt_config, prompt_consumer)
 from tests.trainers import prompt_trainer, run, trainer, training_records
 
 NAN, INF = float("nan"), float("inf")
@@ -158,6 +161,78 @@ def test_a_run_that_learned_from_other_than_groups_of_its_first_rounds_does_not_
                            max_bad_steps=1, **settings))
     assert t.taught and any(record["grad_norm"] > 0 for record in training_records(tmp_path))
     assert "nothing" not in capsys.readouterr().out
+
+
+VALUES = {  # {name: n -> the values of n completions}
+    "equal": lambda n: [0.25] * n, "unlike": lambda n: [float(i) for i in range(n)],
+    "against": lambda n: [-float(i) for i in range(n)], "groupwise": lambda n: [float(i // 4) for i in range(n)],
+    "skipped": lambda n: [None] * n}
+
+
+IN_REWARD = {"kl_in_reward": True, "kl_beta": 0.1, "advantage": "group_std"}
+
+
+@pytest.mark.parametrize(("values", "settings", "named"), [
+    ("equal equal", {}, {"one": 0.25, "two": 0.25}), ("equal unlike", {}, {"one": 0.25}), ("unlike unlike", {}, {}),
+    ("equal", {"max_iters": 2}, {"one": 0.25}), ("equal unlike", {"reward_weights": (0.0, 1.0)}, {}),
+    ("groupwise", {}, {"one": 1.5}), ("groupwise", {"advantage": "step"}, {}),
+    ("equal", {"advantage": "step"}, {"one": 0.25}), ("unlike against", {}, {"one": 7.5, "two": -7.5}),
+    ("equal", IN_REWARD, {"one": 0.25}), ("equal unlike", IN_REWARD, {"one": 0.25}),
+    ("equal", {"overlong_buffer": 3}, {"one": 0.25}), ("equal", {"zero_std": "drop"}, {"one": 0.25}),
+    ("equal", {"zero_std": "resample"}, {"one": 0.25}), ("unlike", {"mask_truncated": True}, {}),
+    ("skipped", {"max_bad_steps": 9}, {}), ("equal skipped", {}, {"one": 0.25}),
+    ("equal unlike", {"reward_normalisation": "group"}, {"one": 0.25}),
+    ("equal", {"ppo_epochs": 2, "minibatches": 2}, {"one": 0.25})], ids=str)
+def test_rewards_that_differ_in_no_group_of_the_first_steps_are_named_once_with_their_value(
+        prompts, tmp_path, capsys, values, settings, named):
+    names = ("one", "two")[: len(values.split())]
+    for name, of in zip(names, values.split(), strict=True):
+        skipping(name, lambda step, i: False, VALUES[of])
+    t = run(prompt_trainer(prompts, tmp_path, evaluates=False, reward_functions=names, **{
+        "max_iters": 5, "kl_beta": 0.0} | settings))
+    last = min(3, t.step)
+    lines = [line for line in capsys.readouterr().out.split("\n") if line.startswith(f"steps 1 to {last}:")]
+    assert len(lines) == bool(named)
+    for line in lines:
+        found = dict(re.findall(r"\b(one|two) \D*?(-?[\d.]+)", line))
+        assert {name: float(x) for name, x in found.items()} == named and "temperature" in line
+
+
+def test_a_reward_is_named_only_if_it_differed_in_none_of_the_first_steps_and_anew_after_a_resume(
+        prompts, tmp_path, capsys):
+    skipping("mine", lambda step, i: False, lambda n: [float(i * (t.step == 2)) for i in range(n)])
+    for step, said in ((4, []), (6, ["5 to 6"]), (11, ["7 to 9"])):
+        t = prompt_trainer(prompts, tmp_path, evaluates=False, reward_functions=("mine",), max_iters=step)
+        run(t, resume=step > 4)
+        assert re.findall(r"^steps (\d+ to \d+): .*\bmine 0\b", capsys.readouterr().out, re.M) == said
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_groups_that_were_sampled_anew_count(prompts, tmp_path, capsys, first):
+    """With zero_std="resample" only the rewards of the first round, or of none, are equal."""
+    rounds = []
+
+    def values(n):
+        rounds.append(n)
+        return [float(i) if len(rounds) % 2 == 0 or not first else 1.0 for i in range(n)]
+
+    skipping("mine", lambda step, i: False, values)
+    t = run(prompt_trainer(prompts, tmp_path, evaluates=False, reward_functions=("mine",), max_iters=4, kl_beta=0.0,
+                           zero_std="resample", mask_truncated=True))
+    assert (training_records(tmp_path)[0]["frac_reward_zero_std"] == 1) == first
+    assert t.step == 4 and "steps 1 to 3" not in capsys.readouterr().out
+
+
+def save_teacher(path):
+    save_model(str(path), causal_model(seed=3), CAUSAL)
+    return str(path)
+
+
+def test_a_teacher_alone_has_no_rewards_to_name(prompts, tmp_path, capsys):
+    t = prompt_trainer(prompts, tmp_path / "out", evaluates=False, kl_beta=0.0, max_iters=4, task_type="fill_in",
+                       teacher_checkpoint=save_teacher(tmp_path / "teacher.safetensors"))
+    run(t)
+    assert "steps 1 to 3" not in capsys.readouterr().out
 
 
 def test_a_judge_that_fails_now_and_then_makes_no_difference_out_of_nothing(prompts, tmp_path):

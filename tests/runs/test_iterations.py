@@ -34,7 +34,21 @@ def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
         assert sorted(map(len, epoch)) == [1, 2, 2] and torch.cat(epoch).sort()[0].tolist() == [0, 1, 2, 3, 4]
     assert list(map(str, order[:3])) != list(map(str, order[3:])), "shuffled anew"
     assert buffer.rollouts is None and not buffer.queue
-    assert buffer.get_buffer_statistics()["stored"] == 1
+    assert buffer.get_buffer_statistics() == {"minibatches": 0, "stored": 1, "evaluations": 0}
+
+
+def test_of_too_many_evaluations_the_first_the_last_and_some_between_are_kept():
+    buffer, bound = DataBuffer(), 1000
+    for step in range(5 * bound):
+        buffer.store_evaluation_data(step, {"eval/x": step / 2})
+        assert len(buffer.evaluations) <= bound
+    steps = [record["step"] for record in buffer.evaluations]
+    assert steps[0] == 0 and steps[-1] == 5 * bound - 1 and sorted(set(steps)) == steps
+    assert len(steps) >= bound / 2
+    assert all(record["eval/x"] == record["step"] / 2 for record in buffer.evaluations)
+    other = DataBuffer()
+    other.load_state_dict(buffer.state_dict() | {"rollouts": None})
+    assert other.evaluations == buffer.evaluations
 
 
 @pytest.mark.parametrize("ratio_to", ["policy", "sampler"])

@@ -18,6 +18,7 @@ from core.models import load_model
 from core.resume import changed_since, resume_command
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
+from grpo.report.page import write_report
 from tests.tiny import all_settings, same, same_momentum, without_clock
 from tests.trainers import evaluated_trainer, logged_keys, records, run, trainer, training_records
 
@@ -28,9 +29,10 @@ def expect_bits(whole, resumed):
     """A resumed run has the weights, the momentum and the counts of the uninterrupted one, to the last bit."""
     assert same(whole.policy, resumed.policy) and same_momentum(whole.optimizers, resumed.optimizers)
     assert whole.reference is None or same(whole.reference, resumed.reference)
-    for name in ("step", "kl_beta", "iteration", "before", "after", "empty_steps", "skipped_steps"):
+    for name in ("step", "kl_beta", "iteration", "after", "empty_steps", "skipped_steps"):
         assert getattr(whole, name) == getattr(resumed, name), name
     assert whole.buffer.stored == resumed.buffer.stored
+    assert whole.buffer.evaluations[0] == resumed.buffer.evaluations[0]
 
 
 @pytest.mark.parametrize("settings", [
@@ -70,6 +72,27 @@ def test_after_a_signal_the_run_is_saved_at_once_and_the_resumed_one_has_the_sam
     assert whole.buffer.evaluations == resumed.buffer.evaluations
     one, two = (without_clock(records(t.config.out_dir)) for t in (whole, resumed))
     assert one == two
+
+
+def tables_of(path):
+    """The tables of figures of a page, without the time at which it was written."""
+    html = path.read_text(encoding="utf-8")
+    return re.findall(r'<table class="numbers">.*?</table>|<figure>.*?</figure>', html, re.S)
+
+
+def test_the_page_has_the_evaluations_of_the_buffer_those_before_a_resume_too(dataset, tmp_path):
+    whole = run(evaluated_trainer(dataset, tmp_path / "whole", max_iters=6))
+    whole.write_page()
+    by_trainer = tables_of(tmp_path / "whole" / "report.html")
+    write_report(str(tmp_path / "whole"))
+    assert tables_of(tmp_path / "whole" / "report.html") == by_trainer, "as metrics.jsonl has them"
+    run(evaluated_trainer(dataset, tmp_path / "cut", max_iters=3))
+    path = tmp_path / "cut" / "metrics.jsonl"
+    path.write_text("".join(line for line in path.open() if "eval/" not in line))
+    cut = run(evaluated_trainer(dataset, tmp_path / "cut", max_iters=6), resume=True)
+    cut.write_page()
+    held_out = [part for part in by_trainer if "eval/" in part or "<table" in part]
+    assert len(held_out) > 2 and set(held_out) <= set(tables_of(tmp_path / "cut" / "report.html"))
 
 
 def test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written(dataset, tmp_path, monkeypatch):

@@ -49,13 +49,13 @@ def base(tmp_path_factory):
 @pytest.fixture
 def launch(monkeypatch, base, tmp_path):
     """Runs the command in this process, in the folder `out`, and checks its exit code. No picture is drawn.
-    files: config files"""
+    files: config files; code: None for any"""
     monkeypatch.setattr(page, "draw_curves", lambda runs, path: open(path, "w").close())
 
     def launched(code=0, files=(), **changes):
         settings = base | {"out_dir": tmp_path / "out"} | changes
         done = run_here(TRAIN, *files, *(f"--{key}={value}" for key, value in settings.items()))
-        assert done.returncode == code, done.stdout + done.stderr
+        assert code in (None, done.returncode), done.stdout + done.stderr
         return done
     return launched
 
@@ -137,12 +137,19 @@ def test_a_run_that_fails_records_when_and_why(launch, tmp_path):
 
 def test_a_run_that_a_signal_stops_records_it_and_goes_on(launch, tmp_path):
     settings, out = trouble(tmp_path, "os.kill(os.getpid(), signal.SIGTERM)"), tmp_path / "out"
+    settings |= {"ppo_epochs": 3, "max_iters": 6, "sample_interval": 6}
     launch(**settings)
     end = starts(out)[-1]["end"]
-    assert (end["ended"], end["why"]) == ("stopped", "SIGTERM") and 0 < end["step"] < 3
+    assert (end["ended"], end["why"]) == ("stopped", "SIGTERM") and end["step"] == 4
     trouble(tmp_path, "pass")
+    before = everything(out)
+    checked = launch(**settings, resume=True, doctor=True, code=None).stdout
+    assert everything(out) == before
     shown = launch(**settings, resume=True).stdout
-    assert f"{tmp_path}/out/state.pt, step {end['step']} of 3" in shown
+    line, = re.findall(f"{tmp_path}/out/state.pt, step 4 of 6(.*)", shown)
+    for text in (line, re.search("(?m)^buffer.*", checked)[0]):
+        held = {name: int(count) for count, name in re.findall(r"(\d+) (rollouts|minibatches|evaluations)", text)}
+        assert held == {"rollouts": 2, "minibatches": 2, "evaluations": 1}
     assert [r["end"]["ended"] for r in starts(out)] == ["stopped", "finished"]
     assert (out / "console.log").read_text().endswith(shown), "the console goes on where it was"
 
