@@ -183,7 +183,7 @@ class GRPOTrainer:
         where = f"steps {self.step - len(first) + 1} to {self.step}: no group had different"
         remedy = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward "
                   "with partial credit")
-        if mean and not any(step[VARIED] or step["taught"] for step in first):
+        if mean and not any(step.get(VARIED, 1) or step["taught"] for step in first):  # older states have no counts
             self.said_at = self.step
             shown = ", ".join(f"{name} {x}" for name, x in means.items()) or mean
             self.logger.say(f"{where} rewards (mean: {shown}), so nothing was learned from them: {remedy}")

@@ -141,9 +141,10 @@ def check_settings(config, names, models):
     if config.reward_weights and len(config.reward_weights) != len(names):
         raise Mistake(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}; () "
                       "weights them alike")
-    if config.credit_window is not None and names != ("judge",):
+    weighted = tuple(config.reward_weights) not in ((), (1.0,))
+    if config.credit_window is not None and (weighted or names != ("judge",)):
         raise Mistake(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
-                      "reward_functions=('judge',)")
+                      "reward_functions=('judge',) and without reward_weights")
 
 
 def is_alike(value, default):

@@ -267,6 +267,10 @@ CLAIMS = {
             "runs/test_iterations.py::test_reference_and_kl_beta_move_once_after_each_iteration",
         "a step that is not finite moves nothing, is counted and named":
             "runs/test_bad_steps.py::test_a_bad_step_moves_nothing_is_counted_and_named",
+        "rewards that differ in no group of the first steps are named once, with their value":
+            "runs/test_bad_steps.py::test_rewards_that_differ_in_no_group_of_the_first_steps_are_named_once_with_their_value",
+        "a reward varies if it does on any rank":
+            "runs/test_ranks.py::test_a_reward_varies_if_it_does_on_any_rank_and_held_out_rewards_are_those_of_one",
         "runs killed at random moments end with the same bits":
             "runs/test_faults.py::test_runs_that_are_killed_at_random_moments_end_with_the_same_bits",
         "another number of ranks goes on between two iterations":
@@ -490,6 +494,8 @@ CLAIMS = {
             "rooms/test_vllm.py::test_two_sharded_ranks_train_an_adapter_on_what_the_server_samples_as_one_does",
         "fill-in's held-out figures are those of a loop over completions":
             "rooms/test_fill_in_evaluation.py::test_the_figures_are_those_of_a_loop_over_completions",
+        "the held-out reward of fill-in is what training compares, with a judge too":
+            "rooms/test_fill_in_evaluation.py::test_the_held_out_reward_is_what_training_compares_with_a_judge_too",
         "evaluation reads no more rows at once than batch_size allows":
             "rooms/test_fill_in_evaluation.py::test_no_forward_reads_more_rows_than_batch_size_allows",
         "a filled word is right only where its tokens hold what was around it":
@@ -502,6 +508,8 @@ CLAIMS = {
             "rooms/test_prompt_evaluation.py::test_kl_and_entropy_are_means_over_tokens",
         "late completions count neither right nor wrong":
             "rooms/test_prompt_evaluation.py::test_late_completions_count_neither_right_nor_wrong",
+        "samples show the value of each reward; held-out rewards are those of their sum":
+            "rooms/test_prompt_evaluation.py::test_samples_show_the_value_of_each_reward_and_held_out_metrics_those_of_their_sum",
         "the doctor finds a gradient that is 0, infinite or misses a layer":
             "rooms/test_doctor.py::test_the_examined_step_is_the_first_of_the_run_and_every_way_to_break_its_gradient_is_found",
         "the doctor examines the run's first step and changes no weight":
@@ -517,6 +525,8 @@ CLAIMS = {
             "rooms/test_report.py::test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded",
         "the numbers on the page of a run are those of metrics.jsonl":
             "rooms/test_report.py::test_the_numbers_on_a_page_are_those_of_metrics_jsonl",
+        "the page of a run has the evaluations of its buffer, those before a resume too":
+            "runs/test_resume.py::test_the_page_has_the_evaluations_of_the_buffer_those_before_a_resume_too",
         "the table over seeds has means, deviations and the least change":
             "rooms/test_report.py::test_the_table_over_seeds_holds_means_deviations_and_the_least_change",
         "the checker names right losses of every objective": "rooms/test_check_loss.py::test_a_right_loss_is_named",

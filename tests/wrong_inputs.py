@@ -429,8 +429,8 @@ REWARDS = [
     (TRAIN, f"{SUMS} --reward_functions=judge", 1, "judge_checkpoint reward_functions"),
     (TRAIN, f"{SUMS} --reward_functions=reward_model", 1, "reward_model_checkpoint"),
     (TRAIN, "--dataset={text} --generator_checkpoint={generator} --block_size=32", 1, "judge_checkpoint"),
-    (TRAIN, "--dataset={text} --generator_checkpoint={generator} --judge_checkpoint={judge} --block_size=32 "
-     "--credit_window=2 --reward_functions=('judge','repetition')", 1, "credit_window=2 judge"),
+    *((TRAIN, f"{FILL} --credit_window=2 --reward_functions={more}", 1, "credit_window=2 judge")
+      for more in ("('judge','repetition')", "judge --reward_weights=(2.0,)")),
     (TRAIN, RECORDS % ("half", "exact_match"), 1, "half.jsonl 3 exact_match 'answer'"),
     (TRAIN, RECORDS % ("spoiled", "countdown"), 1, "spoiled.jsonl 1 countdown numbers"),
     (TRAIN, RECORDS % ("spoiled", "code_execution"), 1, "spoiled.jsonl 1 code_execution tests"),

@@ -47,7 +47,7 @@ class Evaluation:
             trained, total = self.trained(judged | values, rollouts)
             if trained:
                 spread = reward_statistics(total.view(rollouts.problems, -1))
-                own |= {name: (float(total), float(count)) for name, (total, count) in spread.items()}
+                own |= {name: tuple(map(float, pair)) for name, pair in spread.items()}
             if clashes := metrics.keys() & own.keys():
                 raise taken(min(clashes))
             sums.append(metrics | own)

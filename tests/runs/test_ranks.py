@@ -1,10 +1,13 @@
 """Two ranks are one rank with twice the batch, or with twice the accumulation. A number that is not finite on one of
 them makes both skip the step."""
 
+import re
+
 import pytest
 import torch
 
-from tests.tiny import run_script
+from core.models import save_model
+from tests.tiny import CAUSAL, causal_model, run_script
 
 pytestmark = pytest.mark.slow
 
@@ -51,3 +54,31 @@ def test_both_ranks_skip_a_step_that_one_cannot_take(alone):
         assert found["bad"]["gradient"] == (1, True) and found["bad"]["run"] == (1, 6, 3)
     first, second = (found["bad"]["weights"].values() for found in alone)
     assert all(map(torch.equal, first, second))
+
+
+MINE = """
+import os
+from grpo.rewards import reward
+
+@reward(0, 99)
+def nowhere(completions):
+    return [0.5] * len(completions)
+
+@reward(0, 99)
+def on_one_rank(completions):
+    return [float(i) * (os.environ["RANK"] == "1") for i, _ in enumerate(completions)]
+"""
+
+
+def test_a_reward_varies_if_it_does_on_any_rank_and_held_out_rewards_are_those_of_one(prompts, tmp_path):
+    save_model(str(tmp_path / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
+    (tmp_path / "mine.py").write_text(MINE)
+    settings = {"dataset": prompts, "generator_checkpoint": tmp_path / "g.safetensors", "task_type": "general",
+                "max_new_tokens": 5, "batch_size": 2, "group_size": 2, "max_iters": 4, "eval_problems": 4,
+                "device": "cpu", "kl_beta": 0.0, "out_dir": tmp_path / "out", "reward_file": tmp_path / "mine.py",
+                "reward_functions": "('nowhere','on_one_rank')"}
+    done = run_script("grpo/train_grpo.py", *(f"--{key}={value}" for key, value in settings.items()), ranks=2)
+    assert done.returncode == 0, done.stderr
+    line, = re.findall("(?m)^steps 1 to 3: .*", done.stdout)
+    assert "nowhere (mean: 0.5)" in line and "on_one_rank" not in line
+    assert done.stdout.count("mean_reward 0.5000") == 2, "before and after, rank 0 evaluates"
