@@ -191,7 +191,7 @@ class GRPOTrainer:
         equal = [name for name in means if weights[name] and not any(step.get(VARIED + name, 1) for step in first)]
         if equal:
             shown = ", ".join(f"{name} (mean: {means[name]})" for name in equal)
-            self.logger.say(f"{where} values of {shown}, which then compares no completions: {remedy}")
+            self.logger.say(f"{where} values of {shown}; if that is not the most that it gives, {remedy}")
 
     def sample(self, again: int, count: int | None = None) -> tuple[Rollouts, dict]:
         """Completions of this iteration's problems, or of the first `count` of another round, and sums for metrics."""
