@@ -45,7 +45,7 @@ class Evaluation:
             own = {name: (x.sum(), len(x)) for name, x in judged.items()}
             own |= self.sums(policy, step, batch, rollouts, values, config)
             trained, total = self.trained(judged | values, rollouts)
-            if trained:
+            if trained and config.rewarded:
                 spread = reward_statistics(total.view(rollouts.problems, -1))
                 own |= {name: tuple(map(float, pair)) for name, pair in spread.items()}
             if clashes := metrics.keys() & own.keys():
