@@ -18,6 +18,9 @@ from core.settings.setting import Settings, allowed_types, defaults, load_class,
 INTERVALS = {"log_interval": 10, "save_interval": 1, "sample_interval": 1}  # {interval: parts of eval_interval}
 
 
+PROMPT_TEMPLATES = ("plain", "chat", "math", "code", "model", "model_math", "model_code")  # see core/prompts.py
+
+
 class MaskConfig(Settings):
     """The settings of masking, for all scripts that mask text."""
 
@@ -34,7 +37,8 @@ class RunConfig(Settings):
     """The settings that every training script has."""
 
     rooms = {"core.huggingface.settings:LoraConfig": "lora_rank lora_init_from",
-             "core.huggingface.settings:ChatTemplateConfig": "template=model",
+             "core.huggingface.settings:ChatTemplateConfig": "template=model template=model_math template=model_code "
+                                                             "task_type=math task_type=reasoning task_type=code",
              "core.trackers:TrackerConfig": "wandb_log report_to"}
     excludes = (("min_lr>learning_rate", "", "the learning rate would rise; lower it, or set None"),)
     has_adapter = False  # LoRA's is in its room
@@ -44,8 +48,8 @@ class RunConfig(Settings):
         "prompts, or hf:owner/name")
     block_size: int = setting(128, "tokens per text", "[2, 1e6]")
     template: str = setting(
-        "plain", "how prompts are rendered: plain, chat, math, code, or model (the tokenizer's chat template)",
-        ("plain", "chat", "math", "code", "model"))
+        "plain", "how prompts are rendered: plain, chat, math, code, model (the tokenizer's chat template), or that "
+        "with the rules of a task, model_math, model_code", PROMPT_TEMPLATES)
     system_prompt: str | None = setting(None, "the first message of every prompt")
     prompt_format: str | None = setting(
         None, "the text around every prompt, as in 'Question: {prompt}'", re.compile(r"(?s).*\{prompt}.*"))

@@ -39,27 +39,30 @@ def chat(messages: Messages, rules: str = "") -> str:
 MATH = ("Put your reasoning between <start_working_out> and <end_working_out>, "
         "then the final number between <SOLUTION> and </SOLUTION>.")
 CODE = "Answer with one fenced block of Python code."
-RULES = {"math": MATH, "code": CODE}  # by the template that begins with them
-TEMPLATES = {"plain": plain, "chat": chat} | {name: partial(chat, rules=rules) for name, rules in RULES.items()}
-MODEL = "model"     # the template that comes with a Hugging Face model
+TEMPLATES = {"plain": plain, "chat": chat, "math": partial(chat, rules=MATH), "code": partial(chat, rules=CODE)}
+OF_MODEL = {"model": "", "model_math": MATH, "model_code": CODE}  # the chat template of a tokenizer, with these rules
 MOST_NAMES = 8      # special tokens that are named
 SHORT = 300         # characters of the first prompt that the start of a run prints
 
 
 def as_messages(prompt: Prompt, system_prompt: str | None = None, prompt_format: str | None = None) -> Messages:
     """A prompt, a text or messages, as a list of {"role", "content"}; prompt_format is for the last message, or for
-    the one before it that is not the assistant's. system_prompt comes first, in one message with the prompt's own."""
+    the one before it that is not the assistant's."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if prompt_format:
         last = -1 if len(messages) == 1 or messages[-1]["role"] != "assistant" else -2
         messages[last] = {**messages[last], "content": prompt_format.replace("{prompt}", messages[last]["content"])}
-    if not system_prompt:
-        return messages
+    return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
+
+
+def with_rules(messages: Messages, rules: str, role: str) -> Messages:
+    """The messages, of which the first one of the role begins with the rules of a task, in a message of its own if
+    there is none."""
     for i, message in enumerate(messages):
-        if message["role"] == "system":
-            messages[i] = {**message, "content": f"{system_prompt}\n\n{message['content']}"}
-            return messages
-    return [{"role": "system", "content": system_prompt}, *messages]
+        if message["role"] == role:
+            begun = {**message, "content": f"{rules}\n\n{message['content']}"}
+            return [*messages[:i], begun, *messages[i + 1 :]]
+    return [{"role": role, "content": rules}, *messages]
 
 
 def prefill(prompt: Prompt) -> str:
@@ -73,7 +76,7 @@ def prefill(prompt: Prompt) -> str:
 class PromptFormat:
     """Renders a prompt as the text that a model reads."""
 
-    template: str = "plain"                    # a name of TEMPLATES, or "model"
+    template: str = "plain"                    # a name of TEMPLATES or of OF_MODEL
     system_prompt: str | None = None           # a first message
     response_prefix: str = ""                  # the beginning of every answer
     max_prompt_length: int | float = 512       # tokens, or a share: longer training prompts are left out
@@ -91,7 +94,7 @@ class PromptFormat:
         and response_prefix, the text does not. notes: as in core/records.py"""
         notes = Counter() if notes is None else notes
         text = self.render(as_messages(prompt, self.system_prompt, self.prompt_format), tokenizer)
-        has_start = self.template == MODEL  # the start token, which encode_prompt adds
+        has_start = self.template in OF_MODEL  # the start token, which encode_prompt adds
         encode = tokenizer.encode if has_start else tokenizer.encode_prompt
         ids = encode(text + self.response_prefix)
         start = list(tokenizer.start_ids)
@@ -103,10 +106,12 @@ class PromptFormat:
 
     def render(self, messages: Messages, tokenizer: Tokenizer) -> str:
         """The text of messages up to where the next answer begins or, behind an assistant's message, goes on."""
-        if self.template != MODEL:
+        if self.template in TEMPLATES:
             return TEMPLATES[self.template](messages)
         if not hasattr(tokenizer, "render_chat"):
-            raise Mistake(f"template='model' is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
+            raise Mistake(f"template={self.template!r} is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
+        if rules := OF_MODEL[self.template]:
+            messages = with_rules(messages, rules, "system" if tokenizer.shows_system else "user")
         return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
 
     def behind(self, messages: Messages, tokenizer: Tokenizer) -> str:
@@ -199,9 +204,7 @@ class PromptConsumer:
         prompt = record["prompt"]
         roles = [] if isinstance(prompt, str) else [message["role"] for message in prompt]
         if self.format.system_prompt and "system" in roles:
-            if self.format.system_prompt not in RULES.values():  # it is the user's, not that of task_type
-                raise Mistake(f"{record['where']}: the prompt has a system message already; leave system_prompt out")
-            self.notes["the system message begins with the rules of task_type"] += 1
+            raise Mistake(f"{record['where']}: the prompt has a system message already; leave system_prompt out")
         record["text"], record["tokens"] = self.format.encode(prompt, self.tokenizer, self.notes)
         if not record["tokens"]:
             raise Mistake(f"{record['where']}: no usable characters in the prompt")
@@ -249,6 +252,9 @@ class PromptConsumer:
         """Yields lines for the start of a run: what was done with records, how often a step of so many problems
         repeats them, the end of the first prompt, and what ends a completion."""
         yield from in_words(self.notes)
+        if OF_MODEL.get(self.format.template):
+            begun = "system message" if self.tokenizer.shows_system else "user's, as the chat template shows no other"
+            yield f"the rules of template={self.format.template!r} begin the {begun}"
         t, train = self.tokenizer, self.records["train"]
         if len(train) < problems:
             yield (f"a step takes {problems} problems, more than the {len(train)} training prompts, so that it takes "

@@ -26,7 +26,7 @@ from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.logger import visible_lines
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import is_small, load_model, load_tokenizer
-from core.prompts import MODEL, TEMPLATES, PromptFormat
+from core.prompts import OF_MODEL, TEMPLATES, PromptFormat
 from core.settings.setting import Settings, setting
 
 HIDDEN = "_"  # stands for a hidden token
@@ -38,8 +38,8 @@ class SampleConfig(Settings):
     checkpoint: str = setting("out-grpo/model.safetensors", "a model file, a Hugging Face folder, or hf:owner/name")
     text: str = setting("", "the text to complete, or to fill in, where each _ is one hidden token")
     template: str | None = setting(
-        None, "how a prompt is rendered: plain, chat, math, code, or model (its chat template, the default)",
-        (*TEMPLATES, MODEL))
+        None, "how a prompt is rendered, as in training; None: model (its chat template) if it has one, else plain",
+        (*TEMPLATES, *OF_MODEL))
     unmask_steps: int = setting(1, "passes in which a masked-fill model fills in", "[1, 1e6]")
     unmask_order: str = setting(
         "random", "order of the passes: random, left_to_right, or confidence, the likeliest first", UNMASK_ORDERS)
@@ -67,7 +67,7 @@ def hidden_tokens(text, tokenizer):
 
 def completions(model, tokenizer, config, device):
     """Yields the text with a completion, up to its stop token."""
-    template = config.template or (MODEL if getattr(tokenizer, "has_chat_template", False) else "plain")
+    template = config.template or ("model" if getattr(tokenizer, "has_chat_template", False) else "plain")
     _, ids = PromptFormat(template).encode(config.text, tokenizer)
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:

@@ -1,12 +1,12 @@
 """The settings of GRPO training that are always there, in the order of the data flow; grpo/rooms.py has the others."""
 
-from core.config import MaskConfig, RunConfig
+from core.config import PROMPT_TEMPLATES, MaskConfig, RunConfig
 from core.errors import Mistake
 from core.settings.setting import check_value, setting
 from grpo.losses import ADVANTAGES, AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of, check_row
 from grpo.reference import REFERENCES
 from grpo.reward_functions.settings import PRESETS
-from grpo.rooms import CHAT_TEMPLATE, ROOMS
+from grpo.rooms import ROOMS
 
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
 
@@ -14,7 +14,7 @@ ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate
 class GRPOConfig(MaskConfig, RunConfig):
     """The settings of grpo/train_grpo.py and their defaults; those shared with pretraining are in RunConfig."""
 
-    rooms = ROOMS | RunConfig.rooms | CHAT_TEMPLATE
+    rooms = ROOMS | RunConfig.rooms
     excludes = (
         ("stop_sequences=", "", "they must be texts that are not empty"),
         ("minibatches>problems", "", "it must be at most batch_size * gradient_accumulation_steps"),
@@ -29,8 +29,8 @@ class GRPOConfig(MaskConfig, RunConfig):
          "advantage='max_rl' divides by the share of a group's completions that are right"))
 
     template: str | None = setting(
-        None, "how prompts are rendered: plain, chat, math, code, or model (the tokenizer's chat template); None: as "
-        "task_type says", ("plain", "chat", "math", "code", "model"))
+        None, "how prompts are rendered: plain, chat, math, code, model (the tokenizer's chat template), or that with "
+        "the rules of a task, model_math, model_code; None: as task_type says", PROMPT_TEMPLATES)
     response_prefix: str = setting("", "the text that every answer begins with")
     max_new_tokens: int = setting(128, "the most tokens of a completion", "[1, 1e6]")
     stop_sequences: tuple[str, ...] = setting((), "texts that end a completion, besides the end tokens")

@@ -1,8 +1,27 @@
 """The plan of a run, in lines for the user: settings, batch, models, data, rewards."""
 
+import os
+
 from core.config import describe
-from core.errors import is_own_function
+from core.errors import ROOT, is_own_function, shortest
 from grpo.rewards import REWARDS
+
+EXAMPLE = os.path.join(ROOT, "config", "grpo_example.py")
+
+
+def with_example(argv):
+    """The arguments of the command. If they name no config file, model, data or run to resume, the example comes before
+    them, and a line says so."""
+    values = dict(argument.removeprefix("--").partition("=")[::2] for argument in argv)
+    has_file = not all(argument.startswith("--") for argument in argv)
+    resumes = values.get("resume", "False") != "False"
+    if has_file or resumes or values.keys() & {"generator_checkpoint", "dataset", "help"}:
+        return argv
+    example = shortest(EXAMPLE)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"no config file, generator_checkpoint, dataset or resume is named: {example} sets what the command line "
+              "does not", flush=True)
+    return [example, *argv]
 
 
 def plan(config, origin, models, rewards, data, dist):

@@ -21,9 +21,6 @@ ROOMS = {
     "grpo.samplers.settings:RayConfig": "sampler=ray",
     "grpo.samplers.settings:VllmConfig": "sampler=vllm",
 }
-# Opens for a template that is None, too, where it may become the model's
-CHAT_TEMPLATE = {"core.huggingface.settings:ChatTemplateConfig":
-                 "template=model task_type=math task_type=reasoning task_type=code"}
 
 
 class ReferenceConfig(Settings):

@@ -26,25 +26,14 @@ from core.models import is_small
 from core.run import check_run_folder, run_folder
 from core.start import naming_what_lowers_memory, recorded
 from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing
-from grpo.example import beside_the_code, describe_example, example_for, naming_example
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.plan import plan, plan_of_settings
+from grpo.plan import plan, plan_of_settings, with_example
 
 
 def main(argv):
-    """The settings of the command, and of the example where it names no config of its own; then the run."""
-    example = example_for(argv)
-    if example is None:
-        train(*load_config(GRPOConfig, argv))
-        return
-    with naming_example(example, argv):
-        config, origin = load_config(GRPOConfig, [example, *argv])
-        train(beside_the_code(config, origin, example), origin, describe_example(example))
-
-
-def train(config, origin, first=None):
-    """Device, data, models, evaluation, trainer; then run. first: a line for the start"""
+    """Config, device, data, models, evaluation, trainer; then run."""
+    config, origin = load_config(GRPOConfig, with_example(argv))
     check_run_folder(config.absolute_out_dir, config.resume)
     if config.wandb_log or config.report_to:
         from core.trackers import check_trackers
@@ -55,8 +44,6 @@ def train(config, origin, first=None):
         check_version("torch.distributed.fsdp", torch.__version__, "parallel='fsdp'", "-r requirements.txt")
     small = is_small(config.generator_checkpoint)
     with Distributed(config.device, config.dtype, small) as dist, naming_what_lowers_memory(config):
-        if dist.is_main and first is not None:
-            print(first, flush=True)
         if build_what_is_missing(config, dist):
             if dist.is_main:
                 print(*plan_of_settings(config, origin, dist), sep="\n")
@@ -93,8 +80,6 @@ def train(config, origin, first=None):
             if config.sampler != "local":
                 sampler = import_module(f"grpo.samplers.{config.sampler}").build(models.policy, config, dist)
             with recorded(config, origin, dist, trainer, resume, trainer.write_page):
-                if dist.is_main and first is not None:
-                    logger.write_console(first)
                 logger.say("\n".join(lines))
                 trainer.run(sampler)
 

@@ -143,10 +143,10 @@ SETTINGS = [
     (TRAIN, "--dataset={prompts}", 1, "generator_checkpoint config/grpo_example.py"),
     (TRAIN, "--generator_checkpoint={causal} --dataset={text}", 1, "causal.safetensors vocabulary"),
     # Settings of the example, which a command without a config takes
-    (TRAIN, "--min_lr=1e-3", 1, "min_lr learning_rate config/grpo_example.py"),
+    (TRAIN, "--min_lr=1e-3", 1, "min_lr learning_rate"),
     (TRAIN, "--learning_rate=5e-6 --min_lr=1e-5", 1, "min_lr=1e-05 learning_rate"),
-    (TRAIN, "--judge_checkpoint=None", 1, "judge_checkpoint gold_judge_checkpoint config/grpo_example.py"),
-    (TRAIN, "--advantage=max_rl", 1, "credit_window=2 max_rl config/grpo_example.py"),
+    (TRAIN, "--judge_checkpoint=None", 1, "credit_window=2 judge_checkpoint"),
+    (TRAIN, "--advantage=max_rl", 1, "credit_window=2 max_rl"),
     (TRAIN, "--environment=X", 1, "environment reward_functions"),
 ]
 
@@ -222,7 +222,7 @@ ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     "--dataset={text} --generator_checkpoint={causal}": "causal.safetensors vocabulary",
     f"{SUMS} --unmask_steps=2": "unmask_steps left to right",
     f"{SUMS} --max_new_tokens=500": "max_new_tokens lower max_prompt_length",
-    f"{SUMS} --task_type=math": "max_new_tokens template='plain' 'math'",
+    f"{SUMS} --task_type=math": "max_new_tokens max_prompt_length",
     f"{SUMS} --reference_checkpoint={{generator}}": "reference_checkpoint masked_fill language_model",
     f"{SUMS} --resume=True": "resume out_dir",
     f"{FILL} --mask_truncated=True": "mask_truncated fill-in",

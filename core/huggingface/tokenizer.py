@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+from functools import cached_property
 
 from core.errors import Mistake, others
 from core.files import HUB, on_hub
@@ -70,6 +71,15 @@ class HuggingFaceTokenizer:
     @property
     def has_chat_template(self):
         return bool(self.backend.chat_template)
+
+    @cached_property
+    def shows_system(self):
+        """False if the chat template refuses a system message, as Gemma's does, or leaves it out."""
+        rules = "the rules"
+        try:
+            return rules in self.render_chat([{"role": "system", "content": rules}, {"role": "user", "content": "?"}])
+        except Mistake:
+            return False
 
     def render_chat(self, messages, **chat_template_kwargs):
         """The text of a chat by the model's own chat template: up to where the assistant's turn begins or, if its

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from core.config import PROMPT_TEMPLATES
 from core.errors import Mistake
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import save_model
@@ -289,16 +290,16 @@ def with_data(folder, tmp_path, prompt="1+1", origin=None, **settings):
     ("chat", {"task_type": "math", "template": "plain"}, "1+1", "1+1"),
     ("chat", {"task_type": "general"}, "1+1", "1+1"),
     ("refuses", {"task_type": "math"}, "1+1", turns(f"{MATH}\n\n1+1")),
-    ("refuses", {"task_type": "code", "prompt_format": "Q: {prompt}"} | BRIEF, "1+1",
-     turns(f"{CODE}\n\nBe brief.\n\nQ: 1+1")),
-    ("ignores", {"task_type": "math"} | BRIEF, "1+1", turns(f"{MATH}\n\nBe brief.\n\n1+1")),
+    ("refuses", {"task_type": "code", "prompt_format": "Q: {prompt}"}, "1+1", turns(f"{CODE}\n\nQ: 1+1")),
+    ("chat", {"template": "model_code", "reward_functions": ("exact_match",)} | BRIEF, "1+1",
+     turns(f"{CODE}\n\nBe brief.", "1+1")),
     ("ignores", {"task_type": "math"}, SYSTEM, turns(f"{MATH}\n\n1+1")),
 ], ids=str)
 def test_a_task_has_a_template_unless_one_is_set(generators, tmp_path, model, settings, prompt, text):
     origin = dict.fromkeys(settings, "command line")
     c, data = with_data(generators / model, tmp_path, prompt, origin, **settings)
     assert data.records["train"][0]["text"] == text
-    assert c.template in ("plain", "chat", "math", "code", "model"), "it is recorded"
+    assert c.template in PROMPT_TEMPLATES, "it is recorded"
     taken = c.template != "plain" and settings.get("template") is None
     assert ("task_type" in origin.get("template", "")) == taken, "and said"
     assert data.records["train"][0]["tokens"] == data.tokenizer.encode(text + c.response_prefix)
@@ -331,7 +332,7 @@ END, OPEN, CLOSE = "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
     ({"reward_functions": ("math_number",), "system_prompt": "<SOLUTION>2</SOLUTION>"}, {}),
     ({"reward_functions": ("math_format",), "prompt_format": "{prompt} <end_working_out>"},
      {"math_format": {OPEN, CLOSE}}),
-    ({"reward_functions": ("tagged", "countdown", "xml_valid")}, {"tagged": {"<mine>"}})], ids=str)
+    ({"reward_functions": ("tagged", "countdown", "xml_valid")}, {"tagged": {"<mine>"}})])
 def test_tags_that_a_reward_looks_for_and_no_prompt_names_are_told(generators, tmp_path, settings, expected, name):
     @reward(0, 1, tags=["<mine>"])
     def tagged(completions, **columns):

@@ -74,7 +74,7 @@ python grpo/train_grpo.py --task_type=math --dataset=arithmetic --max_new_tokens
 python grpo/train_grpo.py --task_type=code --dataset=code --max_new_tokens=96 --template=plain \
     --generator_checkpoint=data/code/pretrained/generator.safetensors --optimizer=muon --learning_rate=3e-4 \
     --reward_settings="{'length_max': 120}"
-python grpo/train_grpo.py --task_type=general --dataset=code --max_new_tokens=96 --template=plain \
+python grpo/train_grpo.py --task_type=general --dataset=code --max_new_tokens=96 \
     --generator_checkpoint=data/code/pretrained/generator.safetensors --optimizer=muon --learning_rate=3e-4 \
     --reward_settings="{'length_max': 120}"
 python grpo/train_grpo.py --task_type=reasoning --dataset=arithmetic --max_new_tokens=48 --template=plain \

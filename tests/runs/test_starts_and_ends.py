@@ -271,7 +271,7 @@ BRIEF, BRIEFER = {"system_prompt": "Be brief."}, {"system_prompt": "Be brief, pl
     ({"template": "plain"}, {}, {"template": "plain", "system_prompt": None}),  # as before tasks had templates
     ({"template": "plain"}, {"template": None}, {"template": "plain", "system_prompt": None}),
     ({}, {}, {"template": "math", "system_prompt": None}),
-    ({"template": "chat"} | BRIEF, {}, {"template": "chat"} | BRIEF),
+    ({"template": "chat"} | BRIEF, BRIEF, {"template": "chat"} | BRIEF),
     (BRIEF, BRIEF, {"template": "math"} | BRIEF)], ids=str)
 def test_a_resumed_run_keeps_its_template_bit_for_bit(launch, tmp_path, first, later, kept, how):
     save_model(str(tmp_path / "g.safetensors"), causal_model(scale=3.0, block_size=256), CAUSAL)
@@ -295,21 +295,19 @@ def test_a_resumed_run_keeps_its_template_bit_for_bit(launch, tmp_path, first, l
     assert all(torch.equal(x, weights(cut)[name]) for name, x in weights(whole).items())
 
 
-@pytest.mark.parametrize("first, later, template, system", [
-    ({}, {}, "model", "{rules}"), (BRIEF, BRIEF, "model", "{rules}\n\nBe brief."),
-    (BRIEF, BRIEFER, "model", "{rules}\n\nBe brief, please."), (BRIEF, {}, "model", "{rules}\n\nBe brief."),
-    ({"template": "model"} | BRIEF, BRIEF, "model", "Be brief."), ({"template": "plain"}, BRIEF, "plain", "Be brief."),
-    ({}, {"template": "chat"}, "chat", None)], ids=str)
-def test_a_resumed_run_of_a_chat_model_keeps_the_rules_of_its_task(launch, tmp_path, first, later, template, system):
+@pytest.mark.slow
+@pytest.mark.parametrize("first, later, template", [
+    ({}, {}, "model_math"), (BRIEF, BRIEF, "model_math"), (BRIEF, BRIEFER, "model_math"),
+    ({"template": "model"} | BRIEF, BRIEF, "model"), ({"template": "plain"}, BRIEF, "plain"),
+    ({}, {"template": "chat"}, "chat")], ids=str)
+def test_a_resumed_run_of_a_chat_model_keeps_the_template_of_its_task(launch, tmp_path, first, later, template):
     pytest.importorskip("transformers")
     common = {"generator_checkpoint": model_folder(tmp_path / "chat", "qwen3", longest=256), "task_type": "math"}
     (tmp_path / "none.py").write_text("")
     launch(files=[tmp_path / "none.py"], **common | first | {"max_iters": 1})
     launch(files=[tmp_path / "none.py"], **common | later | {"max_iters": 1, "resume": True})
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    rules = ("Put your reasoning between <start_working_out> and <end_working_out>, then the final number between "
-             "<SOLUTION> and </SOLUTION>.")
-    assert (config["template"], config["system_prompt"]) == (template, system and system.format(rules=rules))
+    assert (config["template"], config["system_prompt"]) == (template, later.get("system_prompt"))
 
 
 ELSEWHERE = ("gsm8k", "math")  # of these, no prepare.py builds the data set
