@@ -4,22 +4,29 @@ import contextlib
 import math
 import os
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from core.checkpoint_manager import CheckpointManager, check_same_step, shapes
+from core.distributed import Distributed
 from core.errors import Mistake
 from core.files import CURVES, REPORT, SAMPLES, STATE, each_metrics, keep_records
-from core.logger import format_number
+from core.logger import Logger, format_number
 from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from core.run import BadSteps, StopSignal, run_loop
+from core.settings.setting import Settings
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples, held_out
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.metrics import NO_MISMATCH, SKIPPED, VARIED
 from grpo.reference import REFERENCES, adapted
 from grpo.rollout import DataBuffer, Rollouts
+
+if TYPE_CHECKING:
+    from grpo.policies.policy import Policy
 
 SAVED = ("skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated", "taught")  # in every state
 FIRST_STEPS = 3    # after so many steps of a start it says which rewards did not vary
@@ -35,7 +42,8 @@ class GRPOTrainer:
     a sample: {"problem": text, "group": [{"text", "reward"}, ...] from the best to the worst}
     """
 
-    def __init__(self, policy, reference, rewards, data, evaluation, config, logger, dist):
+    def __init__(self, policy: "Policy", reference: "Policy | None", rewards: Callable, data: Any, evaluation: Callable,
+                 config: Settings, logger: Logger, dist: Distributed):
         self.policy, self.reference, self.rewards, self.data = policy, reference, rewards, data
         self.evaluation, self.config, self.logger, self.dist = evaluation, config, logger, dist
         self.saved_reference = None if config.teacher_checkpoint else reference  # a teacher stays what its path names
@@ -58,11 +66,11 @@ class GRPOTrainer:
         self.taught = False  # whether a reward has taught anything
         self.step_of_page = 0
         self.told = set()  # names of metrics of which a line was said once
-        self.first_steps = []  # metrics of the first FIRST_STEPS of this start
+        self.first_steps = [] if config.rewarded else None  # metrics of the first FIRST_STEPS of this start
         self.said_at = 0  # the step after which it said that nothing was learned
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
 
-    def run(self, sampler=None):
+    def run(self, sampler: Any = None) -> None:
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
 
         sampler: who samples the completions (grpo/samplers/sampler.py), closed at the end; None: the policy
@@ -83,7 +91,7 @@ class GRPOTrainer:
                 keep_records(self.checkpoints.path(SAMPLES), self.step, self.logger.say)
             self.finish(stopped=run_loop(self, stop))
 
-    def log_step(self, metrics: dict):
+    def log_step(self, metrics: dict) -> None:
         shown = self.step % self.config.log_interval == 0 or self.step in (1, self.config.max_iters)
         self.logger.log(self.step, metrics, show=shown)
 
@@ -91,7 +99,7 @@ class GRPOTrainer:
         c = self.config
         return self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0
 
-    def run_evaluation(self):
+    def run_evaluation(self) -> None:
         """Evaluates on held-out data and writes report.html, on rank 0."""
         with self.dist.gathered():
             if self.dist.is_main:
@@ -124,7 +132,7 @@ class GRPOTrainer:
         self.end_step(metrics)
         return metrics
 
-    def collect(self, config, timer: Timer):
+    def collect(self, config: Settings, timer: Timer) -> None:
         """Fills the buffer with the rollouts of an iteration."""
         with self.dist.gathered():
             rollouts, sums, _ = collect_rollouts(
@@ -132,15 +140,17 @@ class GRPOTrainer:
         id = self.buffer.store_rollout_data(rollouts, sums)
         self.buffer.prepare_training_batch(id, config.ppo_epochs, config.minibatches)
 
-    def end_step(self, metrics: dict):
+    def end_step(self, metrics: dict) -> None:
         """Counts the step; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         bad_rollouts, taught = metrics.pop("bad_rollouts"), metrics.pop("taught")
         not_scored = "mean_reward" not in metrics and not taught  # resampled ones may have been scored
         self.taught = self.taught or bool(taught)
         self.tell_first_skips(metrics)
-        varied = {key: metrics.pop(key) for key in [*metrics] if key.startswith(VARIED)}
-        self.tell_equal_rewards(metrics | varied | {"taught": taught})
+        self.tell_equal_rewards(metrics | {"taught": taught})
+        for key in [*metrics]:
+            if key.startswith(VARIED):
+                del metrics[key]
         if metrics["skipped_steps"]:
             self.bad.add_not_finite(self.step, metrics)
         elif not_scored:
@@ -160,7 +170,7 @@ class GRPOTrainer:
                 REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
 
-    def tell_first_skips(self, metrics: dict):
+    def tell_first_skips(self, metrics: dict) -> None:
         """Says when a reward skips completions for the first time."""
         for key, skipped in metrics.items():
             if key.startswith(SKIPPED) and skipped and key not in self.told:
@@ -168,15 +178,16 @@ class GRPOTrainer:
                 self.logger.say(f"step {self.step}: the reward {key.removeprefix(SKIPPED)} skipped {skipped:.0f} "
                                 f"completions; metrics.jsonl counts them as {key}, and this line comes once")
 
-    def tell_equal_rewards(self, metrics: dict):
+    def tell_equal_rewards(self, metrics: dict) -> None:
         """Says after the first steps of a start that no group of them had different rewards, or which of several
         rewards differed in none."""
         first = self.first_steps
-        if len(first) == FIRST_STEPS or not self.config.rewarded:
+        if first is None:
             return
         first.append(metrics)
         if len(first) < FIRST_STEPS and self.step < self.config.max_iters:
             return
+        self.first_steps = None
         weights = dict(zip(getattr(self.rewards, "names", ()), getattr(self.rewards, "weights", ()), strict=True))
         means = {name: mean for name in weights if (mean := range_of(first, f"reward/{name}"))}
         mean = range_of(first, "mean_reward")
@@ -213,7 +224,7 @@ class GRPOTrainer:
         batches = [self.data.problems("train", iteration, again * n + i) for i in range(n)]
         return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
 
-    def save(self):
+    def save(self) -> None:
         state = {name: getattr(self, name) for name in SAVED}
         if self.saved_reference is not None:
             state["reference"] = self.saved_reference.weights()
@@ -221,7 +232,7 @@ class GRPOTrainer:
         self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, **state)
         self.dist.barrier()  # it may take longer than an exchange
 
-    def resume(self):
+    def resume(self) -> None:
         """Resumes from the state in out_dir. Between iterations a buffer holds nothing of its rank alone, so another
         number of ranks can resume."""
         state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
@@ -242,7 +253,7 @@ class GRPOTrainer:
         if self.config.kl_target is None:
             self.kl_beta = self.config.kl_beta
 
-    def evaluate(self):
+    def evaluate(self) -> None:
         """Logs held-out metrics, and a few samples every sample_interval."""
         self.logger.say("  evaluating ...")
         self.progress.global_step = self.step
@@ -268,7 +279,7 @@ class GRPOTrainer:
         return (f"{held['stored']} rollouts stored, {held['minibatches']} minibatches of the last to come, "
                 f"{held['evaluations']} evaluations")
 
-    def write_page(self):
+    def write_page(self) -> None:
         """Writes the page about the run, once there are metrics. It reads all of them, so that an evaluation only
         calls it when the run has grown by a share: the pages of a whole run then take a time linear in its steps."""
         self.step_of_page = self.step
@@ -276,7 +287,7 @@ class GRPOTrainer:
             from grpo.report.page import write_report
             write_report(self.checkpoints.out_dir, self.buffer.evaluations)
 
-    def say_if_nothing_was_learned(self):
+    def say_if_nothing_was_learned(self) -> None:
         """Says so of a run in which no completion had an advantage, because all groups had equal rewards."""
         if self.taught or self.step == self.said_at or not self.config.rewarded:
             return
@@ -285,7 +296,7 @@ class GRPOTrainer:
         self.logger.say(f"nothing was learned from the rewards: in all {self.step} steps the completions of a problem "
                         f"had equal rewards ({found}); look at the samples, and start with --doctor=True")
 
-    def finish(self, stopped=False):
+    def finish(self, stopped: bool = False) -> None:
         """Ends what the run has opened; at the end of the training draws the curves and prints what changed."""
         self.logger.close()
         if hasattr(self.rewards, "close"):
@@ -302,7 +313,7 @@ class GRPOTrainer:
         self.dist.barrier()
 
 
-def range_of(records, key: str) -> str:
+def range_of(records: Iterable[dict], key: str) -> str:
     """The least and the largest value of a metric in words; "" where it was not measured."""
     values = [record[key] for record in records if record.get(key) is not None]
     if not values:

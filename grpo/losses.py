@@ -6,13 +6,16 @@ An objective is an advantage, a ratio, a surrogate and an average; a new one is 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from core.errors import Mistake, calling, definition, others
 from core.settings.setting import Settings
-from grpo.rollout import Rollouts, Scores
+
+if TYPE_CHECKING:
+    from grpo.rollout import Rollouts, Scores
 
 AVERAGES = ("sum", "sequence", "token", "constant")  # branches of token_weights
 RATIOS = ("token", "sequence")                       # branches of policy_loss
@@ -340,7 +343,7 @@ KL_ESTIMATORS = {  # from the log-probabilities of sampled tokens; "exact" sums 
 }
 
 
-def kl_per_token(scores: Scores, rollouts: Rollouts, estimator: str | None,
+def kl_per_token(scores: "Scores", rollouts: "Rollouts", estimator: str | None,
                  ratio: Tensor | None = None) -> Tensor | None:
     """The KL of each token (N, M), or None without a reference: exact where the reference's distributions are known.
 
@@ -361,7 +364,7 @@ def kl_penalty(kl: Tensor, weight: Tensor, beta: float) -> Tensor:
     return torch.where(weight > 0, kl * weight, 0.0).sum() * beta
 
 
-def kl_as_reward(rollouts: Rollouts, beta: float) -> Tensor:
+def kl_as_reward(rollouts: "Rollouts", beta: float) -> Tensor:
     """-beta log(p / p_ref) of each sampled token (N, M), whose mean is -beta times the KL (estimator k1)."""
     log_ratio = rollouts.old_logp - rollouts.ref_logp                                # (N, M)
     return -beta * log_ratio.masked_fill(rollouts.mask == 0, 0.0)

@@ -281,8 +281,6 @@ CLAIMS = {
             "runs/test_command.py::test_a_command_without_a_config_takes_the_example_and_says_so",
         "a learning_rate below the min_lr of a config makes that a tenth and says so":
             "runs/test_settings.py::test_a_learning_rate_below_the_min_lr_of_a_file_makes_that_a_tenth_and_says_so",
-        "the example is found from any working directory":
-            "runs/test_command.py::test_the_example_is_found_from_any_working_directory",
         "a dry run prints the plan and writes nothing":
             "runs/test_command.py::test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing",
         "a teacher stays, and its student comes nearer":
