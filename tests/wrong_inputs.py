@@ -145,7 +145,7 @@ SETTINGS = [
     # Settings of the example, which a command without a config takes
     (TRAIN, "--min_lr=1e-3", 1, "min_lr learning_rate"),
     (TRAIN, "--learning_rate=5e-6 --min_lr=1e-5", 1, "min_lr=1e-05 learning_rate"),
-    (TRAIN, "--judge_checkpoint=None", 1, "credit_window=2 judge_checkpoint"),
+    (TRAIN, "--judge_checkpoint=None", 1, "gold_judge_checkpoint judge_checkpoint"),
     (TRAIN, "--advantage=max_rl", 1, "credit_window=2 max_rl"),
     (TRAIN, "--environment=X", 1, "environment reward_functions"),
 ]

@@ -103,7 +103,7 @@ class WithRooms(type):
                 opened.append(load_class(name))
                 known = defaults(opened[-1]) | known
         made = with_rooms(cls, *opened)
-        for key in values.keys() - defaults(made).keys():
+        for key in [key for key in values if key not in defaults(made)]:
             room, openers = room_of(cls, key)
             if values.pop(key) != getattr(room, key):
                 openers = openers.replace(" ", " or ")
