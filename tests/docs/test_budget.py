@@ -20,8 +20,8 @@ from tests.tiny import ROOT, all_settings
 
 ROOM = 1.10  # while faults are mended; 1.02 once the code is unpacked
 MEASURED = {
-    # 230: SAPO and DRO; 2,010: the names that check_loss has for mistakes; 2,150: type hints; 690: templates by task, the
-    # example without a config; 830: values of rewards, the buffer shown; 1,000: the rest of what was promised
+    # 230: SAPO and DRO; 2,010: the names that check_loss has for mistakes; 2,150: type hints; 690: templates by task,
+    # the example without a config; 830: values of rewards, the buffer shown; 1,000: the rest of what was promised
     "tokens": 100033,
     "tokens a line": 10.67,
     "tokens a line, median": 8,
