@@ -4,7 +4,7 @@
 task_type = "fill_in"     # the reward is the judge's score
 dataset = "char_diffusion"  # built from Python's own documentation if it is missing
 generator_checkpoint = "data/char_diffusion/pretrained/generator.safetensors"
-judge_checkpoint = "data/char_diffusion/pretrained/judge.safetensors"  # made as data/char_diffusion/README.md says
+judge_checkpoint = "data/char_diffusion/pretrained/judge.safetensors"  # recipe: data/char_diffusion/README.md
 gold_judge_checkpoint = "data/char_diffusion/pretrained/gold_judge.safetensors"
 temperature = 1.0         # at 1.0 the policy is the model's own distribution, and completions differ enough
 top_p = 1.0

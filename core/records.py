@@ -333,7 +333,7 @@ def splits_of(records, notes):
               for prompt, record in zip(prompts, records, strict=True)]
     if not named and len(set(splits)) < len(SPLITS):
         notes["in both splits, so that the run is evaluated on what it trains on: no record names a split, and the "
-              'hash of the prompts holds none, or all, of them out; mark some "split": "val", or write '
+              'hash of the prompts put all on one side; mark some "split": "val", or write '
               '{"train": [...], "val": [...]}'] += len(records)
         return [None] * len(records)
     trained_on = {prompt for prompt, split in zip(prompts, splits, strict=True) if split == "train"}

@@ -10,7 +10,7 @@ import difflib
 TABLE = """
 model model_path model_name model_name_or_path model.path | generator_checkpoint init_from |
 hf_model hf_model_name | generator_checkpoint init_from | as in hf:Qwen/Qwen3-0.6B
-init_from | generator_checkpoint | for its 'resume', resume=True
+init_from | generator_checkpoint | 'resume' is resume=True
 generator_checkpoint | init_from |
 model_revision trust_remote_code | | download another revision and name its folder; code of a model is never run
 attn_implementation use_remove_padding | | there is one way, and nothing to set
@@ -47,7 +47,7 @@ num_generations_eval val_kwargs.n | eval_completions |
 max_completion_length max_response_length response_length max_tokens | max_new_tokens |
 max_seq_length max_length | block_size | for prompts max_prompt_length and max_new_tokens
 steps_per_generation | minibatches | TRL's number divided by gradient_accumulation_steps
-ppo_mini_batch_size minibatch_size mini_batch_size | minibatches | how many there are: prompts of an iteration / yours
+ppo_mini_batch_size minibatch_size mini_batch_size | minibatches | a count: prompts of an iteration divided by yours
 num_iterations | max_iters ppo_epochs | TRL's is ppo_epochs
 ppo_micro_batch_size ppo_micro_batch_size_per_gpu | micro_batch_tokens | tokens, not completions
 log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu | micro_batch_tokens | tokens, not completions
@@ -150,11 +150,11 @@ disable_tqdm | | the bar is on a terminal only
 """
 
 VALUES = """
-kl_estimator=k1 kl_estimator=kl | its gradient does not contain the reference; set kl_in_reward=True, k1 in the reward
+kl_estimator=k1 kl_estimator=kl | its gradient does not contain the reference; leave it out and set kl_in_reward=True
 kl_estimator=low_var_kl | it is k3
 kl_estimator=mse | it is k2
 kl_estimator=full | it is exact
-objective=ppo objective=vanilla | it is grpo with ppo_epochs above 1: PPO's clip, and the group for a critic
+objective=ppo objective=vanilla | it is grpo with ppo_epochs above 1, with the mean of the group in the critic's place
 objective=reinforce objective=vpg | it is plain
 objective=reinforce_plus_plus | it is reinforce++
 objective=reinforce_plus_plus_baseline | it is reinforce++_baseline
