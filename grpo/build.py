@@ -214,9 +214,9 @@ def build_evaluation(config, models, rewards, data):
             raise Mistake(f"block_size={config.block_size} is larger than the {reads} tokens that the model reads")
         return fill_in_evaluation(config, models, rewards)
     if data.longest + config.max_new_tokens > reads:
-        raise Mistake(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens do not "
-                      f"fit the {reads} tokens that the model reads; lower max_new_tokens or, in tokens, "
-                      "max_prompt_length")
+        raise Mistake(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens, as "
+                      f"template={config.template!r} writes them, do not fit the {reads} tokens that the model reads; "
+                      "lower max_new_tokens or, in tokens, max_prompt_length")
     if config.unmask_steps > (config.block_length or config.max_new_tokens):
         raise Mistake(f"unmask_steps={config.unmask_steps} must be at most the places of a block, block_length or "
                       f"max_new_tokens={config.max_new_tokens}")

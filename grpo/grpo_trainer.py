@@ -188,8 +188,9 @@ class GRPOTrainer:
         if len(first) < FIRST_STEPS and self.step < self.config.max_iters:
             return
         self.first_steps = None
-        weights = dict(zip(getattr(self.rewards, "names", ()), getattr(self.rewards, "weights", ()), strict=True))
-        means = {name: mean for name in weights if (mean := range_of(first, f"reward/{name}"))}
+        pairs = zip(getattr(self.rewards, "names", ()), getattr(self.rewards, "weights", ()), strict=True)
+        weighted = [name for name, weight in pairs if weight]
+        means = {name: mean for name in weighted if (mean := range_of(first, f"reward/{name}"))}
         mean = range_of(first, "mean_reward")
         where = f"steps {self.step - len(first) + 1} to {self.step}: no group had different"
         remedy = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward "
@@ -199,7 +200,7 @@ class GRPOTrainer:
             shown = ", ".join(f"{name} {x}" for name, x in means.items()) or mean
             self.logger.say(f"{where} rewards (mean: {shown}), so nothing was learned from them: {remedy}")
             return
-        equal = [name for name in means if weights[name] and not any(step.get(VARIED + name, 1) for step in first)]
+        equal = [name for name in means if not any(step.get(VARIED + name, 1) for step in first)]
         if equal:
             shown = ", ".join(f"{name} (mean: {means[name]})" for name in equal)
             self.logger.say(f"{where} values of {shown}; if that is not the most that it gives, {remedy}")

@@ -6,7 +6,7 @@ from core.checkpoint_manager import states
 from core.errors import Mistake
 from core.files import CONFIG, read_object
 from core.models import load_tokenizer
-from core.prompts import OF_MODEL, prefill
+from core.prompts import MATH, OF_MODEL, prefill
 from core.settings.setting import check_values
 from grpo.reward_functions.settings import PRESET_TEMPLATE
 from grpo.rewards import REWARDS
@@ -36,7 +36,11 @@ def template_of_task(config):
     name = PRESET_TEMPLATE.get(config.task_type, "plain")
     if name == "plain":
         return name
-    tokenizer = load_tokenizer(config.generator_checkpoint, "generator_checkpoint")
+    return of_tokenizer(name, load_tokenizer(config.generator_checkpoint, "generator_checkpoint"))
+
+
+def of_tokenizer(name, tokenizer):
+    """The name of the template with these rules that suits a tokenizer."""
     return f"model_{name}" if getattr(tokenizer, "has_chat_template", False) else name
 
 
@@ -44,11 +48,15 @@ def unnamed_tags(rewards, data):
     """Yields a line with the tags that rewards with a weight look for, if no training prompt names them."""
     texts = [record["text"] + prefill(record["prompt"]) for record in data.records["train"]]
     texts.append(data.format.response_prefix)
-    found = []
+    found, missing = [], set()
     for name, weight in zip(rewards.names, rewards.weights, strict=True):
         tags = [tag for tag in REWARDS[name].tags if not any(tag in text for text in texts)]
         if tags and weight:
             found.append(f"{name} {' '.join(tags)}")
+            missing.update(tags)
     if found:
-        yield (f"no prompt names tags that these rewards look for: {', '.join(found)}; set template='math', or name "
-               "them in system_prompt or prompt_format, unless the model has learned them")
+        template = ""
+        if all(tag in MATH for tag in missing):
+            template = f"set template={of_tokenizer('math', data.tokenizer)!r}, or "
+        yield (f"no prompt names tags that these rewards look for: {', '.join(found)}; {template}name them in "
+               "system_prompt or prompt_format, unless the model has learned them")

@@ -254,6 +254,7 @@ def draw_curves(runs, path):
     figure = Figure(figsize=(4 * columns, 3 * rows), layout="tight")
     for place, name in enumerate(names, 1):
         y = np.array([[record.get(name) for record in run] for run in runs], dtype=float)  # (runs, steps)
+        y[np.isinf(y)] = np.nan  # the evaluations of a buffer may be infinite
         mean, sd = y.mean(0), y.std(0, ddof=len(runs) > 1)
         axis = figure.add_subplot(rows, columns, place, xlabel="step")
         title = name.removeprefix("eval/").replace("_", " ")

@@ -98,7 +98,8 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None, tags=()):
         return reward()(low)
 
     def register(fn):
-        new = Reward(fn, float(low), float(high), slow, check, tuple(tags), messages=False)
+        named = (tags,) if isinstance(tags, str) else tuple(tags)
+        new = Reward(fn, float(low), float(high), slow, check, named, messages=False)
         if hasattr(fn, "__name__"):
             add(one_line(fn.__name__), new)
         else:

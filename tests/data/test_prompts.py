@@ -319,7 +319,7 @@ def test_what_the_template_of_a_task_cannot_be_with_names_a_setting_of_the_user(
 END, OPEN, CLOSE = "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
 
 
-@pytest.mark.parametrize("name", ["own", "any order"])
+@pytest.mark.parametrize("name_of", ["own", "any order", "chat"])
 @pytest.mark.parametrize(("settings", "expected"), [
     ({"task_type": "math", "template": "plain"},
      {"math_format": {END, OPEN, CLOSE}, "math_answer": {OPEN, CLOSE}, "math_number": {OPEN, CLOSE}}),
@@ -333,16 +333,16 @@ END, OPEN, CLOSE = "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
     ({"reward_functions": ("math_format",), "prompt_format": "{prompt} <end_working_out>"},
      {"math_format": {OPEN, CLOSE}}),
     ({"reward_functions": ("tagged", "countdown", "xml_valid")}, {"tagged": {"<mine>"}})])
-def test_tags_that_a_reward_looks_for_and_no_prompt_names_are_told(generators, tmp_path, settings, expected, name):
-    @reward(0, 1, tags=["<mine>"])
+def test_tags_that_a_reward_looks_for_and_no_prompt_names_are_told(generators, tmp_path, settings, expected, name_of):
+    @reward(0, 1, tags="<mine>")
     def tagged(completions, **columns):
         return [0.0] * len(completions)
 
-    c, data = with_data(generators / name, tmp_path, **settings)
+    c, data = with_data(generators / name_of, tmp_path, **settings)
     lines = list(unnamed_tags(Rewards(c), data))
     words = "".join(lines).replace(",", " ").replace(";", " ").replace(":", " ").split()
     found = {}
-    for word in words[: words.index("set")] if lines else []:
+    for word in words[: words.index("system_prompt")] if lines else []:
         if word in expected:
             name = word
             found[name] = set()
@@ -350,4 +350,6 @@ def test_tags_that_a_reward_looks_for_and_no_prompt_names_are_told(generators, t
             found[name].add(word)
     assert found == expected and len(lines) == bool(expected)
     if lines:
-        assert {"template='math'", "system_prompt", "prompt_format"} <= set(words)
+        assert {"system_prompt", "prompt_format"} <= set(words)
+        template = "model_math" if name_of == "chat" else "math"
+        assert (f"template={template!r}" in words) == ("tagged" not in expected), "it has no tags of the user's"

@@ -1,12 +1,13 @@
 """The page of a run shows the numbers of metrics.jsonl, and texts stay text; the table over seeds."""
 
 import json
+import math
 import re
 from xml.etree import ElementTree
 
 import pytest
 
-from grpo.report.page import write_report
+from grpo.report.page import draw_curves, write_report
 from grpo.tools import report
 from tests.tiny import jsonl
 
@@ -82,6 +83,12 @@ def test_samples_of_earlier_versions_and_what_was_skipped_or_infinite_are_shown(
     assert tables[0][1:] == [["inf", "a one: inf two: 1.0000"], ["1.0000", "b"],
                              ["skipped", "c one: skipped two: -0.5000"]]
     assert [mark.get("class") for mark in root.iterfind(".//td[1]//span")] == ["a0"] * 3
+
+
+def test_curves_leave_out_what_is_infinite(tmp_path, recwarn):
+    evaluated = [{"step": step, "eval/x": x, "eval/y": 1.0} for step, x in enumerate((math.inf, 0.5, -math.inf))]
+    draw_curves([evaluated], str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").stat().st_size > 0 and not recwarn.list
 
 
 def test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded(page_of):

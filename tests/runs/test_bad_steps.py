@@ -175,6 +175,7 @@ IN_REWARD = {"kl_in_reward": True, "kl_beta": 0.1, "advantage": "group_std"}
 @pytest.mark.parametrize(("values", "settings", "named"), [
     ("equal equal", {}, {"one": 0.25, "two": 0.25}), ("equal unlike", {}, {"one": 0.25}), ("unlike unlike", {}, {}),
     ("equal", {"max_iters": 2}, {"one": 0.25}), ("equal unlike", {"reward_weights": (0.0, 1.0)}, {}),
+    ("equal unlike", {"reward_weights": (1.0, 0.0)}, {"one": 0.25}),
     ("groupwise", {}, {"one": 1.5}), ("groupwise", {"advantage": "step"}, {}),
     ("equal", {"advantage": "step"}, {"one": 0.25}), ("unlike against", {}, {"one": 7.5, "two": -7.5}),
     ("equal", IN_REWARD, {"one": 0.25}), ("equal unlike", IN_REWARD, {"one": 0.25}),
