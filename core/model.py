@@ -270,7 +270,7 @@ class GPT(nn.Module):
             block.before, block.after = (partial(for_texts, part, block) for part in (Block.before, Block.after))
 
     @property
-    def layers(self) -> list[nn.Module]:
+    def layers(self) -> nn.ModuleList:
         """The modules between the embedding and the output layer."""
         return self.blocks
 

@@ -96,7 +96,7 @@ class Loader(SourceFileLoader):
 
 
 def import_for(root: str, name: str, globals: dict | None = None, locals: dict | None = None,
-               fromlist: Sequence[str] = (), level: int = 0) -> ModuleType:
+               fromlist: Sequence[str] | None = (), level: int = 0) -> ModuleType:
     """Stands in the place of __import__ in the user's file `root` and in its neighbours."""
     top, _, rest = name.partition(".")
     own = neighbour(root, top) if level == 0 else None
@@ -106,7 +106,7 @@ def import_for(root: str, name: str, globals: dict | None = None, locals: dict |
     return module if fromlist else sys.modules[own]
 
 
-def neighbour(root: str, top: str) -> bool:
+def neighbour(root: str, top: str) -> str | None:
     """The name of the module that `import top` means in the user's file `root`; None if it is no neighbour."""
     name, file = f"{root}.{top}", file_of(root)
     if name in sys.modules:

@@ -44,7 +44,7 @@ class Timer:
         self.last = now
 
 
-def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Callable, problems: dict,
+def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Callable, problems: Callable,
                        optimizers: list, iteration: int, config: Settings, dist: Distributed) -> dict:
     """One optimizer step of GRPO (arXiv 2402.03300) on rollouts of its own, for callers from Python. The trainer calls
     the phases itself, because several steps may share rollouts.
@@ -64,7 +64,7 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     return metrics | timer.times
 
 
-def sampler_of(policy: "Policy", problems: list, iteration: int, config: Settings) -> Callable:
+def sampler_of(policy: "Policy", problems: Callable, iteration: int, config: Settings) -> Callable:
     """The function `sample` of collect_rollouts for a policy that samples by itself; problems: again -> problems."""
     def sample(again, count=None):
         return policy.sample({key: x[:count] for key, x in problems(again).items()}, iteration, config), {}

@@ -12,12 +12,13 @@ import difflib
 import inspect
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from core.data_folder import OF_CONSUMER
 from core.errors import Mistake, UsageError, is_own_function, run_script
-from core.settings.setting import shown
+from core.settings.setting import Settings, shown
 from grpo.reward_functions.registry import (
     REWARDS, arguments, check_records, import_rewards, load_reward_file, register_functions, reward, run_reward)
 from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
@@ -37,7 +38,7 @@ class Rewards:
     that give each token a credit (credit_window)
     """
 
-    def __init__(self, config, judge=None, reward_scorer=None):
+    def __init__(self, config: Settings, judge: Any = None, reward_scorer: Any = None):
         self.names = tuple(config.reward_functions)
         if not self.names and config.teacher_checkpoint is None:
             self.names = PRESETS[config.task_type]
@@ -63,7 +64,7 @@ class Rewards:
         values = {name: x.to(device, non_blocking=True) for name, x in values.items()}  # (N,) each
         return Scored(self.total(values, G).view(-1, G), values=values, metrics=metrics)
 
-    def score(self, texts: Texts, group_size: int, names=None) -> tuple[dict, dict]:
+    def score(self, texts: Texts, group_size: int, names: tuple | None = None) -> tuple[dict, dict]:
         """({name: (N,) float32 on the CPU}, {metric: (sum, count)}). A value is NaN where the function skipped the
         completion or was late in a worker.
 
@@ -110,13 +111,13 @@ class Rewards:
         for name in self.names:
             check_records(name, records)
 
-    def close(self):
+    def close(self) -> None:
         """Ends the worker processes. The next call starts new ones."""
         if self.workers:
             self.workers.close()
 
 
-def check_settings(config, names, models):
+def check_settings(config: Settings, names: tuple, models: dict) -> None:
     """Raises Mistake if a reward is unknown, or settings do not fit together. models: {parameter: model}"""
     for name in names:
         if name not in REWARDS:
@@ -147,14 +148,14 @@ def check_settings(config, names, models):
                       "reward_functions=('judge',) and without reward_weights")
 
 
-def is_alike(value, default):
+def is_alike(value: Any, default: Any) -> bool:
     """True for a value that can take the place of a default: a number below 10^12 of a number, a text of a text."""
     if isinstance(default, (int, float)) and not isinstance(default, bool):
         return isinstance(value, (int, float)) and abs(value) < 1e12
     return isinstance(value, str) or not isinstance(default, str)
 
 
-def success(config, names):
+def success(config: Settings, names: tuple) -> str | None:
     """The reward whose highest value means that a completion is correct; None if there is none."""
     usable = [n for n in names if not MODELS.keys() & REWARDS[n].settings and math.isfinite(REWARDS[n].high)]
     usual = names[0] if config.reward_functions else PRESET_SUCCESS.get(config.task_type)
@@ -170,7 +171,7 @@ def success(config, names):
     return None
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     """Prints the table of rewards and the presets."""
     if argv:
         raise UsageError(f"{argv[0]}: there are no options")

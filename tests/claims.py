@@ -351,6 +351,8 @@ CLAIMS = {
         "ranks must resume from the same step": "runs/test_resume.py::test_ranks_must_resume_from_the_same_step",
         "a model with numbers that are not finite is refused":
             "runs/test_model_files.py::test_a_model_with_numbers_that_are_not_finite_is_refused",
+        "names of objectives may be in any case":
+            "runs/test_what_a_config_builds.py::test_the_name_of_an_objective_may_be_in_any_case",
         "a config may add an objective of its own":
             "runs/test_what_a_config_builds.py::test_a_config_may_add_an_objective_of_its_own",
         "a file of the user's may add a mask": "runs/test_what_a_config_builds.py::test_a_users_file_adds_a_mask",
@@ -413,6 +415,8 @@ CLAIMS = {
             "rooms/test_reward_file.py::test_the_adapter_for_verl_scores_records_of_verl",
         "a reward file finds the files and packages beside it at any time, in other processes too":
             "rooms/test_reward_file.py::test_a_reward_file_and_its_neighbours_import_each_other",
+        "an object with __call__ is a reward by the name of its variable":
+            "rooms/test_reward_file.py::test_an_object_with_call_is_a_reward_by_the_name_of_its_variable",
         "a file beside it that is called datasets.py or metrics.py is found by nothing else":
             "rooms/test_reward_file.py::test_a_neighbour_is_seen_by_nobody_else",
         "two reward files of one name in one process keep their rewards, masks and environments":
@@ -523,6 +527,8 @@ CLAIMS = {
             "rooms/test_report.py::test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded",
         "the numbers on the page of a run are those of metrics.jsonl":
             "rooms/test_report.py::test_the_numbers_on_a_page_are_those_of_metrics_jsonl",
+        "the line of a resume and the doctor say what the buffer holds":
+            "runs/test_starts_and_ends.py::test_a_run_that_a_signal_stops_records_it_and_goes_on",
         "the page of a run has the evaluations of its buffer, those before a resume too":
             "runs/test_resume.py::test_the_page_has_the_evaluations_of_the_buffer_those_before_a_resume_too",
         "the table over seeds has means, deviations and the least change":

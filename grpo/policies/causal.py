@@ -148,7 +148,7 @@ class CausalPolicy(ModelPolicy):
             parts = parts_of_like_length(length[completions], overhead)
             yield problems, [completions[part] for part in parts]
 
-    def greedy(self, problems: dict, config: Settings) -> list[str]:
+    def greedy(self, problems: dict, config: Settings) -> Texts:
         """The likeliest completion of every prompt: Texts (P,)."""
         likeliest = config.varied(group_size=1, top_k=1, sample_rows=self.rows(config))
         return self.sample(problems, 0, likeliest).texts

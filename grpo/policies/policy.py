@@ -1,7 +1,7 @@
 """The interface of a policy, and what the policies of all kinds share: scores, precision, weights, copies, files."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -72,8 +72,8 @@ class Policy:
         found = in_parts(token_scores, self.vocabulary, h, target, kept, reference)
         return Scores(*(rollouts.by_token(x, index) for x in found))
 
-    def distributions(self, rollouts: Rollouts, temperature: float) -> list:
-        """The untruncated log-probabilities (k, V) at the states of each problem, a list. Written in place, so that
+    def distributions(self, rollouts: Rollouts, temperature: float) -> Sequence[Tensor]:
+        """The untruncated log-probabilities (k, V) at the states of each problem. Written in place, so that
         besides them only the logits of one part exist."""
         h = self.states(rollouts)                                                    # (K, C)
         full = torch.empty(len(h), self.vocabulary, device=h.device)                 # (K, V)

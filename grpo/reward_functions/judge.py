@@ -1,6 +1,6 @@
 """The judge as a reward: a frozen model scores each text, or each token of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class Judge:
             credit[rows] = near[same].gather(1, own)
         return scores, credit
 
-    def batches(self, texts: Texts) -> Iterator:
+    def batches(self, texts: list) -> Iterator:
         """Yields for the texts of each length: their indices, the n that differ (n, T), and which of these each is."""
         room = self.model.longest_input - (self.model.judge_head == "cls")
         longest = max(map(len, texts))
@@ -110,7 +110,7 @@ class Judge:
         return [x if len(x) else torch.tensor([self.tokenizer.pad_token_id]) for x in ids]
 
 
-def distinct(items: list) -> tuple[list, list]:
+def distinct(items: Iterable) -> tuple[list, list]:
     """The items that differ, in the order in which they come, and a list: which of them each item equals."""
     number = {}
     same = [number.setdefault(item, len(number)) for item in items]

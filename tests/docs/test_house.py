@@ -80,7 +80,8 @@ TYPED = (
         "judge", "model", "optim", "prompts", "tokenizer", "truncation", "user_files")),
     *(f"grpo/{name}.py" for name in (
         "grpo_trainer", "grpo_training_step", "losses", "metrics", "policies/causal", "policies/fill",
-        "policies/policy", "policies/prompt_fill", "reference", "reward_functions/judge", "rollout", "shaping")))
+        "policies/policy", "policies/prompt_fill", "reference", "reward_functions/judge", "rewards", "rollout",
+        "shaping")))
 
 
 def public_functions(body):
