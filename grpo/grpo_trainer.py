@@ -192,7 +192,8 @@ class GRPOTrainer:
         weighted = [name for name, weight in pairs if weight]
         means = {name: mean for name in weighted if (mean := range_of(first, f"reward/{name}"))}
         mean = range_of(first, "mean_reward")
-        where = f"steps {self.step - len(first) + 1} to {self.step}: no group had different"
+        steps = f"steps {self.step - len(first) + 1} to {self.step}" if len(first) > 1 else f"step {self.step}"
+        where = f"{steps}: no group had different"
         remedy = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward "
                   "with partial credit")
         if mean and not any(step.get(VARIED, 1) or step["taught"] for step in first):  # older states have no counts

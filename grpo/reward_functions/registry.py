@@ -8,6 +8,7 @@ import inspect
 import math
 import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -78,7 +79,7 @@ event_loop = functools.cache(asyncio.new_event_loop)  # one, so that connections
 
 def reward(low=-math.inf, high=math.inf, slow=False, check=None, tags=()):
     """Registers a function in REWARDS under its own name and returns it unchanged: @reward, or @reward(low, high, ...).
-    An object with __call__, `brief = reward(0, 1)(Brief(40))`, has the name of its variable in reward_file.
+    An object with __call__, `brief = reward(0, 1)(Brief(40))`, has the name of its variable in a file.
 
     The function gets what its signature names; **columns takes all the rest except settings:
       prompts, completions     lists of N texts, without padding and stop token; a prompt of messages is a list of them
@@ -153,10 +154,11 @@ def run_reward_file(path):
     before = [dict(table) for table in tables()]
     with keep_torch_defaults():
         module = load_user_file(path)
-    for name, x in vars(module).items():
-        for new in WITHOUT_NAME:
-            if new.fn is x:
-                add(name, new)
+    for of_file in [x for name, x in sys.modules.items() if f"{name}.".startswith(f"{module.__name__}.")]:
+        for name, x in vars(of_file).items():
+            for new in WITHOUT_NAME:
+                if new.fn is x:
+                    add(name, new)
     added = []
     for table, old in zip(tables(), before, strict=True):
         added.append({name: x for name, x in table.items() if x is not old.get(name)})

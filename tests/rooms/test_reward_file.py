@@ -272,9 +272,9 @@ alias = short
 
 @pytest.mark.parametrize("name, longest, high", [
     ("short", 2, 1), ("long", 29, 1), ("later", 2, 1), ("part", 2, 1), ("alias", 2, 1), ("bare", 2, math.inf),
-    ("plain", 2, math.inf)])
+    ("plain", 2, math.inf), ("far", 2, 1)])
 def test_an_object_with_call_is_a_reward_by_the_name_of_its_variable(name, longest, high, tmp_path):
-    (tmp_path / "mine.py").write_text(OBJECTS)
+    write(tmp_path, {"mine.py": "import helper\n" + OBJECTS, "helper.py": OBJECTS.replace("alias", "far")})
     rewards = Rewards(config(reward_file=str(tmp_path / "mine.py"), reward_functions=(name,)))
     assert rewards.names == (name,) and REWARDS[name].high == high
     texts = ["a" * n for n in (longest, longest + 1)]
