@@ -171,7 +171,7 @@ def unpack_batch(batch: dict, device: torch.device) -> tuple:
     return input.to(device, non_blocking=True), target.to(device, non_blocking=True), mask
 
 
-def masked_positions(mask: torch.Tensor, device: torch.device) -> tuple:
+def masked_positions(mask: torch.Tensor, device: torch.device | str) -> tuple:
     """The positions of the masked tokens of each row. M is the largest number of them in a row.
 
     mask: (B, T) bool on the CPU

@@ -11,6 +11,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import difflib
 import inspect
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +65,7 @@ class Rewards:
         values = {name: x.to(device, non_blocking=True) for name, x in values.items()}  # (N,) each
         return Scored(self.total(values, G).view(-1, G), values=values, metrics=metrics)
 
-    def score(self, texts: Texts, group_size: int, names: tuple | None = None) -> tuple[dict, dict]:
+    def score(self, texts: Texts, group_size: int, names: Sequence[str] | None = None) -> tuple[dict, dict]:
         """({name: (N,) float32 on the CPU}, {metric: (sum, count)}). A value is NaN where the function skipped the
         completion or was late in a worker.
 
