@@ -95,7 +95,7 @@ class RowCache:
         place = torch.arange(self.layers[0][0].shape[2], device=device)              # (L,)
         return ((place <= self.column) & (place >= padding[:, None]))[:, None, None]
 
-    def add(self, i: int, k: Tensor, v: Tensor, *args, **settings) -> tuple:
+    def add(self, i: int, k: Tensor, v: Tensor, *args, **settings) -> tuple | list:
         """Writes keys and values (n, H, 1, D) into layer i. Returns those of all columns. Of no use to it: the rest
         that transformers gives to a layer of a cache."""
         for buffer, new in zip(self.layers[i], (k, v), strict=True):

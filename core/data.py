@@ -159,7 +159,7 @@ class DatasetConsumer:
         return self.tokenizer.decode(self.tokens["train"].tolist())
 
 
-def unpack_batch(batch: dict, device: torch.device) -> tuple:
+def unpack_batch(batch: dict, device: torch.device | str) -> tuple:
     """A batch of numpy arrays as tensors.
 
     Returns input, target (B, T) int64 on `device`, and mask (B, T) bool, which stays on the CPU: indices are built from

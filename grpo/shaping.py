@@ -31,7 +31,7 @@ def reward_normalisation(rollouts: Rollouts, scored: Scored, rewards: Any, confi
     return rollouts, replace(scored, credit=credit.view_as(scored.reward)[..., None])
 
 
-def normalised(values: dict[str, Tensor], G: int) -> dict[str, Tensor]:
+def normalised(values: dict, G: int) -> dict:
     """Each reward minus its group's mean, divided by the standard deviation there plus 1e-4.
     values: {name: (N,)}, NaN where skipped. In float64, because the sum of rewards that cancel must be 0"""
     out = {}
