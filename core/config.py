@@ -16,8 +16,6 @@ from core.settings.setting import Settings, allowed_types, defaults, load_class,
 
 
 INTERVALS = {"log_interval": 10, "save_interval": 1, "sample_interval": 1}  # {interval: parts of eval_interval}
-
-
 PROMPT_TEMPLATES = ("plain", "chat", "math", "code", "model", "model_math", "model_code")  # see core/prompts.py
 
 

@@ -20,6 +20,7 @@ from core.device import detect_device
 from core.distributions import draw_uniforms
 from core.errors import Mistake, run_script
 from core.fill_in import UNMASK_ORDERS, fill_in
+from core.files import CONFIG, read_object
 from core.fill_in_passes import fill_in_passes, order_of_places
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
@@ -38,7 +39,7 @@ class SampleConfig(Settings):
     checkpoint: str = setting("out-grpo/model.safetensors", "a model file, a Hugging Face folder, or hf:owner/name")
     text: str = setting("", "the text to complete, or to fill in, where each _ is one hidden token")
     template: str | None = setting(
-        None, "how a prompt is rendered, as in training; None: model (its chat template) if it has one, else plain",
+        None, "how a prompt is rendered, as in training; None: as in its run, else model (its chat template), or plain",
         (*TEMPLATES, *OF_MODEL))
     unmask_steps: int = setting(1, "passes in which a masked-fill model fills in", "[1, 1e6]")
     unmask_order: str = setting(
@@ -65,9 +66,20 @@ def hidden_tokens(text, tokenizer):
     return ids
 
 
+def template_of_run(checkpoint):
+    """The template of the run that wrote a checkpoint, which is said; None if it is of no run, or of one without."""
+    path = os.path.join(os.path.dirname(checkpoint), CONFIG)
+    template = read_object(path, path, "set template").get("template") if os.path.isfile(path) else None
+    if template is not None:
+        print(f"template={template!r}, as {path} says", file=sys.stderr)
+    return template
+
+
 def completions(model, tokenizer, config, device):
     """Yields the text with a completion, up to its stop token."""
-    template = config.template or ("model" if getattr(tokenizer, "has_chat_template", False) else "plain")
+    template = config.template or template_of_run(config.checkpoint)
+    if template is None:
+        template = "model" if getattr(tokenizer, "has_chat_template", False) else "plain"
     _, ids = PromptFormat(template).encode(config.text, tokenizer)
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:

@@ -216,7 +216,7 @@ def build_evaluation(config, models, rewards, data):
     if data.longest + config.max_new_tokens > reads:
         raise Mistake(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens, as "
                       f"template={config.template!r} writes them, do not fit the {reads} tokens that the model reads; "
-                      "lower max_new_tokens or, in tokens, max_prompt_length")
+                      "lower max_new_tokens or, in tokens, max_prompt_length, or set another template")
     if config.unmask_steps > (config.block_length or config.max_new_tokens):
         raise Mistake(f"unmask_steps={config.unmask_steps} must be at most the places of a block, block_length or "
                       f"max_new_tokens={config.max_new_tokens}")

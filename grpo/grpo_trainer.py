@@ -23,6 +23,7 @@ from grpo.evaluation.samples import append_samples, comparison_table, format_sam
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.metrics import NO_MISMATCH, SKIPPED, VARIED
 from grpo.reference import REFERENCES, adapted
+from grpo.reward_functions.registry import REWARDS
 from grpo.rollout import DataBuffer, Rollouts
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ class GRPOTrainer:
 
     def tell_equal_rewards(self, metrics: dict) -> None:
         """Says after the first steps of a start that no group of them had different rewards, or which of several
-        rewards differed in none."""
+        rewards, below their highest value, differed in none."""
         first = self.first_steps
         if first is None:
             return
@@ -201,10 +202,11 @@ class GRPOTrainer:
             shown = ", ".join(f"{name} {x}" for name, x in means.items()) or mean
             self.logger.say(f"{where} rewards (mean: {shown}), so nothing was learned from them: {remedy}")
             return
-        equal = [name for name in means if not any(step.get(VARIED + name, 1) for step in first)]
+        below = [name for name in means if means[name] != f"{REWARDS[name].high:g}"]
+        equal = [name for name in below if not any(step.get(VARIED + name, 1) for step in first)]
         if equal:
             shown = ", ".join(f"{name} (mean: {means[name]})" for name in equal)
-            self.logger.say(f"{where} values of {shown}; if that is not the most that it gives, {remedy}")
+            self.logger.say(f"{where} values of {shown}, which then compares no completions: {remedy}")
 
     def sample(self, again: int, count: int | None = None) -> tuple[Rollouts, dict]:
         """Completions of this iteration's problems, or of the first `count` of another round, and sums for metrics."""
@@ -278,7 +280,7 @@ class GRPOTrainer:
     def holds(self) -> str:
         """The content of the buffer, in words."""
         held = self.buffer.get_buffer_statistics()
-        return (f"{held['stored']} rollouts stored, {held['minibatches']} minibatches of the last to come, "
+        return (f"{held['stored']} rollouts so far, {held['minibatches']} minibatches of the last one to train on, "
                 f"{held['evaluations']} evaluations")
 
     def write_page(self) -> None:

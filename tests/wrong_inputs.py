@@ -98,7 +98,7 @@ SETTINGS = [
         "hf_model_name generator_checkpoint hf", "prompt_template prompt_format {prompt}",
         "print_sample_every sample_interval", "use_custom_chat_template template model",
         "list_rewards grpo/rewards.py", "gpus torchrun", "init_from generator_checkpoint resume=True",
-        "eval_only max_iters 0", "save_total_limit kept docs/coming_from.md",
+        "eval_only max_iters 0", "config .py", "save_total_limit kept docs/coming_from.md",
         "nobody_knows docs/coming_from.md --help=all")),
     (TRAIN, "{theirs.py} --beta=0.1 --trainer.logger=wandb", 2, "theirs.py lora_r lora_rank bf16 dtype beta kl_beta "
      "trainer.logger report_to"),

@@ -85,7 +85,7 @@ class HuggingFaceTokenizer:
         """The text of a chat by the model's own chat template: up to where the assistant's turn begins or, if its
         message is the last one, to the end of that message."""
         goes_on = messages[-1]["role"] == "assistant"
-        with others(f"template='model': the tokenizer of {self.path} does not render a prompt", "change the prompt or "
+        with others(f"template: the chat template of {self.path} does not render a prompt", "change the prompt or "
                     "chat_template_kwargs, or use template='chat'"):
             return self.backend.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=not goes_on, continue_final_message=goes_on,

@@ -144,6 +144,7 @@ output_dir default_local_dir logging_dir | out_dir |
 push_to_hub hub_model_id hub_token | | hf upload, after the run: docs/huggingface.md
 resume_from_checkpoint resume_mode | resume |
 logger | report_to |
+config config_file config_path config_name | | a config file is named without --config=: its name ends in .py
 run_name experiment_name | wandb_run_name | with report_to
 project project_name | wandb_project | with report_to
 disable_tqdm | | the bar is on a terminal only

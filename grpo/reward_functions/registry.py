@@ -99,6 +99,9 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None, tags=()):
         return reward()(low)
 
     def register(fn):
+        if isinstance(fn, type):
+            raise Mistake(f"{definition(fn)}: @reward is for functions and objects, not for the class "
+                          f"{one_line(fn.__name__)}; name an object of it, as in brief = reward(0, 1)(Brief())")
         named = (tags,) if isinstance(tags, str) else tuple(tags)
         new = Reward(fn, float(low), float(high), slow, check, named, messages=False)
         if hasattr(fn, "__name__"):

@@ -10,7 +10,7 @@ from core.config import PROMPT_TEMPLATES
 from core.errors import Mistake
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import save_model
-from core.prompts import PromptConsumer, PromptFormat
+from core.prompts import OF_MODEL, TEMPLATES, PromptConsumer, PromptFormat
 from core.records import side, write_prompts
 from grpo.build import build_data
 from grpo.grpo_config import GRPOConfig
@@ -232,6 +232,10 @@ ASSISTANT = "<|im_start|>assistant\n"
 BRIEF = {"system_prompt": "Be brief."}
 REFUSES = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
 SYSTEM = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+1"}]
+
+
+def test_the_setting_has_the_names_of_all_templates():
+    assert PROMPT_TEMPLATES == (*TEMPLATES, *OF_MODEL)
 
 
 def turns(*contents):

@@ -281,6 +281,13 @@ def test_an_object_with_call_is_a_reward_by_the_name_of_its_variable(name, longe
     assert run_reward(Call(name, {"completions": texts}, {}, 2))[0] == [1.0, 0.0]
 
 
+def test_a_class_is_no_reward(tmp_path):
+    (tmp_path / "mine.py").write_text("from grpo.rewards import reward\n\n\n@reward\nclass Mine:\n"
+                                      "    def __call__(self, completions):\n        return [0.0] * len(completions)\n")
+    with pytest.raises(Mistake, match="mine.py.*Mine.*object"):
+        Rewards(config(reward_file=str(tmp_path / "mine.py"), reward_functions=("Mine",)))
+
+
 def test_a_file_that_is_read_again_is_read_with_its_neighbours(tmp_path):
     path = write(tmp_path, {"mine.py": "from helper import one\n" + VALUE + MINE, "helper.py": ONE})
     assert worth(path) == 1.0

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from core import sample
+from core.generation import generate
 from core.logger import visible
 from core.model import LANGUAGE_MODEL
 from core.models import save_model
 from tests.families import model_folder
 from tests.tiny import (
-    CAUSAL, model, prompt_config, prompt_consumer, prompt_fill_policy, run_here)
+    CAUSAL, causal_model, model, prompt_config, prompt_consumer, prompt_fill_policy, run_here)
 
 
 def printed(capsys, path, text, *arguments):
@@ -32,6 +33,20 @@ def test_the_order_of_the_passes_is_that_of_training(tmp_path, capsys, prompts, 
         out = printed(capsys, path, prompt + "_" * 9, "--num_samples=1", "--temperature=1e-5", "--unmask_steps=3",
                       f"--unmask_order={order}")
         assert out == visible(prompt + CAUSAL.decode(ids), kept="\n") + "\n"
+
+
+@pytest.mark.parametrize("more, text", [
+    ((), "System: Answer with one fenced block of Python code.\n\nUser: 1+1\n\nAssistant: "),
+    (("--template=plain",), "1+1")])
+def test_a_prompt_has_the_template_of_the_run_that_trained_the_model(tmp_path, capsys, monkeypatch, more, text):
+    path = str(tmp_path / "model.safetensors")
+    save_model(path, causal_model(block_size=256), CAUSAL)
+    (tmp_path / "config.json").write_text('{"template": "code"}')
+    read = []
+    monkeypatch.setattr(sample, "generate", lambda model, prompt, *others, **sampling: (
+        read.append(prompt) or generate(model, prompt, *others, **sampling)))
+    printed(capsys, path, "1+1", "--max_new_tokens=2", *more)
+    assert read[0].tolist() == [CAUSAL.encode(text)]
 
 
 def test_a_hugging_face_model_completes_a_text_as_transformers_does(tmp_path, capsys):

@@ -166,7 +166,7 @@ def test_a_run_that_learned_from_other_than_groups_of_its_first_rounds_does_not_
 VALUES = {  # {name: n -> the values of n completions}
     "equal": lambda n: [0.25] * n, "unlike": lambda n: [float(i) for i in range(n)],
     "against": lambda n: [-float(i) for i in range(n)], "groupwise": lambda n: [float(i // 4) for i in range(n)],
-    "skipped": lambda n: [None] * n}
+    "skipped": lambda n: [None] * n, "highest": lambda n: [100.0] * n}
 
 
 IN_REWARD = {"kl_in_reward": True, "kl_beta": 0.1, "advantage": "group_std"}
@@ -175,7 +175,8 @@ IN_REWARD = {"kl_in_reward": True, "kl_beta": 0.1, "advantage": "group_std"}
 @pytest.mark.parametrize(("values", "settings", "named"), [
     ("equal equal", {}, {"one": 0.25, "two": 0.25}), ("equal unlike", {}, {"one": 0.25}), ("unlike unlike", {}, {}),
     ("equal", {"max_iters": 2}, {"one": 0.25}), ("equal unlike", {"reward_weights": (0.0, 1.0)}, {}),
-    ("equal unlike", {"reward_weights": (1.0, 0.0)}, {"one": 0.25}),
+    ("equal unlike", {"reward_weights": (1.0, 0.0)}, {"one": 0.25}), ("highest unlike", {}, {}),
+    ("highest highest", {}, {"one": 100.0, "two": 100.0}),
     ("groupwise", {}, {"one": 1.5}), ("groupwise", {"advantage": "step"}, {}),
     ("equal", {"advantage": "step"}, {"one": 0.25}), ("unlike against", {}, {"one": 7.5, "two": -7.5}),
     ("equal", IN_REWARD, {"one": 0.25}), ("equal unlike", IN_REWARD, {"one": 0.25}),
