@@ -103,6 +103,7 @@ def test_a_shipped_config_is_one(path):
     assert len(origin) > 3
 
 
+@pytest.mark.slow
 def test_the_recipe_of_the_judges_starts_each_command_on_what_those_before_it_made(dataset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").symlink_to(f"{ROOT}/config")
@@ -113,6 +114,7 @@ def test_the_recipe_of_the_judges_starts_each_command_on_what_those_before_it_ma
         assert load_model(f"{judge}/model.safetensors")[0].mode == SEQUENCE_SCORER
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_presets_start(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     for name in ("arithmetic", "code"):

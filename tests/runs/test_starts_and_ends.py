@@ -266,6 +266,7 @@ def weights(folder):
 BRIEF, BRIEFER = {"system_prompt": "Be brief."}, {"system_prompt": "Be brief, please."}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["alone", "with a config file", "auto", "auto, with a config file"])
 @pytest.mark.parametrize("first, later, kept", [
     ({"template": "plain"}, {}, {"template": "plain", "system_prompt": None}),  # as before tasks had templates
