@@ -109,7 +109,7 @@ def load_config(cls, argv):
     """Builds the dataclass `cls` from config files and --key=value arguments; later arguments win.
 
     Without a config file --resume=True takes the settings from config.json in out_dir. In GRPO auto does if there is
-    one, and the command names no model and no data.
+    one, and the command names no model and no data. A learning_rate of the command may lower min_lr (lower_min_lr).
     Returns (config, origin): origin maps each key that was set to the file or argument that set it.
     Raises UsageError for an unknown key or a wrong type, naming the file or argument and the nearest key.
     """

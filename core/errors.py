@@ -122,7 +122,7 @@ def check_version(name: str, found: str, why: str, install: str) -> None:
 
 
 def release(version: str) -> list[int]:
-    """(2, 13) of 2.13.0+cpu or 2.13.0a0+git."""
+    """[2, 13] of 2.13.0+cpu or 2.13.0a0+git."""
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 

@@ -57,8 +57,10 @@ def as_messages(prompt: Prompt, system_prompt: str | None = None, prompt_format:
 
 def with_rules(messages: Messages, rules: str, role: str) -> Messages:
     """The messages, of which the first one of the role begins with the rules of a task, in a message of its own if
-    there is none."""
+    there is none before the assistant's."""
     for i, message in enumerate(messages):
+        if message["role"] == "assistant":
+            break
         if message["role"] == role:
             begun = {**message, "content": f"{rules}\n\n{message['content']}"}
             return [*messages[:i], begun, *messages[i + 1 :]]

@@ -193,7 +193,7 @@ def rows_of_json(text, path, notes):
     for key in lists:
         rows = [whole[key]] if isinstance(whole[key], dict) else whole[key]
         if not isinstance(rows, list):
-            raise Mistake(f"{path}: {key} must be a list of records, not {shown(rows)}; put [ ] around them")
+            raise Mistake(f"{path}: {key} must be a list of records, not {shown(rows)}; put it in [ ], or leave it out")
         for n, record in enumerate(rows, 1):
             record = as_record(record)
             is_in_split = splits and isinstance(record, dict)

@@ -9,12 +9,13 @@ python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --text='What is 347 + 85?'
 
 import os
 import sys
+from dataclasses import fields
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
-from core.config import load_config
+from core.config import PROMPT_TEMPLATES, load_config
 from core.data import masked_positions
 from core.device import detect_device
 from core.distributions import draw_uniforms
@@ -27,8 +28,8 @@ from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.logger import visible_lines
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import is_small, load_model, load_tokenizer
-from core.prompts import OF_MODEL, TEMPLATES, PromptFormat
-from core.settings.setting import Settings, setting
+from core.prompts import PromptFormat
+from core.settings.setting import Settings, check_value, setting
 
 HIDDEN = "_"  # stands for a hidden token
 
@@ -40,7 +41,7 @@ class SampleConfig(Settings):
     text: str = setting("", "the text to complete, or to fill in, where each _ is one hidden token")
     template: str | None = setting(
         None, "how a prompt is rendered, as in training; None: as in its run, else model (its chat template), or plain",
-        (*TEMPLATES, *OF_MODEL))
+        PROMPT_TEMPLATES)
     unmask_steps: int = setting(1, "passes in which a masked-fill model fills in", "[1, 1e6]")
     unmask_order: str = setting(
         "random", "order of the passes: random, left_to_right, or confidence, the likeliest first", UNMASK_ORDERS)
@@ -66,21 +67,24 @@ def hidden_tokens(text, tokenizer):
     return ids
 
 
-def template_of_run(checkpoint):
-    """The template of the run that wrote a checkpoint, which is said; None if it is of no run, or of one without."""
-    path = os.path.join(os.path.dirname(checkpoint), CONFIG)
-    template = read_object(path, path, "set template").get("template") if os.path.isfile(path) else None
-    if template is not None:
-        print(f"template={template!r}, as {path} says", file=sys.stderr)
-    return template
+def format_of_run(checkpoint):
+    """The settings of PromptFormat of the run that wrote a checkpoint, which is said; {} if no run on prompts did."""
+    path = os.path.join(os.path.dirname(checkpoint.rstrip("/")), CONFIG)
+    saved = read_object(path, path, "set template") if os.path.isfile(path) else {}
+    template = saved.get("template")
+    if template is None:
+        return {}
+    check_value("template", template, PROMPT_TEMPLATES)
+    print(f"the prompt is written as in training: template={template!r} and what else {path} says", file=sys.stderr)
+    return {f.name: saved[f.name] for f in fields(PromptFormat) if saved.get(f.name) is not None}
 
 
 def completions(model, tokenizer, config, device):
     """Yields the text with a completion, up to its stop token."""
-    template = config.template or template_of_run(config.checkpoint)
-    if template is None:
-        template = "model" if getattr(tokenizer, "has_chat_template", False) else "plain"
-    _, ids = PromptFormat(template).encode(config.text, tokenizer)
+    settings = {"template": config.template} if config.template else format_of_run(config.checkpoint)
+    if not settings:
+        settings["template"] = "model" if getattr(tokenizer, "has_chat_template", False) else "plain"
+    _, ids = PromptFormat(**settings).encode(config.text, tokenizer)
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:
         raise Mistake(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
@@ -89,7 +93,7 @@ def completions(model, tokenizer, config, device):
     drawn = generate(model, prompt, None, noise, Stop(tokenizer), temperature=config.temperature, top_p=config.top_p)
     for row in drawn.target.tolist():
         end = next((i for i, token in enumerate(row) if token in tokenizer.stop_token_ids), None)
-        yield config.text + ("" if template == "plain" else "\n") + tokenizer.decode(row[:end])
+        yield config.text + ("" if settings["template"] == "plain" else "\n") + tokenizer.decode(row[:end])
 
 
 def fills(model, tokenizer, config, device):

@@ -206,7 +206,7 @@ class GRPOTrainer:
         equal = [name for name in below if not any(step.get(VARIED + name, 1) for step in first)]
         if equal:
             shown = ", ".join(f"{name} (mean: {means[name]})" for name in equal)
-            self.logger.say(f"{where} values of {shown}, which then compares no completions: {remedy}")
+            self.logger.say(f"{where} values of {shown}, so they compared no completions: {remedy}")
 
     def sample(self, again: int, count: int | None = None) -> tuple[Rollouts, dict]:
         """Completions of this iteration's problems, or of the first `count` of another round, and sums for metrics."""

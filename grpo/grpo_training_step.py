@@ -53,7 +53,7 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     problems: again -> this rank's problems; 0 for the iteration's own, 1, 2, ... for others that replace groups of
         equal rewards
     iteration: number of the round of rollouts; the sampling noise depends on it
-    Returns the metrics of docs/metrics.md as floats
+    Returns the metrics of docs/metrics.md as floats, and what a trainer needs besides (`end_step`, VARIED)
     """
     timer = Timer()
     sample = sampler_of(policy, problems, iteration, config)

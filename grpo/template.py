@@ -26,8 +26,8 @@ def with_template(config, origin):
         config = config.varied(template=template)
         check_values(config)  # config.json may have been changed
     if config.template not in OF_MODEL and vars(config).get("chat_template_kwargs"):
-        raise Mistake(f"chat_template_kwargs={config.chat_template_kwargs} is for template='model', not for "
-                      f"{config.template!r}; leave it out")
+        raise Mistake(f"chat_template_kwargs={config.chat_template_kwargs} is for template='model', 'model_math' "
+                      f"or 'model_code', not {config.template!r}; leave it out")
     return config
 
 

@@ -52,6 +52,8 @@ def main(argv):
         if has_prompts(config.dataset):
             from grpo.template import with_template
             config = with_template(config, origin)
+        elif config.template is None:
+            config = config.varied(template="plain")
         data = build_data(config, dist)
         models = build_models(config, data, dist)
         rewards = build_rewards(config, models, data, dist)

@@ -160,14 +160,14 @@ def append_samples(out_dir, step, records):
     path = os.path.join(out_dir, SAMPLES)
     with writing(path), open(path, "a") as f:
         for record in records:
-            group = [as_json(about) for about in record["group"]]
+            group = [for_json(about) for about in record["group"]]
             f.write(json.dumps({"step": step, **record, "group": group}, default=str) + "\n")
 
 
-def as_json(x):
+def for_json(x):
     """A value, or a dictionary of them, for JSON, which has no NaN and nothing infinite."""
     if isinstance(x, dict):
-        return {key: as_json(part) for key, part in x.items()}
+        return {key: for_json(part) for key, part in x.items()}
     if isinstance(x, float) and not math.isfinite(x):
         return None if math.isnan(x) else str(x)
     return x

@@ -157,7 +157,8 @@ def run_reward_file(path):
     before = [dict(table) for table in tables()]
     with keep_torch_defaults():
         module = load_user_file(path)
-    for of_file in [x for name, x in sys.modules.items() if f"{name}.".startswith(f"{module.__name__}.")]:
+    neighbours = [x for name, x in sys.modules.items() if name.startswith(f"{module.__name__}.")]
+    for of_file in [*neighbours, module]:  # of two objects of one name that of the file counts
         for name, x in vars(of_file).items():
             for new in WITHOUT_NAME:
                 if new.fn is x:

@@ -281,6 +281,14 @@ def test_an_object_with_call_is_a_reward_by_the_name_of_its_variable(name, longe
     assert run_reward(Call(name, {"completions": texts}, {}, 2))[0] == [1.0, 0.0]
 
 
+def test_of_two_objects_of_one_name_that_of_the_file_counts_with_its_range(tmp_path):
+    (tmp_path / "helper.py").write_text(OBJECTS)
+    (tmp_path / "mine.py").write_text("from grpo.rewards import reward\nfrom helper import Shorter\n\n"
+                                      "short = reward(0, 7)(Shorter(9))\n")
+    rewards = Rewards(config(reward_file=str(tmp_path / "mine.py"), reward_functions=("short",)))
+    assert rewards.success == "short" and (REWARDS["short"].high, REWARDS["short"].fn.most) == (7, 9)
+
+
 def test_a_class_is_no_reward(tmp_path):
     (tmp_path / "mine.py").write_text("from grpo.rewards import reward\n\n\n@reward\nclass Mine:\n"
                                       "    def __call__(self, completions):\n        return [0.0] * len(completions)\n")

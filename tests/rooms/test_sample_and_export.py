@@ -36,12 +36,12 @@ def test_the_order_of_the_passes_is_that_of_training(tmp_path, capsys, prompts, 
 
 
 @pytest.mark.parametrize("more, text", [
-    ((), "System: Answer with one fenced block of Python code.\n\nUser: 1+1\n\nAssistant: "),
+    ((), "System: Answer with one fenced block of Python code.\n\nUser: 1+1=\n\nAssistant: "),
     (("--template=plain",), "1+1")])
 def test_a_prompt_has_the_template_of_the_run_that_trained_the_model(tmp_path, capsys, monkeypatch, more, text):
     path = str(tmp_path / "model.safetensors")
     save_model(path, causal_model(block_size=256), CAUSAL)
-    (tmp_path / "config.json").write_text('{"template": "code"}')
+    (tmp_path / "config.json").write_text('{"template": "code", "system_prompt": null, "prompt_format": "{prompt}="}')
     read = []
     monkeypatch.setattr(sample, "generate", lambda model, prompt, *others, **sampling: (
         read.append(prompt) or generate(model, prompt, *others, **sampling)))
