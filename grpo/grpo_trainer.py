@@ -202,8 +202,12 @@ class GRPOTrainer:
             shown = ", ".join(f"{name} {x}" for name, x in means.items()) or mean
             self.logger.say(f"{where} rewards (mean: {shown}), so nothing was learned from them: {remedy}")
             return
-        below = [name for name in means if means[name] != f"{REWARDS[name].high:g}"]
-        equal = [name for name in below if not any(step.get(VARIED + name, 1) for step in first)]
+        equal = []
+        for name in means:
+            differed = any(step.get(VARIED + name, 1) for step in first)
+            is_below = any(step.get(f"reward/{name}", math.inf) < REWARDS[name].high for step in first)
+            if is_below and not differed:
+                equal.append(name)
         if equal:
             shown = ", ".join(f"{name} (mean: {means[name]})" for name in equal)
             self.logger.say(f"{where} values of {shown}, so they compared no completions: {remedy}")

@@ -46,8 +46,8 @@ class Evaluation:
             own |= self.sums(policy, step, batch, rollouts, values, config)
             trained, total = self.trained(judged | values, rollouts)
             if trained and config.rewarded:
-                spread = reward_statistics(total.view(rollouts.problems, -1))
-                own |= {name: tuple(map(float, pair)) for name, pair in spread.items()}
+                statistics = reward_statistics(total.view(rollouts.problems, -1))
+                own |= {name: tuple(map(float, pair)) for name, pair in statistics.items()}
             if clashes := metrics.keys() & own.keys():
                 raise taken(min(clashes))
             sums.append(metrics | own)
