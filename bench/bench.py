@@ -12,7 +12,7 @@ fill and causal compare with a step that reads every completion separately. The 
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -27,7 +27,7 @@ from core.distributed import Distributed
 from core.errors import UsageError, run_script
 from core.judge import calculate_judge_scores
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
-from core.settings.setting import Settings, setting
+from core.settings.setting import Settings
 from core.tokenizer import CharTokenizer
 from grpo.build import make_policy
 from grpo.grpo_config import GRPOConfig
@@ -40,19 +40,20 @@ MASKED = 0.3     # share of a text to fill in
 HEAD_WIDTH = 64
 
 
+@dataclass(frozen=True)
 class BenchConfig(Settings):
     """Sizes of the models and of the one batch on which both sides are measured."""
 
-    n_layer: int = setting(6, "layers")
-    n_embd: int = setting(384, "width of the hidden states; an attention head has 64 of it")
-    block_size: int = setting(256, "fill: tokens of a text, 30% of them masked")
-    batch_size: int = setting(16, "problems")
-    group_size: int = setting(8, "completions of each problem")
-    prompt_length: int = setting(256, "causal: tokens of a prompt")
-    completion_length: int = setting(64, "causal: largest number of tokens of a completion")
-    repeats: int = setting(1, "steps of each side, in turns; the fastest is reported")
-    device: str = setting("auto", "auto (cuda, else mps, else cpu), cpu, cuda, mps")
-    dtype: str = setting("float32", "float32 or bfloat16")
+    n_layer: int = 6  # layers
+    n_embd: int = 384  # width of the hidden states; an attention head has 64 of it
+    block_size: int = 256  # fill: tokens of a text, 30% of them masked
+    batch_size: int = 16  # problems
+    group_size: int = 8  # completions of each problem
+    prompt_length: int = 256  # causal: tokens of a prompt
+    completion_length: int = 64  # causal: largest number of tokens of a completion
+    repeats: int = 1  # steps of each side, in turns; the fastest is reported
+    device: str = "auto"  # auto (cuda, else mps, else cpu), cpu, cuda, mps
+    dtype: str = "float32"  # float32 or bfloat16
 
 
 class Comparison:

@@ -18,7 +18,7 @@ from core.huggingface.model import HuggingFaceModel
 from core.model import LANGUAGE_MODEL
 from core.optim import build_optimizers
 from core.settings.optional import quiet_transformers, require
-from core.settings.setting import Settings, setting
+from core.settings.setting import Count, Settings
 from grpo.build import build_reference, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step
@@ -70,13 +70,14 @@ CASES = {"T": Work(), "S": Work(**S), "T_mixed": Work(mixed=True), "S_mixed": Wo
          "T_long": Work(**LONG), "S_long": Work(**S, **LONG)}
 
 
+@dataclass(frozen=True)
 class PeerConfig(Settings):
     """The settings of `bench.py peer`."""
 
-    cases: str = setting(",".join(CASES), "names of cases: T 4 layers x 128, S 6 x 384; mixed lengths; long prompts")
-    steps: int = setting(5, "measured steps of each side, in turns; the median is reported", "[1, inf)")
-    device: str = setting("cpu", "cpu, cuda or mps")
-    dtype: str = setting("float32", "float32 or bfloat16")
+    cases: str = ",".join(CASES)  # names of cases: T 4 layers x 128, S 6 x 384; mixed lengths; long prompts
+    steps: Count = 5  # measured steps of each side, in turns; the median is reported
+    device: str = "cpu"  # cpu, cuda or mps
+    dtype: str = "float32"  # float32 or bfloat16
 
     def __post_init__(self):
         super().__post_init__()

@@ -8,88 +8,57 @@ import os
 import re
 import runpy
 import types
-import typing
 
 from core.errors import HELP, Mistake, UsageError, others
 from core.files import CONFIG, read_object
-from core.settings.setting import Settings, allowed_types, defaults, load_class, setting, shown
-
+from core.settings.setting import Settings, changed, settings_of, shown
 
 INTERVALS = {"log_interval": 10, "save_interval": 1, "sample_interval": 1}  # {interval: parts of eval_interval}
-PROMPT_TEMPLATES = ("plain", "chat", "math", "code", "model", "model_math", "model_code")  # see core/prompts.py
-
-
-class MaskConfig(Settings):
-    """The settings of masking, for all scripts that mask text."""
-
-    excludes = (("mask_low>mask_high", "", "it must be at most mask_high"),)
-
-    masks: dict | None = setting(
-        None, "how text is masked: {name: weight} of random, in_lines, span, line or your @mask functions; "
-        "None: random and span, 1.0 each")
-    mask_low: float = setting(0.2, "smallest masked share of a text; drawn for each text", "(0, 1]")
-    mask_high: float = setting(0.5, "largest masked share of a text", "(0, 1]")
+OF_TOKENIZER = ("model", "model_math", "model_code")  # templates that are the tokenizer's chat template
+PROMPT_TEMPLATES = ("plain", "chat", "math", "code", *OF_TOKENIZER)  # see core/prompts.py
+READ_AGAIN = "a new run sets aside the files of out_dir, but this one is read again; choose another out_dir"
 
 
 class RunConfig(Settings):
-    """The settings that every training script has."""
+    """The base of the configs of training scripts: what their shared settings need."""
 
-    rooms = {"core.huggingface.settings:LoraConfig": "lora_rank lora_init_from",
-             "core.huggingface.settings:ChatTemplateConfig": "template=model template=model_math template=model_code "
-                                                             "task_type=math task_type=reasoning task_type=code",
-             "core.trackers:TrackerConfig": "wandb_log report_to"}
-    excludes = (("min_lr>learning_rate", "", "the learning rate would rise; lower it, or set None"),)
-    has_adapter = False  # LoRA's is in its room
+    def features(self):
+        yield self.has_adapter, "lora_rank or lora_init_from", "lora_alpha lora_targets load_in_4bit"
+        yield self.wandb_log or self.report_to, "wandb_log or report_to", "wandb_project wandb_run_name"
 
-    dataset: str = setting(
-        "char_diffusion", "a folder (a name in data/ or a path), a .jsonl, .json, .csv or .parquet file of "
-        "prompts, or hf:owner/name")
-    block_size: int = setting(128, "tokens per text", "[2, 1e6]")
-    template: str = setting(
-        "plain", "how prompts are rendered: plain, chat, math, code, model (the tokenizer's chat template), or that "
-        "with the rules of a task, model_math, model_code", PROMPT_TEMPLATES)
-    system_prompt: str | None = setting(None, "the first message of every prompt")
-    prompt_format: str | None = setting(
-        None, "the text around every prompt, as in 'Question: {prompt}'", re.compile(r"(?s).*\{prompt}.*"))
-    max_prompt_length: int | float = setting(
-        512, "tokens; longer training prompts are left out, validation prompts refused. Or a share such as 0.9: "
-        "training prompts above that percentile of their lengths are left out", "[1, 1e6] or a share in (0, 1)")
-    batch_size: int = setting(64, "problems per micro-batch on each rank", "[1, 1e6]")
-    gradient_accumulation_steps: int = setting(1, "micro-batches per optimizer step", "[1, 1e6]")
-    max_iters: int = setting(2000, "optimizer steps of the run", "[0, 1e12]")
-    optimizer: str = setting("muon", "adamw, or muon (Muon for weight matrices, AdamW for the rest)", ("adamw", "muon"))
-    learning_rate: float = setting(3e-3, "the peak learning rate", "(0, 1e3]")
-    min_lr: float | None = setting(
-        None, "the learning rate from lr_decay_iters on; None: a tenth of learning_rate", "[0, 1e3]")
-    warmup_iters: int = setting(50, "steps of linear warmup", "[0, 1e12]")
-    lr_decay_iters: int | None = setting(None, "the step at which cosine decay ends; None: max_iters", "[1, 1e12]")
-    weight_decay: float = setting(0.1, "applied to matrices and embeddings only", "[0, 1e3]")
-    beta1: float = setting(0.9, "AdamW's decay of the mean gradient", "[0, 1)")
-    beta2: float = setting(0.95, "AdamW's decay of the mean squared gradient", "[0, 1)")
-    grad_clip: float = setting(1.0, "largest gradient norm; 0.0 turns clipping off", "[0, inf)")
-    max_bad_steps: int = setting(
-        5, "steps in a row with a number that is not finite, or without any reward, before the run stops", "[1, 1e12]")
-    eval_interval: int = setting(500, "steps between two evaluations", "[1, 1e12]")
-    log_interval: int | None = setting(
-        None, "steps between two console lines; None: a tenth of eval_interval", "[1, 1e12]")
-    save_interval: int | None = setting(None, "steps between two checkpoints; None: eval_interval", "[1, 1e12]")
-    out_dir: str = setting("out", "the folder of everything that the run writes")
-    resume: bool | str = setting(
-        False, "True: continue from out_dir/state.pt, without a config file with its saved settings; "
-        "auto: only if there is one", (True, False, "auto"))
-    seed: int = setting(1337, "of data order, sampling and new weights", "[0, 1e18]")
-    device: str = setting("auto", "auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps")
-    dtype: str = setting("auto", "float32 or bfloat16; auto: bfloat16 on GPUs that compute in it",
-                         ("auto", "float32", "bfloat16"))
-    compile: bool = setting(False, "torch.compile: half a minute at the start, then faster; for long runs")
-    report_to: tuple[str, ...] = setting((), "trackers: wandb, tensorboard, trackio")
-    wandb_log: bool = setting(False, "the same as wandb in report_to")
+    def conflicts(self):
+        yield (self.prompt_format is not None and "{prompt}" not in self.prompt_format, "prompt_format",
+               "must be the text around every prompt, as in 'Question: {prompt}'")
+        yield (self.mask_low > self.mask_high, "mask_low mask_high",
+               f"the smallest share, {self.mask_low:g}, must be at most the largest, {self.mask_high:g}")
+        yield (self.lora_init_from and self.lora_rank, "lora_rank lora_init_from",
+               "lora_rank is for a new adapter; leave it out")
+        yield (self.lora_init_from and changed(self, "lora_alpha", "lora_targets"),
+               "lora_alpha lora_targets lora_init_from",
+               "lora_alpha and lora_targets are for a new adapter; leave them out")
+        yield (self.min_lr is not None and self.min_lr > self.learning_rate, "min_lr",
+               f"is above the peak of {self.learning_rate:g} (learning_rate); lower it, or set None")
 
-    def __post_init__(self):
-        super().__post_init__()
+    def __post_init__(self, origin):
+        super().__post_init__(origin)
         for key, parts in INTERVALS.items():
             if getattr(self, key, 1) is None:
                 vars(self)[key] = max(1, self.eval_interval // parts)
+
+    @property
+    def has_adapter(self):
+        """True if an adapter is trained in place of the weights."""
+        return bool(self.lora_rank or self.lora_init_from)
+
+    @property
+    def asked_for(self):
+        """The setting that asks for an adapter, for errors."""
+        return f"lora_rank={self.lora_rank}" if self.lora_init_from is None else f"lora_init_from={self.lora_init_from}"
+
+    @property
+    def reference_adapter(self):
+        """True if the reference needs an adapter of its own."""
+        return False
 
     @functools.cached_property
     def absolute_out_dir(self):
@@ -115,39 +84,39 @@ def load_config(cls, argv):
     """
     if not HELP.isdisjoint(argv):
         from core.settings.help import help_lines
-        print("\n".join(help_lines(cls, with_rooms="--help=all" in argv)))
+        print("\n".join(help_lines(cls, every="--help=all" in argv)))
         raise SystemExit(0)
-    values, origin = {}, {}
+    values, origin, known = {}, {}, settings_of(cls)
     for argument in argv:
         is_file = argument.endswith(".py") and ("=" not in argument or os.path.exists(argument))
         if not argument.startswith("--") and not is_file:
             from core.settings.other_names import wrong_form
-            raise UsageError(wrong_form(argument, argv, functools.partial(hints_of, cls)))
-    given = [settings_in(argument, defaults(cls)) for argument in argv]
-    hints = hints_of(cls, {key for _, settings in given for key in settings})
-    check_keys(given, hints)
+            raise UsageError(wrong_form(argument, argv, known))
+    given = [settings_in(argument, known) for argument in argv]
+    check_keys(given, known)
     for where, settings in given:
         for key, value in settings.items():
-            value = literal(value, hints.get(key)) if where == COMMAND else value
-            values[key] = checked(key, value, hints, where)
+            value = literal(value, known[key]) if where == COMMAND else value
+            values[key] = checked(key, value, known, where)
             origin[key] = where
     resume = values.get("resume")
     if resume and all(argument.startswith("--") for argument in argv):
         folder = values.get("out_dir", cls.out_dir)
         path = os.path.join(folder, CONFIG)
         saved = {}
-        if os.path.isfile(path) and (resume is True or lacks_model(hints, values)):
-            saved = saved_settings(cls, path)
+        if os.path.isfile(path) and (resume is True or lacks_model(known, values)):
+            saved = saved_settings(known, path)
         saved["out_dir"] = folder  # it may have been moved since
         values = saved | values
-        origin = dict.fromkeys(saved, path) | origin
+        set_then = [key for key, value in saved.items() if value != getattr(cls, key)]  # it has every setting
+        origin = dict.fromkeys(set_then, path) | origin
     lower_min_lr(values, origin)
-    return cls(**values), origin
+    return cls(**values, origin=origin), origin
 
 
-def lacks_model(hints, values):
-    """True if settings of GRPO name neither a model nor data. hints: {setting: type}"""
-    return "generator_checkpoint" in hints and values.keys().isdisjoint(("generator_checkpoint", "dataset"))
+def lacks_model(known, values):
+    """True if settings of GRPO name neither a model nor data. known: the settings of the script"""
+    return "generator_checkpoint" in known and values.keys().isdisjoint(("generator_checkpoint", "dataset"))
 
 
 def lower_min_lr(values, origin):
@@ -160,22 +129,12 @@ def lower_min_lr(values, origin):
         origin["min_lr"] = f"a tenth of learning_rate, which is below the {of_file:g} of {origin['min_lr']}"
 
 
-def saved_settings(cls, path):
+def saved_settings(known, path):
     """The settings in the config.json of a run."""
     saved = read_object(path, path, "name the config file of the run")
     saved.pop("starts", None)
-    hints = hints_of(cls, saved.keys())
-    check_keys([(path, saved)], hints)
-    return {key: checked(key, value, hints, path) for key, value in saved.items()}
-
-
-def hints_of(cls, keys):
-    """{setting: type} of a config, with those of rooms until all keys are known."""
-    hints = typing.get_type_hints(cls)
-    for room in cls.rooms:
-        if not keys <= hints.keys():
-            hints |= typing.get_type_hints(load_class(room))
-    return hints
+    check_keys([(path, saved)], known)
+    return {key: checked(key, value, known, path) for key, value in saved.items()}
 
 
 def settings_in(argument, known):
@@ -214,31 +173,31 @@ def names_without_value(lines):
             yield from names_without_value(ast.iter_child_nodes(line))  # of if, try, with and loops
 
 
-def check_keys(given, hints):
+def check_keys(given, known):
     """Raises UsageError with every key that is no setting. given: pairs (place, {key: value})"""
-    if any(settings.keys() - hints.keys() for _, settings in given):
+    if any(settings.keys() - known.keys() for _, settings in given):
         from core.settings.other_names import unknown_keys
-        raise UsageError(unknown_keys(given, hints))
+        raise UsageError(unknown_keys(given, known))
 
 
-def literal(text, hint):
+def literal(text, setting):
     """The value of a Python literal; a bare word, or the text of a key that takes strings, is a string. None, of a key
-    without a value, is True."""
+    without a value, is True. setting: as in settings_of"""
     if text is None:
         return True
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-    allowed = allowed_types(hint)
-    if str in allowed and type(value) not in allowed:
+    kinds, _ = setting
+    if str in kinds and type(value) not in kinds:
         return text  # of str | None: 7 is the text "7"
     return value
 
 
-def checked(key, value, hints, where):
+def checked(key, value, known, where):
     """`value` as the type of its key. Conversions: int to float, list to tuple, the words of "a,b" to a tuple."""
-    kinds = allowed_types(hints[key])
+    kinds, _ = known[key]
     if type(value) is dict:
         with others(f"{where}: {key}={shown(value)} cannot be kept", "use texts, numbers, lists, True, False and None"):
             json.dumps(value)
@@ -255,12 +214,18 @@ def checked(key, value, hints, where):
         value = tuple(map(as_float, value))
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
         return value
-    what = "True or False" if bool in kinds else inspect.formatannotation(hints[key])
+    what = "True or False" if bool in kinds else " | ".join(map(words_of, kinds.items()))
     if {int, float} <= kinds.keys():
         what = "a whole number, or a share between 0 and 1"
     if item is str:
         what += ", such as ('a', 'b')"
     raise UsageError(f"{where}: {key}={shown(value)} must be {what}")
+
+
+def words_of(kind):
+    """A type as it stands in a config, such as tuple[float, ...]. kind: (type, its parameters)"""
+    kind, parts = kind
+    return "None" if kind is types.NoneType else inspect.formatannotation(kind[parts] if parts else kind)
 
 
 def as_float(value):
@@ -270,13 +235,8 @@ def as_float(value):
 
 def changed_settings(config, origin):
     """{key: {"value", "default", "set in": the file or argument}} of the settings that differ from their defaults."""
-    changed = {}
-    for key, where in origin.items():
-        value = getattr(config, key)
-        default = getattr(type(config), key, value)
-        if value != default:
-            changed[key] = {"value": value, "default": default, "set in": where}
-    return changed
+    return {key: {"value": getattr(config, key), "default": getattr(type(config), key), "set in": origin[key]}
+            for key in changed(config, *origin)}
 
 
 def describe(config, origin):

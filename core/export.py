@@ -8,34 +8,40 @@ python core/export.py --checkpoint=out-grpo/model --out=merged --dtype=bfloat16
 
 import os
 import sys
+from dataclasses import dataclass
+from typing import Literal
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
 from core.config import load_config
-from core.errors import run_script
+from core.errors import UsageError, run_script
 from core.huggingface.export import write_generator
-from core.huggingface.files import refuse, writing_folder
+from core.huggingface.files import writing_folder
 from core.huggingface.load import open_transformer
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.settings.optional import quiet_transformers
-from core.settings.setting import Settings, setting
+from core.settings.setting import Settings
 
 
+@dataclass(frozen=True)
 class ExportConfig(Settings):
     """The settings of core/export.py and their defaults."""
 
-    checkpoint: str = setting(
-        "out-grpo/model.safetensors", "a causal model of ours, a Hugging Face folder (an adapter too) or hf:owner/name")
-    out: str = setting("", "the folder to write; it must not exist yet")
-    dtype: str = setting("float32", "of the weights in it: float32, bfloat16", ("float32", "bfloat16"))
+    checkpoint: str = "out-grpo/model.safetensors"
+        # a causal model of ours, a Hugging Face folder (an adapter too) or hf:owner/name
+    out: str = ""  # the folder to write; it must not exist yet
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the weights in it: float32, bfloat16
 
-    def __post_init__(self):
-        super().__post_init__()
-        refuse(f"out={self.out!r}",
-               (not self.out, "names no folder; name the one to write, --out=FOLDER"),
-               (any(map(os.path.lexists, (self.out, f"{self.out}.tmp"))), "or its .tmp exists; name another folder"))
+    def conflicts(self):
+        exists = os.path.lexists(self.out) or os.path.lexists(f"{self.out}.tmp")
+        yield exists, "out", "or its .tmp exists; name another folder"
+
+    def __post_init__(self, origin):
+        super().__post_init__(origin)
+        if not self.out:
+            raise UsageError("which folder? name the one to write, --out=FOLDER")
 
 
 def main(argv):

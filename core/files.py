@@ -28,6 +28,11 @@ def on_hub(path):
     return path.startswith(HUB)
 
 
+def lies_in(path, folder):
+    """True if a path, or None, is that of something in a folder."""
+    return path is not None and os.path.dirname(os.path.realpath(path)) == os.path.realpath(folder)
+
+
 class CannotWrite(Mistake):
     """A file could not be written."""
 

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from core.distributions import at_least_float32
 from core.errors import Mistake
-from core.settings.setting import check_values, setting
+from core.settings.setting import check_values
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
 MASKED_FILL = "masked_fill"          # bidirectional: the state at position t predicts token t
@@ -25,16 +25,16 @@ JUDGE_HEADS = ("realness", "cls")
 @dataclass(frozen=True)
 class GPTConfig:
     """The shape of a model, checked, and what it is for; it is stored in the model's file."""
-    mode: str = setting(LANGUAGE_MODEL, "one of MODES", MODES)
-    vocab_size: int = setting(100, "ids it can read: the base vocabulary and the special tokens behind it", "[1, 1e7]")
-    base_vocab_size: int = setting(97, "ids below it can be written: a special token is never sampled", "[1, 1e7]")
-    block_size: int = setting(128, "longest input", "[1, 1e5]")
-    n_layer: int = setting(4, "blocks", "[1, 1e3]")
-    n_head: int = setting(4, "attention heads of a block", "[1, 1e3]")
-    n_embd: int = setting(128, "width of the states", "[2, 65536]")
-    dropout: float = setting(0.0, "while training", "[0, 1)")
-    tied: bool = setting(True, "one matrix for reading and writing tokens")
-    judge_head: str = setting("realness", "SEQUENCE_SCORER only: per position, or cls: at position 0", JUDGE_HEADS)
+    mode: Annotated[str, MODES] = LANGUAGE_MODEL
+    vocab_size: Annotated[int, "[1, 1e7]"] = 100       # ids it can read: the base vocabulary, then special tokens
+    base_vocab_size: Annotated[int, "[1, 1e7]"] = 97   # ids below it can be written: a special token is never sampled
+    block_size: Annotated[int, "[1, 1e5]"] = 128       # longest input
+    n_layer: Annotated[int, "[1, 1e3]"] = 4            # blocks
+    n_head: Annotated[int, "[1, 1e3]"] = 4             # attention heads of a block
+    n_embd: Annotated[int, "[2, 65536]"] = 128         # width of the states
+    dropout: Annotated[float, "[0, 1)"] = 0.0          # while training
+    tied: bool = True                                  # one matrix for reading and writing tokens
+    judge_head: Annotated[str, JUDGE_HEADS] = "realness"  # SEQUENCE_SCORER only: per position, or cls: at position 0
 
     def __post_init__(self):
         check_values(self)

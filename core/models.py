@@ -47,7 +47,7 @@ def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", 
     """A model in eval mode, and facts about its training.
 
     mode: the mode that it must have; tokenizer: the one whose vocabulary it must have
-    adapter: a LoraConfig: whether an adapter of a Hugging Face model is trained; dtype: of the weights beside it
+    adapter: a RunConfig: whether an adapter of a Hugging Face model is trained; dtype: of the weights beside it
     Raises Mistake naming `key`, the path and what was found there.
     """
     if is_huggingface(path, key):

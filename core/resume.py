@@ -10,7 +10,7 @@ from core.config import WITH_CODE
 from core.data_folder import dataset_folder, is_file_of_records
 from core.distributed import variable
 from core.errors import is_ours
-from core.settings.setting import defaults, load_class, shown
+from core.settings.setting import shown
 
 PREVIOUS = "previous"  # the folder of earlier runs
 STARTED_IN = os.getcwd()  # a user's class or reward may call os.chdir, the shell that gets the command does not
@@ -53,12 +53,9 @@ def changed_since(saved, config, ranks):
     saved: the content of config.json, perhaps of a version with other settings
     ranks: those of this start
     """
-    known = {}
-    for room in config.rooms:
-        known |= defaults(load_class(room))
-    known |= defaults(type(config))  # a setting of a room that is closed has its default
-    before = as_json(known) | saved
-    now = as_json(known | dataclasses.asdict(config))
+    defaults = {f.name: f.default for f in dataclasses.fields(config)}
+    before = as_json(defaults) | saved
+    now = as_json(dataclasses.asdict(config))
     changes = []
     for key in before:
         if key in OF_A_START or is_same(key, before[key], now.get(key)):

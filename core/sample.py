@@ -9,7 +9,8 @@ python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --text='What is 347 + 85?'
 
 import os
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from typing import Annotated
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -29,28 +30,28 @@ from core.logger import visible_lines
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import is_small, load_model, load_tokenizer
 from core.prompts import PromptFormat
-from core.settings.setting import Settings, check_value, setting
+from core.settings.setting import Count, Settings, Share, Temperature, check_value
 
 HIDDEN = "_"  # stands for a hidden token
 
 
+@dataclass(frozen=True)
 class SampleConfig(Settings):
     """The settings of core/sample.py and their defaults."""
 
-    checkpoint: str = setting("out-grpo/model.safetensors", "a model file, a Hugging Face folder, or hf:owner/name")
-    text: str = setting("", "the text to complete, or to fill in, where each _ is one hidden token")
-    template: str | None = setting(
-        None, "how a prompt is rendered, as in training; None: as in its run, else model (its chat template), or plain",
-        PROMPT_TEMPLATES)
-    unmask_steps: int = setting(1, "passes in which a masked-fill model fills in", "[1, 1e6]")
-    unmask_order: str = setting(
-        "random", "order of the passes: random, left_to_right, or confidence, the likeliest first", UNMASK_ORDERS)
-    max_new_tokens: int = setting(128, "of a completion", "[1, 1e6]")
-    num_samples: int = setting(5, "number of samples to print", "[1, 1e4]")
-    temperature: float = setting(0.8, "below 1 prefers likely tokens, above 1 flattens", "[1e-6, 1e3]")
-    top_p: float = setting(0.95, "nucleus sampling; 1.0 turns it off", "(0, 1]")
-    seed: int = setting(1337, "of the noise", "[0, 1e18]")
-    device: str = setting("auto", "auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps")
+    checkpoint: str = "out-grpo/model.safetensors"  # a model file, a Hugging Face folder, or hf:owner/name
+    text: str = ""  # the text to complete, or to fill in, where each _ is one hidden token
+    template: Annotated[str | None, PROMPT_TEMPLATES] = None
+        # how a prompt is rendered, as in training; None: as in its run, else model (its chat template), or plain
+    unmask_steps: Count = 1  # passes in which a masked-fill model fills in
+    unmask_order: Annotated[str, UNMASK_ORDERS] = "random"
+        # order of the passes: random, left_to_right, or confidence, the likeliest first
+    max_new_tokens: Count = 128  # of a completion
+    num_samples: Annotated[int, "[1, 1e4]"] = 5  # number of samples to print
+    temperature: Temperature = 0.8  # below 1 prefers likely tokens, above 1 flattens
+    top_p: Share = 0.95  # nucleus sampling; 1.0 turns it off
+    seed: Annotated[int, "[0, 1e18]"] = 1337  # of the noise
+    device: str = "auto"  # auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps
 
 
 def hidden_tokens(text, tokenizer):

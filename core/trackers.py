@@ -4,14 +4,6 @@ import dataclasses
 import importlib.util
 
 from core.errors import Mistake, described, others
-from core.settings.setting import Settings, setting
-
-
-class TrackerConfig(Settings):
-    """Names under which trackers show a run."""
-
-    wandb_project: str = setting("nano-grpo", "the project of the run in wandb and trackio")
-    wandb_run_name: str | None = setting(None, "the run's name in wandb and trackio; None: they choose one")
 
 
 class Wandb:

@@ -13,21 +13,22 @@ from core.files import CONFIG
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.models import freeze_in, is_huggingface, load_model, load_tokenizer
 from core.performance.prepacked import has_fast_bfloat16
-from core.settings.setting import load_class
+from core.settings.setting import changed, shown
 from core.start import build_missing
 from core.tokenizer_kinds import same_vocabulary
 from grpo.reference import needs_reference
 from grpo.reward_functions.registry import load_reward_file
 from grpo.rewards import Rewards
 
-FILL_IN, LEFT_TO_RIGHT, ANY_ORDER = "fill-in", "prompts, left to right", "prompts, in any order"  # kinds of a run
-POLICIES = {  # {kind: module of grpo/policies/ and class, imported when it is made}
-    FILL_IN: "fill:FillPolicy", LEFT_TO_RIGHT: "causal:CausalPolicy", ANY_ORDER: "prompt_fill:PromptFillPolicy"}
-OWN = {  # {kind: what may be true of its settings, but not of those of a kind without it: terms for config.holds}
-    FILL_IN: "gold_judge_checkpoint credit_window!=None unmask_steps!=1 fill_estimator!=trajectory",
-    LEFT_TO_RIGHT: "environment stop_sequences overlong_buffer mask_truncated",
-    ANY_ORDER: "unmask_steps!=1 fill_estimator!=trajectory block_length unmask_order!=random stop_sequences "
-               "overlong_buffer mask_truncated"}
+FILL_IN = "a masked-fill model on running text"  # kinds of a run
+LEFT_TO_RIGHT = "a language model on prompts"
+ANY_ORDER = "a masked-fill model on prompts"
+OWN = (  # settings that only some kinds of runs have, and these
+    ("gold_judge_checkpoint credit_window", (FILL_IN,)),
+    ("environment", (LEFT_TO_RIGHT,)),
+    ("block_length unmask_order", (ANY_ORDER,)),
+    ("unmask_steps fill_estimator", (FILL_IN, ANY_ORDER)),
+    ("stop_sequences overlong_buffer mask_truncated", (LEFT_TO_RIGHT, ANY_ORDER)))
 
 
 @dataclass
@@ -109,10 +110,12 @@ def check_kind(config, mode, data):
         raise Mistake(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
                       f"prompts, such as data/arithmetic, which dataset={config.dataset} is not")
     kind = kind_of(config, mode)
-    for term in set(" ".join(OWN.values()).split()) - set(OWN[kind].split()):
-        if config.holds(term):
-            raise Mistake(f"{term} is not for {kind}, as generator_checkpoint and dataset={config.dataset} ask for; "
-                          "leave it out")
+    for keys, kinds in OWN:
+        wrong = [] if kind in kinds else changed(config, *keys.split())
+        if wrong:
+            raise Mistake(f"{wrong[0]}={shown(getattr(config, wrong[0]))} is for {' or '.join(kinds)}, but "
+                          f"generator_checkpoint={config.generator_checkpoint} and the dataset are {kind}; leave it "
+                          "out, or name others")
 
 
 def kind_of(config, mode):
@@ -124,13 +127,19 @@ def kind_of(config, mode):
 
 def make_policy(model, tokenizer, config, dist):
     """The policy of the kind that the model's mode and the dataset say."""
-    policy = load_class(f"grpo.policies.{POLICIES[kind_of(config, model.mode)]}")
-    return policy(model, tokenizer, dist.dtype, config.grad_checkpoint)
+    kind = kind_of(config, model.mode)
+    if kind == FILL_IN:
+        from grpo.policies.fill import FillPolicy as KindOfPolicy
+    elif kind == LEFT_TO_RIGHT:
+        from grpo.policies.causal import CausalPolicy as KindOfPolicy
+    else:
+        from grpo.policies.prompt_fill import PromptFillPolicy as KindOfPolicy
+    return KindOfPolicy(model, tokenizer, dist.dtype, config.grad_checkpoint)
 
 
 def load_policy(key, config, tokenizer, dist, mode=None, adapter=None):
     """The policy of the checkpoint that the setting `key` names.
-    mode: the one that it must have; adapter: a LoraConfig, which says whether an adapter of it is trained"""
+    mode: the one that it must have; adapter: a RunConfig, which says whether an adapter of it is trained"""
     path = getattr(config, key)
     model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
     if model.mode == SEQUENCE_SCORER:

@@ -1,102 +1,227 @@
-"""The settings of GRPO training that are always there, in the order of the data flow; grpo/rooms.py has the others."""
+"""The settings of grpo/train_grpo.py, in the order of the data flow, and which of them cannot be together.
 
-from core.config import PROMPT_TEMPLATES, MaskConfig, RunConfig
-from core.errors import Mistake
-from core.settings.setting import check_value, setting
-from grpo.losses import ADVANTAGES, AVERAGES, OBJECTIVES, RATIOS, SURROGATES, baseline_of, check_row
+A new setting is a line of GRPOConfig. One that has an effect only with another is also named in `features`, one that
+cannot be with another in `conflicts` (core/settings/setting.py).
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from core.config import OF_TOKENIZER, PROMPT_TEMPLATES, READ_AGAIN, RunConfig
+from core.files import lies_in
+from core.fill_in import UNMASK_ORDERS
+from core.settings.setting import (
+    Count, Decay, Natural, NotNegative, Positive, Share, Steps, Temperature, check_value)
+from grpo.losses import (
+    ADVANTAGES, AVERAGES, KL_ESTIMATORS, OBJECTIVES, RATIOS, SURROGATES, baseline_of, check_row)
 from grpo.reference import REFERENCES
-from grpo.reward_functions.settings import PRESETS
-from grpo.rooms import ROOMS
+from grpo.reward_functions.presets import PRESET_TEMPLATE, PRESETS
 
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
+# http://host:port/path, without a name or password, which config.json would keep
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d{1,5})?(/[\w./-]*)?")
 
 
-class GRPOConfig(MaskConfig, RunConfig):
-    """The settings of grpo/train_grpo.py and their defaults; those shared with pretraining are in RunConfig."""
+@dataclass(frozen=True)
+class GRPOConfig(RunConfig):
+    """The settings of grpo/train_grpo.py and their defaults."""
 
-    rooms = ROOMS | RunConfig.rooms
-    excludes = (
-        ("stop_sequences=", "", "they must be texts that are not empty"),
-        ("minibatches>problems", "", "it must be at most batch_size * gradient_accumulation_steps"),
-        ("resume", "max_iters=0", "it evaluates a model and trains nothing"),
-        ("rewarded kl_in_reward overlong_buffer", "group_size=1",
-         "a reward is compared with those of other completions; with teacher_checkpoint alone there may be one"),
-        ("optimizer=muon ref_offload compile load_in_4bit", "parallel=fsdp",
-         "FSDP2 cuts every weight, which this needs whole; leave it out, and set optimizer='adamw'"),
-        ("kl_beta reference_checkpoint", "reference_mode=none",
-         "the KL penalty would have no reference; set kl_beta=0.0"),
-        ("kl_in_reward overlong_buffer credit_window!=None reward_normalisation=group", "baseline=max_rl",
-         "advantage='max_rl' divides by the share of a group's completions that are right"))
+    # Model
+    generator_checkpoint: str | None = None
+        # the model that is trained: a file of this project, a folder in Hugging Face format, or hf:owner/name
+    lora_rank: Annotated[int, "[0, 1e5]"] = 0  # size of a LoRA adapter, which alone is trained; 0: no adapter
+    lora_init_from: str | None = None  # the folder of an adapter to start from
+    lora_alpha: Positive | None = None  # the adapter's output counts lora_alpha / lora_rank times; None: twice
+    lora_targets: str = "all-linear"
+        # layers with an adapter: all but the output layer, or names of layers, as in q_proj,v_proj
+    load_in_4bit: bool = False  # hold the weights that are not trained in 4 bits (CUDA, CPU)
 
-    template: str | None = setting(
-        None, "how prompts are rendered: plain, chat, math, code, model (the tokenizer's chat template), or that with "
-        "the rules of a task, model_math, model_code; None: as task_type says", PROMPT_TEMPLATES)
-    response_prefix: str = setting("", "the text that every answer begins with")
-    max_new_tokens: int = setting(128, "the most tokens of a completion", "[1, 1e6]")
-    stop_sequences: tuple[str, ...] = setting((), "texts that end a completion, besides the end tokens")
-    generator_checkpoint: str | None = setting(
-        None, "the model that is trained: a file of this project, a folder in Hugging Face format, or hf:owner/name")
-    judge_checkpoint: str | None = setting(None, "the model behind the reward `judge`")
-    task_type: str = setting(
-        "fill_in", "a preset of rewards: fill_in (the judge), math, code, general, reasoning; math, code and reasoning "
-        "have a template too", PRESETS)
-    reward_functions: tuple[str, ...] = setting((), "names of rewards; (): those of task_type")
-    reward_file: str | None = setting(
-        None, "your Python file of reward functions (as in TRL), @environment classes, @mask functions")
-    batch_size: int = setting(16, "problems per micro-batch on each rank", "[1, 1e6]")
-    group_size: int = setting(8, "completions per problem; 1 is allowed only for pure distillation", "[1, 1e5]")
-    temperature: float = setting(0.8, "sampling temperature; scoring uses the same", "[1e-6, 1e3]")
-    top_p: float = setting(0.95, "nucleus sampling; 1.0 turns it off", "(0, 1]")
-    top_k: int = setting(0, "sample from the k likeliest tokens; 0 turns it off", "[0, 1e9]")
-    min_p: float = setting(0.0, "min-p: drop tokens below min_p times the top probability", "[0, 1)")
-    sample_rows: int | None = setting(
-        None, "completions sampled in parallel; None: one batch on a CPU, all of an iteration on a GPU", "[1, 1e9]")
-    unmask_steps: int = setting(
-        1, "masked-fill models: number of denoising passes (per block, for prompts)", "[1, 1e6]")
-    sampler: str = setting(
-        "local", "who samples: local (this process), ray (worker processes), vllm (a server)",
-        ("local", "ray", "vllm"))
-    max_staleness: int = setting(0, "iterations that sampling may run ahead of training", "[0, 100]")
-    objective: str = setting("grpo", "the loss, such as grpo, dr_grpo, dapo (docs/algorithm.md)", OBJECTIVES)
-    advantage: str | None = setting(
-        None, "how rewards are compared, such as group_std or leave_one_out; None: the objective's own", ADVANTAGES)
-    kl_beta: float = setting(0.1, "weight of the KL penalty to the reference", "[0, 1e6]")
-    reference_mode: str = setting(
-        "static", "static: the initial model; ema: a moving average; periodic: a copy now and then; none", REFERENCES)
-    ppo_epochs: int = setting(1, "passes over each iteration's completions", "[1, 1e6]")
-    minibatches: int = setting(1, "optimizer steps per pass", "[1, 1e6]")
-    micro_batch_tokens: int | None = setting(
-        None, "tokens per forward pass; None: those of batch_size problems", "[1, 1e12]")
-    grad_checkpoint: bool = setting(False, "recompute activations in the backward pass: less memory, slower")
-    max_iters: int = setting(200, "optimizer steps of the run; 0: it evaluates and ends", "[0, 1e12]")
-    optimizer: str = setting(
-        "adamw", "adamw, or muon (Muon for weight matrices, AdamW for the rest)", ("adamw", "muon"))
-    learning_rate: float = setting(1e-5, "the peak learning rate", "(0, 1e3]")
-    warmup_iters: int = setting(10, "steps of linear warmup", "[0, 1e12]")
-    eval_problems: int = setting(128, "number of validation problems", "[1, 1e6]")
-    eval_completions: int = setting(4, "completions per validation problem; also the k of pass@k", "[2, 1e5]")
-    eval_interval: int = setting(50, "steps between two evaluations", "[1, 1e12]")
-    sample_interval: int | None = setting(
-        None, "steps between two sets of samples for people to read; None: eval_interval", "[1, 1e12]")
-    out_dir: str = setting("out-grpo", "the folder of everything that the run writes")
-    dry_run: bool = setting(False, "check everything and print the plan; train nothing")
-    doctor: bool = setting(False, "take one step, report problems and their remedies; write no out_dir")
-    parallel: str = setting(
-        "ddp", "several processes: ddp (each holds whole models) or fsdp (each holds a shard)",
-        ("ddp", "fsdp"))
+    # Data
+    dataset: str = "char_diffusion"
+        # a folder (a name in data/ or a path), a .jsonl, .json, .csv or .parquet file of prompts, or hf:owner/name
+    template: Annotated[str | None, PROMPT_TEMPLATES] = None
+        # how prompts are rendered: plain, chat, math, code, model (the tokenizer's chat template), or that with the
+        # rules of a task, model_math, model_code; None: as task_type says
+    chat_template_kwargs: dict | None = None
+        # arguments of the tokenizer's chat template, such as {'enable_thinking': False}
+    system_prompt: str | None = None  # the first message of every prompt
+    prompt_format: str | None = None  # the text around every prompt, as in 'Question: {prompt}'
+    response_prefix: str = ""  # the text that every answer begins with
+    max_prompt_length: Annotated[int | float, "[1, 1e6] or a share in (0, 1)"] = 512
+        # tokens; longer training prompts are left out, validation prompts refused. Or a share such as 0.9: training
+        # prompts above that percentile of their lengths are left out
+    block_size: Annotated[int, "[2, 1e6]"] = 128  # of running text: tokens per text
+    masks: dict | None = None
+        # how text is masked: {name: weight} of random, in_lines, span, line or your @mask functions; None: random and
+        # span, 1.0 each
+    mask_low: Share = 0.2  # smallest masked share of a text; drawn for each text
+    mask_high: Share = 0.5  # largest masked share of a text
 
-    def __post_init__(self):
+    # Rewards: python grpo/rewards.py lists them
+    task_type: Annotated[str, PRESETS] = "fill_in"
+        # a preset of rewards: fill_in (the judge), math, code, general, reasoning; math, code and reasoning have a
+        # template too
+    reward_functions: tuple[str, ...] = ()  # names of rewards; (): those of task_type
+    reward_file: str | None = None
+        # your Python file of reward functions (as in TRL), @environment classes, @mask functions
+    reward_weights: tuple[float, ...] = ()  # one for each reward; (): all 1.0
+    reward_normalisation: Literal["none", "group"] = "none"
+        # group: each reward is normalised within its group before they are added
+    reward_settings: dict | None = None  # {keyword-only parameter of a reward: value}, such as {'length_max': 80}
+    success_reward: str | None = None
+        # a completion is correct if this reward is at its maximum; None: the preset's, or the first
+    reward_workers: Annotated[int, "[0, 1e3]"] = 2
+        # processes for slow rewards, such as those that run code; 0: the training process, without a timeout
+    reward_timeout: Annotated[float, "(0, 1e6]"] = 30.0
+        # seconds for a step's slow rewards in workers, of which late ones are skipped, and for each method of an
+        # environment
+    reward_model_checkpoint: str | None = None  # the Hugging Face classifier that gives the reward reward_model
+    judge_checkpoint: str | None = None  # the model behind the reward `judge`
+    gold_judge_checkpoint: str | None = None  # a second judge: logged, never trained against
+    credit_window: Natural | None = None
+        # per-token reward: mean judge score within this window; None: one reward per completion
+    overlong_buffer: Natural = 0  # over the last N tokens before max_new_tokens the reward falls by up to 1; 0: off
+    environment: str | None = None  # the class of reward_file that answers each turn of a completion (docs/rewards.md)
+    max_turns: Count = 8  # the most turns of an episode
+
+    # Sampling: problems, and a group of completions of each
+    batch_size: Count = 16  # problems per micro-batch on each rank
+    group_size: Annotated[int, "[1, 1e5]"] = 8  # completions per problem; 1 is allowed only for pure distillation
+    max_new_tokens: Count = 128  # the most tokens of a completion
+    stop_sequences: tuple[str, ...] = ()  # texts that end a completion, besides the end tokens
+    temperature: Temperature = 0.8  # sampling temperature; scoring uses the same
+    top_p: Share = 0.95  # nucleus sampling; 1.0 turns it off
+    top_k: Natural = 0  # sample from the k likeliest tokens; 0 turns it off
+    min_p: Decay = 0.0  # min-p: drop tokens below min_p times the top probability
+    sample_rows: Steps | None = None
+        # completions sampled in parallel; None: one batch on a CPU, all of an iteration on a GPU
+    unmask_steps: Count = 1  # masked-fill models: number of denoising passes (per block, for prompts)
+    block_length: Count | None = None  # of prompts: block length for semi-autoregressive decoding; None: one block
+    unmask_order: Annotated[str, UNMASK_ORDERS] = "random"
+        # of prompts: random, left_to_right, or confidence, for which log-probabilities are estimates
+    fill_estimator: Literal["trajectory", "one_step"] = "trajectory"
+        # log-probabilities: trajectory, exact; one_step, as if all tokens were drawn in one pass
+    sampler: Literal["local", "ray", "vllm"] = "local"
+        # who samples: local (this process), ray (worker processes), vllm (a server)
+    ray_workers: Annotated[int, "[1, 1e4]"] = 1  # worker processes of each rank, which share its problems
+    vllm_url: str | None = None
+        # the address of the server, such as http://localhost:8000, without a password; a server's key is read from
+        # VLLM_API_KEY in the environment
+    max_staleness: Annotated[int, "[0, 100]"] = 0  # iterations that sampling may run ahead of training
+
+    # The objective
+    objective: Annotated[str, OBJECTIVES] = "grpo"  # the loss, such as grpo, dr_grpo, dapo (docs/algorithm.md)
+    advantage: Annotated[str | None, ADVANTAGES] = None
+        # how rewards are compared, such as group_std or leave_one_out; None: the objective's own
+    train_pass_k: Count = 1  # 1: maximize the mean reward; k: pass@k, so hard problems count more
+    clip_low: NotNegative | None = None  # the ratio is at least 1 - clip_low; None: the objective's own
+    clip_high: NotNegative | None = None  # the ratio is at most 1 + clip_high; None: the objective's own
+    ratio_to: Literal["policy", "sampler"] = "policy"
+        # the denominator of the ratio: the policy at the start of the iteration, or the sampler
+    mask_truncated: bool = False  # leave completions that hit max_new_tokens out of the loss
+    zero_std: Literal["keep", "drop", "resample"] = "keep"
+        # groups with equal rewards: keep, drop, or resample (other problems)
+    entropy_bonus: NotNegative = 0.0  # weight of the entropy bonus
+
+    # The KL penalty to a reference
+    kl_beta: NotNegative = 0.1  # weight of the KL penalty to the reference
+    kl_estimator: Annotated[str | None, ("exact", *KL_ESTIMATORS)] = None
+        # exact (over the vocabulary), k2, k3; None: exact for fill-in and with a teacher, else k3
+    kl_in_reward: bool = False  # KL as a part of the reward (k1) instead of the loss
+    kl_target: Positive | None = None  # kl_beta is adapted to reach this mean_kl; None: kl_beta stays
+    reference_checkpoint: str | None = None  # the model that the KL penalty is to; None: the generator at step 0
+    reference_mode: Annotated[str, REFERENCES] = "static"
+        # static: the initial model; ema: a moving average; periodic: a copy now and then; none
+    ema_alpha: Annotated[float, "[0, 1]"] = 0.99  # share of the reference that stays after each iteration
+    reference_update_freq: Steps = 500  # iterations between two copies of the policy
+    ref_offload: bool = False  # keep the reference on the CPU while it is not used
+
+    # On-policy distillation
+    teacher_checkpoint: str | None = None  # teacher for on-policy distillation; replaces the reference
+    distill_beta: Positive = 1.0  # weight of the KL to the teacher
+
+    # Optimizer steps
+    ppo_epochs: Count = 1  # passes over each iteration's completions
+    minibatches: Count = 1  # optimizer steps per pass
+    gradient_accumulation_steps: Count = 1  # micro-batches per optimizer step
+    micro_batch_tokens: Steps | None = None  # tokens per forward pass; None: those of batch_size problems
+    grad_checkpoint: bool = False  # recompute activations in the backward pass: less memory, slower
+    max_iters: Natural = 200  # optimizer steps of the run; 0: it evaluates and ends
+    optimizer: Literal["adamw", "muon"] = "adamw"  # adamw, or muon (Muon for weight matrices, AdamW for the rest)
+    learning_rate: Positive = 1e-5  # the peak learning rate
+    min_lr: NotNegative | None = None  # the learning rate from lr_decay_iters on; None: a tenth of learning_rate
+    warmup_iters: Natural = 10  # steps of linear warmup
+    lr_decay_iters: Steps | None = None  # the step at which cosine decay ends; None: max_iters
+    weight_decay: NotNegative = 0.1  # applied to matrices and embeddings only
+    beta1: Decay = 0.9  # AdamW's decay of the mean gradient
+    beta2: Decay = 0.95  # AdamW's decay of the mean squared gradient
+    grad_clip: Annotated[float, "[0, inf)"] = 1.0  # largest gradient norm; 0.0 turns clipping off
+    max_bad_steps: Steps = 5
+        # steps in a row with a number that is not finite, or without any reward, before the run stops
+
+    # Evaluation
+    eval_problems: Count = 128  # number of validation problems
+    eval_completions: Annotated[int, "[2, 1e5]"] = 4  # completions per validation problem; also the k of pass@k
+    eval_interval: Steps = 50  # steps between two evaluations
+    sample_interval: Steps | None = None  # steps between two sets of samples for people to read; None: eval_interval
+
+    # The run
+    out_dir: str = "out-grpo"  # the folder of everything that the run writes
+    resume: Literal[True, False, "auto"] = False
+        # True: continue from out_dir/state.pt, without a config file with its saved settings; auto: only if there is
+        # one
+    save_interval: Steps | None = None  # steps between two checkpoints; None: eval_interval
+    log_interval: Steps | None = None  # steps between two console lines; None: a tenth of eval_interval
+    report_to: tuple[str, ...] = ()  # trackers: wandb, tensorboard, trackio
+    wandb_log: bool = False  # the same as wandb in report_to
+    wandb_project: str = "nano-grpo"  # the project of the run in wandb and trackio
+    wandb_run_name: str | None = None  # the run's name in wandb and trackio; None: they choose one
+    dry_run: bool = False  # check everything and print the plan; train nothing
+    doctor: bool = False  # take one step, report problems and their remedies; write no out_dir
+    seed: Annotated[int, "[0, 1e18]"] = 1337  # of data order, sampling and new weights
+    device: str = "auto"  # auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+        # float32 or bfloat16; auto: bfloat16 on GPUs that compute in it
+    compile: bool = False  # torch.compile: half a minute at the start, then faster; for long runs
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+        # several processes: ddp (each holds whole models) or fsdp (each holds a shard)
+
+    def features(self):
+        yield from super().features()
+        yield (self.template in OF_TOKENIZER or self.task_type in PRESET_TEMPLATE, "template='model'",
+               "chat_template_kwargs")
+        yield (self.reward_functions or self.task_type != "fill_in", "reward_functions or task_type",
+               "reward_weights reward_normalisation reward_settings success_reward train_pass_k reward_workers "
+               "reward_timeout reward_model_checkpoint")
+        yield self.judge_checkpoint is not None, "judge_checkpoint", "gold_judge_checkpoint credit_window"
+        yield self.environment is not None, "environment", "max_turns"
+        yield (self.unmask_steps > 1 or self.block_length is not None, "unmask_steps above 1 or block_length",
+               "unmask_order")
+        yield self.sampler == "ray", "sampler='ray'", "ray_workers"
+        yield self.sampler == "vllm", "sampler='vllm'", "vllm_url"
+        yield (self.kl_beta or self.teacher_checkpoint is not None, "kl_beta above 0 or teacher_checkpoint",
+               "kl_estimator kl_in_reward kl_target reference_checkpoint ref_offload")
+        yield self.reference_mode == "ema", "reference_mode='ema'", "ema_alpha"
+        yield self.reference_mode == "periodic", "reference_mode='periodic'", "reference_update_freq"
+        yield self.teacher_checkpoint is not None, "teacher_checkpoint", "distill_beta"
+
+    def conflicts(self):
+        yield from super().conflicts()
+        yield from conflicts_of_sampling(self)
+        yield from conflicts_of_rewards(self)
+        yield from conflicts_of_the_kl(self)
+        yield from conflicts_of_steps(self)
+
+    def __post_init__(self, origin):
         if self.objective not in OBJECTIVES:
             in_lower_case = {name.lower(): name for name in OBJECTIVES}
             vars(self)["objective"] = in_lower_case.get(str(self.objective).lower(), self.objective)
         for part, table in ROW.items():
             check_value(part, getattr(OBJECTIVES.get(self.objective), part, None), table)
-        super().__post_init__()
+        super().__post_init__(origin)
         check_row(self.objective)
-        bounds = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-        given = [f"{key}={value}" for key, value in bounds.items() if value is not None]
-        if given and OBJECTIVES[self.objective].clip_low is None:
-            raise Mistake(f"{given[0]} cannot be with objective={self.objective!r}, which clips nothing; leave it out")
 
     @property
     def problems(self):
@@ -114,7 +239,143 @@ class GRPOConfig(MaskConfig, RunConfig):
         weighted = self.reward_functions and (not self.reward_weights or any(self.reward_weights))
         return self.teacher_checkpoint is None or bool(weighted)
 
+    @property
+    def truncated(self):
+        """True if some tokens are never sampled."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def reference_adapter(self):
+        """True if the reference needs an adapter of its own: the run starts from one, or the reference moves."""
+        if self.reference_mode == "none" or self.kl_beta == 0 or self.reference_checkpoint is not None:
+            return False
+        return self.lora_init_from is not None or self.reference_mode != "static"
+
     def for_evaluation(self, seed):
         """Settings for sampling in evaluation."""
         rows = self.sample_rows or self.batch_size * self.group_size
         return self.varied(group_size=self.eval_completions, sample_rows=rows, fill_estimator="trajectory", seed=seed)
+
+
+# Conflicts, as Settings.conflicts yields them. Where one of several settings may be to blame, only those that are
+
+def conflicts_of_sampling(c):
+    """Conflicts of how completions are written, and where."""
+    truncating = names(top_p=c.top_p < 1, top_k=c.top_k, min_p=c.min_p)
+    of_samples = names(kl_in_reward=c.kl_in_reward, ratio_to=c.ratio_to == "sampler")
+    read_again = names(
+        generator_checkpoint=(c.has_adapter or c.sampler == "ray") and lies_in(c.generator_checkpoint, c.out_dir),
+        judge_checkpoint=c.sampler == "ray" and lies_in(c.judge_checkpoint, c.out_dir),
+        teacher_checkpoint=lies_in(c.teacher_checkpoint, c.out_dir))
+    yield read_again, f"{read_again} out_dir", READ_AGAIN
+    yield "" in c.stop_sequences, "stop_sequences", "has a text that is empty; leave that out"
+    yield (c.fill_estimator == "one_step" and (truncating or of_samples), f"fill_estimator {truncating} {of_samples}",
+           "one_step estimates log-probabilities of the whole distribution, not of what was sampled; leave it out, or "
+           "set top_p=1.0, top_k=0, min_p=0.0, kl_in_reward=False, ratio_to='policy'")
+    yield (c.unmask_order == "confidence" and of_samples, f"unmask_order {of_samples}",
+           "log-probabilities leave out that of the order; set another order")
+    yield (c.sampler == "vllm" and c.vllm_url is None, "sampler",
+           "needs the address of the server; set vllm_url, as in http://localhost:8000")
+    yield (c.vllm_url is not None and not ADDRESS.fullmatch(c.vllm_url), "vllm_url",
+           "must be an address such as http://localhost:8000, without a password; a server's key is read from "
+           "VLLM_API_KEY in the environment")
+    yield (c.sampler == "vllm" and not 0.01 <= c.temperature <= 2, "temperature sampler",
+           "a vLLM server draws at temperatures of 0.01 to 2")
+    yield (c.sampler == "vllm" and truncating, f"sampler {truncating}",
+           "a vLLM server does not tell which tokens could have been drawn; set top_p=1.0, top_k=0, min_p=0.0")
+    yield ("environment" in c.reward_functions and c.environment is None, "reward_functions",
+           "has the reward environment, which needs one; set environment to a class of reward_file")
+    yield (c.environment is not None and "environment" not in c.reward_functions, "environment",
+           "needs its reward; add 'environment' to reward_functions")
+    alone = names(overlong_buffer=c.overlong_buffer, response_prefix=c.response_prefix, sampler=c.sampler == "vllm")
+    yield (c.environment is not None and alone, f"environment {alone}",
+           "an episode has answers of an environment and several of the policy, so it can have no overlong_buffer, "
+           "response_prefix or vLLM server; leave them out")
+
+
+def conflicts_of_rewards(c):
+    """Conflicts of rewards, what changes them, and how they are compared."""
+    decides = "objective" if c.advantage is None else "advantage"
+    changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer)
+    per_token = names(credit_window=c.credit_window is not None)
+    normalised = names(reward_normalisation=c.reward_normalisation == "group")
+    more = " ".join((changes, per_token, normalised)).strip()
+    yield (not all(map(math.isfinite, c.reward_weights)), "reward_weights", "must be finite numbers")
+    yield (c.reward_model_checkpoint is not None and "reward_model" not in c.reward_functions,
+           "reward_model_checkpoint", "needs its reward; add 'reward_model' to reward_functions")
+    yield (not c.rewarded and c.task_type != "fill_in", "task_type teacher_checkpoint",
+           "with a teacher rewards are those of reward_functions, or none; leave task_type out")
+    yield (c.group_size == 1 and c.rewarded, "group_size",
+           "works only with teacher_checkpoint and no rewards: a reward is compared with the others of its group; "
+           "raise it")
+    yield (c.group_size == 1 and changes, f"group_size {changes}",
+           "a reward is compared with the others of its group; raise group_size")
+    yield (c.overlong_buffer > c.max_new_tokens, "overlong_buffer",
+           f"is more than the {c.max_new_tokens} tokens of a completion (max_new_tokens); lower it")
+    yield (c.train_pass_k > c.group_size, "train_pass_k",
+           f"is more than the {c.group_size} completions of a problem (group_size); lower it")
+    yield (c.train_pass_k > 1 and c.baseline != "leave_one_out", "train_pass_k advantage",
+           "the gradient of pass@k needs leave-one-out advantages; set advantage='leave_one_out'")
+    yield (c.train_pass_k > 1 and more, f"train_pass_k {more}",
+           "train_pass_k weights whole completions by a factor that is meant for their success; leave out what else "
+           "changes the reward")
+    yield (c.baseline == "max_rl" and more, f"{decides} {more}",
+           "advantage='max_rl' divides by the share of a group's completions that are correct; leave out what else "
+           "changes the reward")
+    yield (normalised and c.advantage == "group_std", "reward_normalisation advantage",
+           "it divides by the group's standard deviation already")
+    yield (normalised and per_token, "reward_normalisation credit_window",
+           "the credits of tokens would not be normalised")
+    # A group of equal rewards teaches nothing only where rewards alone are compared, within the group
+    whose = names(kl_in_reward=c.kl_in_reward, teacher_checkpoint=not c.rewarded)
+    if c.baseline == "step":
+        whose += f" {decides}"
+    yield (c.zero_std != "keep" and whose, f"zero_std {whose}",
+           "groups of equal rewards teach too, because not only their rewards are compared, or not within a group; set "
+           "zero_std='keep'")
+
+
+def conflicts_of_the_kl(c):
+    """Conflicts of the KL, its reference and the teacher."""
+    decides = "objective" if c.advantage is None else "advantage"
+    of_reference = names(
+        kl_beta=c.kl_beta, kl_target=c.kl_target is not None, reference_checkpoint=c.reference_checkpoint is not None,
+        reference_mode=c.reference_mode != "static")
+    yield (c.reference_mode == "none" and (c.kl_beta or c.reference_checkpoint is not None),
+           "reference_mode kl_beta reference_checkpoint",
+           "the KL penalty would have no reference; set kl_beta=0.0")
+    yield (c.teacher_checkpoint is not None and of_reference, f"teacher_checkpoint {of_reference}",
+           "the teacher takes the place of the reference, and distill_beta that of kl_beta; set kl_beta=0.0, and leave "
+           "out kl_target, reference_checkpoint and reference_mode")
+    yield (c.kl_in_reward and c.kl_estimator == "exact", "kl_estimator kl_in_reward",
+           "the KL in the reward is of samples; set kl_estimator='k3'")
+    yield (c.kl_in_reward and not c.rewarded and c.baseline not in ("leave_one_out", "group_mean"),
+           f"kl_in_reward teacher_checkpoint {decides}",
+           "a standard deviation of the KL alone would cancel distill_beta; set advantage='leave_one_out'")
+    yield (c.has_adapter and c.reference_mode == "ema" and c.kl_beta, "reference_mode lora_rank lora_init_from",
+           "the average of two adapters' matrices is not the average of what they add to the weights; set "
+           "reference_mode='periodic'")
+    yield (c.has_adapter and c.ref_offload and not (c.reference_checkpoint or c.teacher_checkpoint),
+           "ref_offload lora_rank lora_init_from",
+           "the reference of an adapter is the policy's own weights without it; set ref_offload=False")
+
+
+def conflicts_of_steps(c):
+    """Conflicts of the optimizer steps and the run."""
+    bounds = names(clip_low=c.clip_low is not None, clip_high=c.clip_high is not None)
+    whole = names(optimizer=c.optimizer == "muon", ref_offload=c.ref_offload, compile=c.compile,
+                  load_in_4bit=c.load_in_4bit)
+    yield (c.minibatches > c.problems, "minibatches",
+           f"is more than the {c.problems} problems of an iteration (batch_size * gradient_accumulation_steps); lower "
+           "it")
+    yield (c.resume and c.max_iters == 0, "resume max_iters",
+           "max_iters=0 evaluates a model and trains nothing; leave out one of them")
+    yield (c.parallel == "fsdp" and whole, f"parallel {whole}",
+           "FSDP2 cuts every weight, which muon, ref_offload, compile and load_in_4bit need whole; leave them out")
+    yield (bounds and OBJECTIVES[c.objective].clip_low is None, f"{bounds} objective",
+           "this objective clips nothing; leave the bound out")
+
+
+def names(**is_so):
+    """The names that have a true value, with spaces between them."""
+    return " ".join(name for name, value in is_so.items() if value)

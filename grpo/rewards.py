@@ -22,7 +22,7 @@ from core.errors import Mistake, UsageError, is_own_function, run_script
 from core.settings.setting import Settings, shown
 from grpo.reward_functions.registry import (
     REWARDS, arguments, check_records, import_rewards, load_reward_file, register_functions, reward, run_reward)
-from grpo.reward_functions.settings import PRESET_SUCCESS, PRESETS
+from grpo.reward_functions.presets import PRESET_SUCCESS, PRESETS
 from grpo.rollout import Rollouts, Scored, Texts, join
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]

@@ -8,7 +8,7 @@ from core.files import CONFIG, read_object
 from core.models import load_tokenizer
 from core.prompts import MATH, OF_MODEL, prefill
 from core.settings.setting import check_values
-from grpo.reward_functions.settings import PRESET_TEMPLATE
+from grpo.reward_functions.presets import PRESET_TEMPLATE
 from grpo.rewards import REWARDS
 
 
@@ -24,8 +24,8 @@ def with_template(config, origin):
         if template != "plain":
             origin["template"] = where
         config = config.varied(template=template)
-        check_values(config)  # config.json may have been changed
-    if config.template not in OF_MODEL and vars(config).get("chat_template_kwargs"):
+        check_values(config, origin)  # config.json may have been changed
+    if config.template not in OF_MODEL and config.chat_template_kwargs:
         raise Mistake(f"chat_template_kwargs={config.chat_template_kwargs} is for template='model', 'model_math' "
                       f"or 'model_code', not {config.template!r}; leave it out")
     return config

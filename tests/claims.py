@@ -297,8 +297,14 @@ CLAIMS = {
             "runs/test_settings.py::test_names_with_commas_are_a_tuple_of_them_and_texts_are_not",
         "a package that is too old ends a run in one line, before weights are read":
             "runs/test_wrong_inputs.py::test_an_old_package_is_one_line_with_its_floor_before_weights_are_read",
-        "later arguments win; a room has its settings only while it is open":
-            "runs/test_settings.py::test_a_room_has_its_settings_only_while_it_is_open",
+        "settings are a plain dataclass with features and conflicts in Python":
+            "runs/test_settings.py::test_a_page_of_settings_is_a_plain_dataclass_with_features_and_conflicts",
+        "an error names the settings that the user typed, and the file that set them; of two mistakes always the same":
+            "runs/test_settings.py::test_errors_name_only_what_was_typed_and_two_mistakes_always_the_same_first",
+        "--help begins with model, data and rewards, and shows every switch":
+            "runs/test_settings.py::test_help_begins_with_model_data_and_rewards_and_shows_the_switches",
+        "later arguments win, and a config file may compute":
+            "runs/test_settings.py::test_later_arguments_win_and_a_config_file_may_compute",
         "variables of torchrun that do not fit together are one line":
             "runs/test_wrong_inputs.py::test_variables_of_torchrun_that_do_not_fit_together_are_one_line",
         "a bug of ours keeps its traceback": "runs/test_wrong_inputs.py::test_a_bug_of_ours_keeps_its_traceback",
@@ -559,7 +565,7 @@ CLAIMS = {
             "docs/test_examples.py::test_the_commands_of_the_presets_start",
         "the defaults that differ from TRL's are those of both":
             "docs/test_examples.py::test_the_defaults_that_differ_from_trl_are_those_of_both",
-        "imports run in no circle, and rooms do not import their neighbours":
+        "imports run in no circle, and features do not import their neighbours":
             "docs/test_house.py::test_no_imports_run_in_a_circle_and_a_layer_imports_only_those_before_it",
         "public functions have type hints on parameters and result":
             "docs/test_house.py::test_public_functions_have_type_hints_on_parameters_and_result",

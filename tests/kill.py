@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of a rank; a process that has started threads cannot be forked
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -29,7 +30,7 @@ from core.config import load_config
 from core.errors import run_script
 from core.models import save_model
 from core.run import LOCK
-from core.settings.setting import Settings, setting
+from core.settings.setting import Settings
 from grpo import train_grpo
 from tests.tiny import (
     CAUSAL, TEXT, causal_model, judge, model, read_records, save, without_clock, write_prompt_dataset,
@@ -43,12 +44,13 @@ GRPO = RUN | {"group_size": 3, "ppo_epochs": 2, "minibatches": 2, "reference_mod
               "kl_target": 0.01, "eval_problems": 4, "eval_completions": 2, "sample_interval": 4}
 
 
+@dataclass(frozen=True)
 class Kill(Settings):
     """The settings of this script."""
-    kills: int = setting(50, "signals to send")
-    signal: str = setting("KILL", "KILL or TERM")
-    seed: int = setting(0, "of the moments")
-    kinds: str = setting("fill,causal,fill-2,causal-2,pretrain,pretrain-2", "of runs")
+    kills: int = 50  # signals to send
+    signal: str = "KILL"  # KILL or TERM
+    seed: int = 0  # of the moments
+    kinds: str = "fill,causal,fill-2,causal-2,pretrain,pretrain-2"  # of runs
 
 
 def kinds(folder):

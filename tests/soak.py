@@ -13,6 +13,7 @@ import pathlib
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -20,7 +21,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from core.config import load_config
 from core.errors import run_script
 from core.logger import Logger
-from core.settings.setting import Settings, setting
+from core.settings.setting import Settings
 from grpo import train_grpo
 from tests.kill import GRPO, kinds
 
@@ -28,12 +29,12 @@ LIMITS = {"megabytes": 0.5, "handles": 0, "threads": 0,  # less than half a mega
           "cpu_seconds": 1.5, "bytes": 1.2}               # a shared machine changes the time by a fifth
 
 
+@dataclass(frozen=True)
 class Soak(Settings):
     """The settings of this script."""
-    kind: str = setting("fill", "fill or causal")
-    steps: int = setting(10_000, "optimizer steps")
-    every: int = setting(
-        100, "steps between two measurements, and between two evaluations, sets of samples and states")
+    kind: str = "fill"  # fill or causal
+    steps: int = 10_000  # optimizer steps
+    every: int = 100  # steps between two measurements, and between two evaluations, sets of samples and states
 
 
 def run(settings):

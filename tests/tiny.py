@@ -25,7 +25,7 @@ from core.models import save_model
 from core.optim import build_optimizers
 from core.prompts import PromptConsumer, PromptFormat
 from core.records import write_prompts
-from core.settings.setting import defaults, load_class
+from core.settings.setting import settings_of
 from core.tokenizer import CharTokenizer
 from core.tokenizer_kinds import BPETokenizer
 from grpo.build import make_rewards
@@ -183,11 +183,11 @@ def save(path, net):
 
 
 def all_settings(*classes):
-    """The settings of classes and of their rooms."""
-    return {key for cls in classes for part in (cls, *map(load_class, cls.rooms)) for key in defaults(part)}
+    """The names of the settings of classes."""
+    return {key for cls in classes for key in settings_of(cls)}
 
 
-OPENERS = {"credit_window": {"judge_checkpoint": "j"}} | dict.fromkeys(
+SWITCHES = {"credit_window": {"judge_checkpoint": "j"}} | dict.fromkeys(
     ("reward_normalisation", "train_pass_k", "reward_weights"), {"task_type": "general"})
 
 
@@ -195,8 +195,8 @@ def config(**settings):
     settings = {"block_size": 32, "batch_size": 4, "group_size": 4, "temperature": 1.0, "top_p": 1.0,
                 "learning_rate": 1e-2, "min_lr": 1e-2, "grad_clip": 0.0, "warmup_iters": 0, "max_iters": 4,
                 "device": "cpu"} | settings
-    for key in settings.keys() & OPENERS.keys():  # a room's setting opens it
-        settings = OPENERS[key] | settings
+    for key in settings.keys() & SWITCHES.keys():  # it has an effect only with these
+        settings = SWITCHES[key] | settings
     return GRPOConfig(**settings)
 
 

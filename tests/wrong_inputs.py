@@ -129,7 +129,7 @@ SETTINGS = [
       for value in ("0", "0.0", "-1", "-0.5", "1.0", "1.5", "512.0", "1e9", "1e400", "2000000")),
     *((PRETRAIN, f"--max_prompt_length={value}", 2, "max_prompt_length whole share")
       for value in ("nan", "half", "90%", "True", "None", "[0.9]", "'0.9'")),
-    (PRETRAIN, "--mask_low=0.9", 1, "mask_low mask_high"),
+    (PRETRAIN, "--mask_low=0.9", 1, "mask_low=0.9 largest 0.6"),
     (PRETRAIN, "--dtype=float16", 1, "dtype bfloat16"),
     (PRETRAIN, "--device=tpu", 1, "device cpu"),
     (PRETRAIN, "--report_to=wanb", 1, "report_to wandb"),
@@ -191,7 +191,7 @@ DATA_AND_MODELS = [
             "arithmetic", "calculator", "code", "countdown", "smollm2")),
         *((name, "--digits=100000", "digits=100000") for name in ("arithmetic", "smollm2")),
         ("arithmetic", "--terms=100000000", "terms=100000000"),
-        ("equations", "--largest=10000", "largest=10000 copies=300 lower"),
+        ("equations", "--largest=10000", "largest=10000 copies lower"),
         ("guess", "--fewest=1000 --most=2000 --largest=1000000", "largest=1000000 most=2000 lower"),
         ("sudoku", "--prompts=1000000000", "prompts=1000000000"))),
 ]
@@ -209,8 +209,8 @@ ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     "--minibatches=17": "minibatches batch_size",
     "--max_iters=0 --resume=True": "resume max_iters",
     "--overlong_buffer=200": "overlong_buffer max_new_tokens",
-    "--parallel=fsdp --optimizer=muon": "optimizer adamw",
-    "--ema_alpha=0.5": "ema_alpha reference_mode=ema",
+    "--parallel=fsdp --optimizer=muon": "parallel='fsdp' optimizer='muon' leave",
+    "--ema_alpha=0.5": "ema_alpha=0.5 reference_mode='ema'",
     "--kl_in_reward=True --kl_estimator=exact": "kl_estimator k3",
     f"{SUCCESS} --train_pass_k=2 --advantage=group_std": "train_pass_k leave_one_out",
     f"{PASSES} --fill_estimator=one_step --top_p=0.9": "top_p fill_estimator",
@@ -220,12 +220,12 @@ ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     "--generator_checkpoint=None": "generator_checkpoint config/grpo_example.py",
     "--dataset={text} --generator_checkpoint={judge}": "generator_checkpoint judge.safetensors sequence_scorer",
     "--dataset={text} --generator_checkpoint={causal}": "causal.safetensors vocabulary",
-    f"{SUMS} --unmask_steps=2": "unmask_steps left to right",
+    f"{SUMS} --unmask_steps=2": "unmask_steps=2 masked-fill language",
     f"{SUMS} --max_new_tokens=500": "max_new_tokens lower max_prompt_length",
     f"{SUMS} --task_type=math": "max_new_tokens max_prompt_length template='math'",
     f"{SUMS} --reference_checkpoint={{generator}}": "reference_checkpoint masked_fill language_model",
     f"{SUMS} --resume=True": "resume out_dir",
-    f"{FILL} --mask_truncated=True": "mask_truncated fill-in",
+    f"{FILL} --mask_truncated=True": "mask_truncated=True prompts running",
     f"{FILL} --block_size=40": "judge.safetensors block_size lower",
     f"{FILL} --judge_checkpoint={{generator}}": "judge_checkpoint masked_fill sequence_scorer",
 }.items()]
@@ -464,9 +464,9 @@ REWARDS = [
 VLLM = f"{SUMS} --sampler=vllm --vllm_url=http://127.0.0.1:1"
 REPORT, CHECK_LOSS = "grpo/tools/report.py", "grpo/tools/check_loss.py"
 SAMPLERS_AND_TOOLS = [
-    (TRAIN, f"{SUMS} --ray_workers=2", 1, "ray_workers sampler=ray"),
-    (TRAIN, f"{SUMS} --vllm_url=http://x", 1, "vllm_url sampler=vllm"),
-    (TRAIN, f"{SUMS} --sampler=vllm", 1, "vllm_url=None http"),
+    (TRAIN, f"{SUMS} --ray_workers=2", 1, "ray_workers=2 sampler='ray'"),
+    (TRAIN, f"{SUMS} --vllm_url=http://x", 1, "vllm_url='http://x' sampler='vllm'"),
+    (TRAIN, f"{SUMS} --sampler=vllm", 1, "sampler='vllm' vllm_url http"),
     (TRAIN, f"{VLLM} --top_p=1.0 --vllm_url=localhost:8000", 1, "vllm_url= http"),
     (TRAIN, f"{VLLM} --top_p=1.0 --vllm_url=http://name:password@x", 1, "vllm_url= VLLM_API_KEY"),
     (TRAIN, f"{VLLM} --top_p=1.0 --vllm_url=http://{'xn--.' * 500}", 1, "vllm_url correct"),

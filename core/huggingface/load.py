@@ -7,9 +7,8 @@ import torch
 from core.errors import others
 from core.huggingface.files import (
     base_of, check_weights, is_adapter, published_as, read_config, reads_both_ways, refuse, writing_folder)
-from core.huggingface.lora import add_adapter, open_adapter, save_adapter
+from core.huggingface.lora import FULL, add_adapter, open_adapter, save_adapter
 from core.huggingface.model import CACHE_NAMES, HuggingFaceModel
-from core.huggingface.settings import FULL
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.settings.optional import local_name, opening, quiet_transformers, require
@@ -41,7 +40,7 @@ def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
             settings.base_model_name_or_path = local_name(path)
     with others(f"{named}: {type(net).__name__} does not work with hidden states alone", FAMILIES, quiet=True,
                 ours_too=True):
-        model = HuggingFaceModel(net, own, mode, adapter).eval()
+        model = HuggingFaceModel(net, own, mode, adapter.has_adapter).eval()
         if not adapter.load_in_4bit:
             model.to(device)
         check_outputs(model, named)

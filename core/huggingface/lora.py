@@ -3,13 +3,13 @@
 import os
 import re
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import safetensors
 import torch
 
 from core.errors import others
 from core.huggingface.files import refuse
-from core.huggingface.settings import ALL_LINEAR
 from core.performance.sharding import whole
 from core.settings.optional import local_name, require, say_opening
 from core.settings.setting import check_finite
@@ -20,16 +20,18 @@ WEIGHTS = "adapter_model.safetensors"
 MAMBA = "mamba2"  # peft refuses an adapter of its out_proj, which a fused kernel would not read
 TIED = ("adapts the embedding or the output layer, which share their weights (tied embeddings): the adapter cannot be "
         "merged into them; choose other layers")
+ALL_LINEAR = "all-linear"
+FULL = SimpleNamespace(has_adapter=False, load_in_4bit=False)  # in a config's place: all weights are trained
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
 
 
 def add_adapter(net, adapter):
-    """The transformers model `net` with an adapter, the only part of it that is trained. adapter: a LoraConfig
+    """The transformers model `net` with an adapter, the only part of it that is trained. adapter: a RunConfig
 
     A new adapter changes nothing yet: one of its two matrices is zero. If the run has a reference that starts from an
     adapter or moves, a second, frozen adapter is the reference.
     """
-    torch.manual_seed(getattr(adapter, "seed", 0))
+    torch.manual_seed(adapter.seed)
     if adapter.lora_init_from:
         net = open_adapter(net, adapter.lora_init_from, "lora_init_from", trainable=True)
     else:
@@ -45,13 +47,16 @@ def new_adapter(net, adapter):
     """The model with a new adapter of the layers that lora_targets names."""
     peft, named = require("peft", adapter.asked_for), f"lora_targets={adapter.lora_targets!r}"
     layers = "".join(f".{name}\n" for name, _ in net.named_modules())
-    unknown = [name for name in adapter.targets if f".{name}\n" not in layers]  # peft would leave them out silently
+    targets = []
+    if adapter.lora_targets != ALL_LINEAR:
+        targets = [name.strip() for name in adapter.lora_targets.split(",")]
+    unknown = [name for name in targets if f".{name}\n" not in layers]  # peft would leave them out silently
     refuse(named, (unknown, f"names layers that the model does not have ({', '.join(unknown)}); name linear layers, as "
                    "in q_proj,v_proj"))
-    left_out = ["out_proj"] if not adapter.targets and net.config.model_type == MAMBA else None
+    left_out = ["out_proj"] if not targets and net.config.model_type == MAMBA else None
     settings = peft.LoraConfig(
         r=adapter.lora_rank, lora_alpha=adapter.lora_alpha or 2.0 * adapter.lora_rank, lora_dropout=0.0,
-        target_modules=adapter.targets or ALL_LINEAR, exclude_modules=left_out)
+        target_modules=targets or ALL_LINEAR, exclude_modules=left_out)
     with others(f"{named} does not fit the model", "name linear layers of it", quiet=True):
         net = peft.get_peft_model(net, settings, POLICY)
     refuse(named, (adapts_tied_weights(net), TIED))

@@ -16,7 +16,6 @@ from core.distributions import at_least_float32
 from core.errors import Mistake
 from core.huggingface.files import reads_both_ways
 from core.huggingface.lora import POLICY, REFERENCE, adapter_identity, adapter_weights, copy_weights, using
-from core.huggingface.settings import FULL
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, freeze
 from core.performance.sharding import layers_of, weights_of
 
@@ -35,10 +34,10 @@ class HuggingFaceModel(nn.Module):
     judge_head = "realness"
     suffix = ""  # it is saved as a folder
 
-    def __init__(self, net, tokenizer, mode, adapter=FULL):
+    def __init__(self, net, tokenizer, mode, has_adapter=False):
         super().__init__()
         self.net, self.mode, self.vocabulary = net, mode, tokenizer.base_vocab_size
-        self.has_adapter = adapter.has_adapter
+        self.has_adapter = has_adapter
         self.adapter = POLICY  # the one that it computes with, if there are any
         self.grad_checkpoint = False
         bare = net.get_base_model() if self.has_adapter else net

@@ -200,14 +200,13 @@ def answer_to(key, known):
     return f"did you mean {near[0]}?" if near else ""
 
 
-def wrong_form(argument, argv, hints_of):
+def wrong_form(argument, argv, known):
     """The error about an argument that is neither a config file nor --key=value, as in `--beta 0.1` or verl's
-    `data.train_files=my.parquet`, with the answers to all keys of the command that are no settings."""
+    `data.train_files=my.parquet`, with the answers to all keys of the command that are no settings, `known`."""
     keys = {}
     for each in argv:
         if each.startswith("--") or "=" in each:
             keys[each.removeprefix("--").partition("=")[0]] = None
-    known = hints_of(keys.keys())
     error = f"{argument}: expected a config file ending in .py, or --key=value"
     if keys.keys() <= known.keys():
         return error

@@ -1,67 +1,125 @@
-"""Settings: fields with a default, a reason and a check, in classes whose rooms open when a value asks for them.
-
-A room is an optional feature. Its settings are a class of their own, which is imported and added to a config only while
-the room is open. Terms say what opens a room and what excludes what: `key` is true where that setting is on,
-`key=word` where it has this value or contains it, `key!=word` where not, `key>other` and `key<other` compare it with a
-number or another setting, `key@other` says that the path lies in that folder.
-"""
+"""Settings: frozen dataclasses. The type of a field says what is allowed, the comment behind it what it is for."""
 
 import functools
-import importlib
 import math
-import operator
-import os
-import re
-import sys
 import types
 import typing
-from dataclasses import dataclass, field, fields
+from copy import copy
+from dataclasses import InitVar, dataclass, field, fields
+from typing import Annotated, Literal
 
 from core.errors import Mistake, one_line
 
-TERM = re.compile(r"(\w+)(!?=|[<>@])?(.*)")
+# The type of a setting may name an interval, whose round bracket leaves its end out, or a table that has the value
+Count = Annotated[int, "[1, 1e6]"]
+Steps = Annotated[int, "[1, 1e12]"]
+Natural = Annotated[int, "[0, 1e12]"]
+Share = Annotated[float, "(0, 1]"]
+Decay = Annotated[float, "[0, 1)"]
+Positive = Annotated[float, "(0, 1e9]"]
+NotNegative = Annotated[float, "[0, 1e9]"]
+Temperature = Annotated[float, "[1e-6, 1e3]"]
 
 
-def lies_in(path, folder):
-    """True if a path is that of something in a folder."""
-    return os.path.dirname(os.path.realpath(path)) == os.path.realpath(folder)
+@dataclass(frozen=True)
+class Settings:
+    """The base of every config.
+
+    A class of settings is a page: its fields in the order of the data flow under headings, which are comments. What
+    depends on several settings is in `features` and `conflicts`, in Python.
+    origin: {setting: the file or argument that set it}, for errors; None, from Python: what differs from the defaults
+    """
+    origin: InitVar[dict | None] = field(default=None, kw_only=True)
+
+    def features(self):
+        """Yields (whether it is on, how it is turned on, its own settings) of each optional feature. The settings of a
+        feature that is off keep their defaults."""
+        return ()
+
+    def conflicts(self):
+        """Yields (whether it is so, settings, why and the remedy) of what cannot be. The error names those of the
+        settings that the user set. After a single one `why` continues the sentence, as in "minibatches=17 is more than
+        ..."; after several it is a sentence of its own."""
+        return ()
+
+    def __post_init__(self, origin):
+        if origin is None:
+            origin = dict.fromkeys(changed(self, *settings_of(type(self))), "")
+        check_values(self, origin)
+        for is_on, switch, keys in self.features():
+            unused = [] if is_on else changed(self, *keys.split())
+            if unused:
+                raise Mistake(f"{assignment(self, unused[0], origin)} has an effect only with {switch}; set that, or "
+                              f"leave {unused[0]} out")
+        for is_so, keys, why in self.conflicts():
+            if is_so:
+                keys = keys.split()
+                named = [key for key in keys if key in origin] or keys[:1]
+                start = ", ".join(assignment(self, key, origin) for key in named)
+                raise Mistake(f"{start}{': ' if keys[1:] else ' '}{why}")
+
+    def varied(self, **changes):
+        """A copy with other values, unchecked: for what no user sets."""
+        other = copy(self)
+        vars(other).update(changes)
+        return other
 
 
-READ_AGAIN = "a new run sets aside the files of out_dir, but this one is read again; choose another out_dir"
-COMPARE = {">": operator.gt, "<": operator.lt, "@": lies_in}
+def changed(config, *keys):
+    """The settings among `keys` that differ from their defaults."""
+    return [key for key in keys if getattr(config, key) != getattr(type(config), key)]
 
 
-def setting(default, why, allowed=None):
-    """A field. allowed: an interval such as "(0, 1]", a regular expression or choices; why: a reason, for --help."""
-    return field(default=default, metadata={"why": why, "allowed": allowed})
+def assignment(config, key, origin):
+    """A setting for an error: `key=value`, with the file that set it."""
+    place = origin.get(key, "")
+    return f"{key}={shown(getattr(config, key))}" + f" ({place})" * place.endswith((".py", ".json"))
 
 
-def allowed_types(hint):
-    """The types of a setting {type: its parameters}: of int | None, int and None."""
-    hints = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return {typing.get_origin(t) or t: typing.get_args(t) for t in hints}
+@functools.cache
+def settings_of(cls):
+    """{setting: ({type: its parameters}, what is allowed: an interval, a table or None)} of a class."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: kinds_of(hints[f.name]) for f in fields(cls)}
 
 
-def check_values(config):
-    """Raises Mistake for the first setting that has a value which it cannot have; None passes."""
-    for f in fields(config):
-        check_value(f.name, getattr(config, f.name), **f.metadata)
+def kinds_of(hint):
+    """({type: its parameters}, what is allowed) of the type of a setting: of Count | None, int and None, "[1, 1e6]"."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return kinds_of(parts[0])[0], parts[1]
+    if origin is Literal:
+        return dict.fromkeys(map(type, parts), ()), parts
+    if origin not in (types.UnionType, typing.Union):
+        return {origin or hint: parts}, None
+    kinds, allowed = {}, None
+    for part in parts:
+        more, limits = kinds_of(part)
+        kinds |= more
+        allowed = limits or allowed
+    return kinds, allowed
 
 
-def check_value(key, value, allowed=None, why=""):
-    """Raises Mistake for a value that is not None and not allowed, as `setting` has it."""
+def check_values(config, origin=types.MappingProxyType({})):
+    """Raises Mistake for the first setting whose value is not allowed. origin: as of Settings"""
+    for key, (_, allowed) in settings_of(type(config)).items():
+        check_value(key, getattr(config, key), allowed, origin.get(key, ""))
+
+
+def check_value(key, value, allowed, place=""):
+    """Raises Mistake for a value that is neither None nor allowed: outside an interval, or not in a table.
+    place: the file or argument that set it"""
     if value is None or allowed is None:
         return
     if isinstance(allowed, str):
         fits, what = is_inside(value, allowed), f"in {allowed}"
-    elif isinstance(allowed, re.Pattern):
-        fits, what = allowed.fullmatch(value), why
     else:
         fits, what = value in allowed, f"one of {', '.join(map(str, allowed))}"
     if not fits:
         from core.settings.other_names import answer_to_value
         instead = answer_to_value(key, value)
-        raise Mistake(f"{key}={shown(value)} must be {what}" + f": {instead}" * bool(instead))
+        error = f"{key}={shown(value)} must be {what}" + f": {instead}" * bool(instead)
+        raise Mistake(f"{place}: {error}" if place else error)
 
 
 def is_inside(value, interval):
@@ -72,112 +130,6 @@ def is_inside(value, interval):
     if value in (low, high):
         return interval[0 if value == low else -1] in "[]"
     return low < value < high
-
-
-def holds(term, get):
-    """True if a term holds for the values that `get` returns for a key; nothing is compared with None."""
-    key, sign, text = TERM.fullmatch(term).groups()
-    value = get(key)
-    if sign is None:
-        return bool(value)
-    if sign in COMPARE:
-        other = float(text) if text[0].isdigit() else get(text)
-        return None not in (value, other) and COMPARE[sign](value, other)
-    found = map(str, value if isinstance(value, tuple) else [value])
-    return (text in found) == (sign == "=")
-
-
-class WithRooms(type):
-    """Makes each class of settings a frozen dataclass, whose calls open the rooms that the values ask for."""
-
-    def __init__(cls, name, bases, namespace):
-        super().__init__(name, bases, namespace)
-        cls._core = namespace.get("_core", cls)  # the class without rooms
-        dataclass(frozen=True)(cls)
-
-    def __call__(cls, **values):
-        cls, opened = cls._core, []
-        known = defaults(cls) | values
-        for name, openers in cls.rooms.items():
-            if any(holds(opener, known.get) for opener in openers.split()):
-                opened.append(load_class(name))
-                known = defaults(opened[-1]) | known
-        made = with_rooms(cls, *opened)
-        for key in [key for key in values if key not in defaults(made)]:
-            room, openers = room_of(cls, key)
-            if values.pop(key) != getattr(room, key):
-                openers = openers.replace(" ", " or ")
-                raise Mistake(f"{key}={shown(known[key])} is a setting of {openers}, which is not on")
-        return type.__call__(made, **values)
-
-
-class Settings(metaclass=WithRooms):
-    """The base of every config and of every room.
-
-    rooms: {"module:Class": terms, of which each opens it}
-    excludes: rows (terms, conditions, why): none of the terms may be true while all of the conditions are
-    """
-
-    rooms = {}
-    excludes = ()
-
-    def __post_init__(self):
-        check_values(self)
-        rows = [row for cls in type(self).__mro__ for row in vars(cls).get("excludes", ())]
-        for terms, conditions, why in rows:
-            if not all(map(self.holds, conditions.split())):
-                continue
-            for term in filter(self.holds, terms.split()):
-                key = TERM.match(term)[1]
-                raise Mistake(f"{key}={shown(getattr(self, key))} cannot be with {conditions or term}: {why}")
-
-    def holds(self, term):
-        """True if a term holds for the settings and properties of this config."""
-        return holds(term, lambda key: getattr(self, key, None))
-
-    def __getattr__(self, key):  # a setting of a room that is not loaded has its default
-        if key.startswith("_"):
-            raise AttributeError(key)
-        return getattr(room_of(self._core, key)[0], key)
-
-    def __reduce__(self):  # the class with the open rooms is made again where it is unpickled
-        return functools.partial(self._core, **{f.name: getattr(self, f.name) for f in fields(self)}), ()
-
-    def varied(self, **changes):
-        """A copy with other values, unchecked: for what no user sets."""
-        copy = object.__new__(type(self))
-        vars(copy).update(vars(self) | changes)
-        return copy
-
-
-@functools.cache
-def with_rooms(cls, *rooms):
-    """The class of settings with those of the open rooms. Closed rooms whose file is loaded lend it their defaults."""
-    names = {}
-    for name in cls.rooms:
-        if name.partition(":")[0] in sys.modules and load_class(name) not in rooms:
-            names |= defaults(load_class(name))
-    names |= {"_core": cls, "__module__": cls.__module__}
-    return WithRooms(cls.__name__, (*rooms, cls), names) if cls.rooms else cls
-
-
-def defaults(cls):
-    """{setting: default} of a class."""
-    return {f.name: f.default for f in fields(cls)}
-
-
-def load_class(name):
-    """The class of a name, "module:Class", such as that of a room's settings."""
-    module, _, cls = name.partition(":")
-    return getattr(importlib.import_module(module), cls)
-
-
-def room_of(cls, key):
-    """(class, openers) of the room that has a setting; rooms are imported until it is found. Raises AttributeError."""
-    for name, openers in cls.rooms.items():
-        if key in defaults(room := load_class(name)):
-            return room, openers
-    raise AttributeError(key)
 
 
 def shown(value):

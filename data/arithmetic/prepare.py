@@ -17,34 +17,36 @@ import os
 import pathlib
 import random
 import sys
+from dataclasses import dataclass
+from typing import Annotated
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
-from core.errors import Mistake, run_script
+from core.config import load_config
+from core.errors import run_script
 from core.records import write_prompts
+from core.settings.setting import Settings
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 
 
+@dataclass(frozen=True)
 class ArithmeticConfig(Settings):
     """The settings of this script: which sums, and how many."""
 
-    digits: int = setting(4, "largest number of digits of a number", "[1, 18]")
-    terms: int = setting(2, "numbers in a problem", "[2, 100]")
-    operators: str = setting("+", "+ or - or both, as in '+-'")
-    working: bool = setting(True, "whether a completion has the working-out between tags")
-    problems: int = setting(100000, "number of problems; a tenth of them is for validation", "[20, 1e6]")
-    tokenizer: str = setting("char", "char (tags are one token each), gpt2 or cl100k_base")
-    seed: int = setting(0, "seed of the random numbers")
-    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
+    digits: Annotated[int, "[1, 18]"] = 4  # largest number of digits of a number
+    terms: Annotated[int, "[2, 100]"] = 2  # numbers in a problem
+    operators: str = "+"  # + or - or both, as in '+-'
+    working: bool = True  # whether a completion has the working-out between tags
+    problems: Annotated[int, "[20, 1e6]"] = 100000  # number of problems; a tenth of them is for validation
+    tokenizer: str = "char"  # char (tags are one token each), gpt2 or cl100k_base
+    seed: int = 0  # seed of the random numbers
+    out: str = HERE  # the folder of the dataset; another one is used as --dataset=FOLDER
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.operators or set(self.operators) - set("+-"):
-            raise Mistake(f"operators={self.operators!r} must be +, - or +-")
+    def conflicts(self):
+        yield not self.operators or set(self.operators) - set("+-"), "operators", "must be +, - or +-"
 
 
 def columns(a, b, operator):

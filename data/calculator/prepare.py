@@ -10,12 +10,14 @@ import os
 import pathlib
 import random
 import sys
+from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
-from core.errors import Mistake, run_script
+from core.config import load_config
+from core.errors import run_script
 from core.records import write_prompts
+from core.settings.setting import Settings
 from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -23,15 +25,16 @@ QUESTION = "What is {}*{}?"
 EXAMPLE = 12, 34
 
 
+@dataclass(frozen=True)
 class CalculatorConfig(Settings):
-    tool: bool = setting(True, "an example shows how to call the calculator; False: the question stands alone")
-    problems: int = setting(2000, "number of products; a tenth of them is for validation")
-    seed: int = setting(0, "seed of the random numbers")
-    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
+    tool: bool = True  # an example shows how to call the calculator; False: the question stands alone
+    problems: int = 2000  # number of products; a tenth of them is for validation
+    seed: int = 0  # seed of the random numbers
+    out: str = HERE  # the folder of the dataset; another one is used as --dataset=FOLDER
 
-    def __post_init__(self):
-        if not 20 <= self.problems <= 8099:
-            raise Mistake(f"problems={self.problems} must be 20 to 8099, all products but that of the example")
+    def conflicts(self):
+        yield (not 20 <= self.problems <= 8099, "problems",
+               "must be 20 to 8099, all products but that of the example")
 
 
 def message(role, content):

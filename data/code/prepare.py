@@ -26,9 +26,10 @@ from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
+from core.config import load_config
 from core.errors import Mistake, run_script
 from core.records import write_prompts
+from core.settings.setting import Settings
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -49,11 +50,12 @@ UNITS = (("hours", "minutes", 60), ("minutes", "seconds", 60), ("days", "hours",
 LABELS = (("yes", "no"), ("hot", "cold"), ("in", "out"), ("a", "b"), ("on", "off"), ("left", "right"), ("up", "down"))
 
 
+@dataclass(frozen=True)
 class CodeConfig(Settings):
-    problems: int = setting(4000, "number of problems; a tenth of them is for validation")
-    tokenizer: str = setting("char", "char, gpt2 or cl100k_base")
-    seed: int = setting(0, "seed of the random numbers")
-    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
+    problems: int = 4000  # number of problems; a tenth of them is for validation
+    tokenizer: str = "char"  # char, gpt2 or cl100k_base
+    seed: int = 0  # seed of the random numbers
+    out: str = HERE  # the folder of the dataset; another one is used as --dataset=FOLDER
 
 
 @dataclass(frozen=True)

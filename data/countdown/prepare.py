@@ -14,13 +14,16 @@ import os
 import pathlib
 import random
 import sys
+from dataclasses import dataclass
+from typing import Annotated
 from fractions import Fraction
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
+from core.config import load_config
 from core.errors import Mistake, run_script
 from core.records import unique_prompts, write_prompts
+from core.settings.setting import Count, Settings
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -28,22 +31,22 @@ MOST_TRIES = 30_000  # expressions for one problem
 STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
+@dataclass(frozen=True)
 class CountdownConfig(Settings):
     """The settings of this script: which puzzles, and how many."""
 
-    numbers: int = setting(3, "how many numbers a problem has, each used once", "[2, 6]")
-    smallest: int = setting(1, "smallest number", "[1, 1e6]")
-    largest: int = setting(50, "largest number", "[1, 1e6]")
-    target_largest: int = setting(100, "largest target", "[1, 1e9]")
-    problems: int = setting(100000, "number of problems; a tenth of them is for validation", "[20, 1e6]")
-    tokenizer: str = setting("char", "char, gpt2 or cl100k_base")
-    seed: int = setting(0, "seed of the random numbers")
-    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
+    numbers: Annotated[int, "[2, 6]"] = 3  # how many numbers a problem has, each used once
+    smallest: Count = 1  # smallest number
+    largest: Count = 50  # largest number
+    target_largest: Annotated[int, "[1, 1e9]"] = 100  # largest target
+    problems: Annotated[int, "[20, 1e6]"] = 100000  # number of problems; a tenth of them is for validation
+    tokenizer: str = "char"  # char, gpt2 or cl100k_base
+    seed: int = 0  # seed of the random numbers
+    out: str = HERE  # the folder of the dataset; another one is used as --dataset=FOLDER
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.smallest > self.largest:
-            raise Mistake(f"smallest={self.smallest} must be at most largest={self.largest}")
+    def conflicts(self):
+        yield (self.smallest > self.largest, "smallest largest",
+               f"the smallest number, {self.smallest}, must be at most the largest, {self.largest}")
 
 
 def combine(a, b, operator):

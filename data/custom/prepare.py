@@ -22,26 +22,30 @@ fields of a record:
 import os
 import pathlib
 import sys
+from dataclasses import dataclass
 from collections import Counter
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
+from core.config import load_config
 from core.errors import Mistake, UsageError, run_script
 from core.prompts import plain
 from core.records import in_words, read_records, with_completion, write_prompts
+from core.settings.setting import Settings
 from core.tokenizer import CharTokenizer, fold_to_ascii
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 
 
+@dataclass(frozen=True)
 class CustomConfig(Settings):
-    input: str = setting("", "the JSONL, JSON, CSV or Parquet file with the prompts")
-    tokenizer: str = setting("char", "char, gpt2, cl100k_base, a Hugging Face folder or hf:owner/name")
-    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
+    input: str = ""  # the JSONL, JSON, CSV or Parquet file with the prompts
+    tokenizer: str = "char"  # char, gpt2, cl100k_base, a Hugging Face folder or hf:owner/name
+    out: str = HERE  # the folder of the dataset; another one is used as --dataset=FOLDER
 
-    def __post_init__(self):
+    def __post_init__(self, origin):
+        super().__post_init__(origin)
         if not self.input:
             raise UsageError("which prompts? pass --input=FILE (JSONL, JSON, CSV or Parquet)")
 

@@ -13,13 +13,16 @@ import os
 import pathlib
 import random
 import sys
+from dataclasses import dataclass
+from typing import Annotated
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
+from core.config import load_config
 from core.data_folder import write_dataset
-from core.errors import Mistake, run_script
+from core.errors import run_script
 from core.records import side
+from core.settings.setting import Count, Settings
 from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -27,17 +30,17 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 MOST_LINES = 10**7
 
 
+@dataclass(frozen=True)
 class EquationsConfig(Settings):
-    largest: int = setting(9, "the largest number that is added", "[9, 1e6]")
-    copies: int = setting(300, "how often each line occurs, at random places in the text", "[1, 1e6]")
-    seed: int = setting(0, "seed of the order of the lines")
-    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
+    largest: Annotated[int, "[9, 1e6]"] = 9  # the largest number that is added
+    copies: Count = 300  # how often each line occurs, at random places in the text
+    seed: int = 0  # seed of the order of the lines
+    out: str = HERE  # the folder of the dataset; another one is used as --dataset=FOLDER
 
-    def __post_init__(self):
-        super().__post_init__()
-        if (lines := (self.largest + 1) ** 2 * self.copies) > MOST_LINES:
-            raise Mistake(f"largest={self.largest} and copies={self.copies} make {lines} lines, more than "
-                          f"{MOST_LINES}; lower one of them")
+    def conflicts(self):
+        lines = (self.largest + 1) ** 2 * self.copies
+        yield (lines > MOST_LINES, "largest copies",
+               f"{lines} lines, (largest + 1)^2 * copies, are more than {MOST_LINES}; lower one of them")
 
 
 def main(argv):

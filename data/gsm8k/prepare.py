@@ -15,12 +15,14 @@ import re
 import sys
 import tempfile
 import urllib.request
+from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
+from core.config import load_config
 from core.errors import Mistake, UsageError, run_script
 from core.records import read_records, write_prompts
+from core.settings.setting import Settings
 from core.tokenizer import CharTokenizer, fold_to_ascii
 from core.tokenizer_kinds import named_tokenizer
 
@@ -30,13 +32,15 @@ TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")
 NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
+@dataclass(frozen=True)
 class GSM8KConfig(Settings):
-    train: str = setting("", "a local train.jsonl; if train and test are both empty, both are downloaded")
-    test: str = setting("", "a local test.jsonl")
-    tokenizer: str = setting("gpt2", "char (tags are one token each), gpt2, cl100k_base or a Hugging Face one")
-    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
+    train: str = ""  # a local train.jsonl; if train and test are both empty, both are downloaded
+    test: str = ""  # a local test.jsonl
+    tokenizer: str = "gpt2"  # char (tags are one token each), gpt2, cl100k_base or a Hugging Face one
+    out: str = HERE  # the folder of the dataset; another one is used as --dataset=FOLDER
 
-    def __post_init__(self):
+    def __post_init__(self, origin):
+        super().__post_init__(origin)
         if bool(self.train) != bool(self.test):
             raise UsageError("give both --train=FILE and --test=FILE, or neither to download them")
 

@@ -11,12 +11,14 @@ import os
 import pathlib
 import random
 import sys
+from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
-from core.errors import Mistake, run_script
+from core.config import load_config
+from core.errors import run_script
 from core.records import write_prompts
+from core.settings.setting import Count, Settings
 from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -24,20 +26,21 @@ HERE = os.path.dirname(os.path.relpath(__file__))
 MOST_RANGES = 10**6  # a game of each is written
 
 
+@dataclass(frozen=True)
 class GuessConfig(Settings):
-    largest: int = setting(99, "largest number", "[1, 1e6]")
-    fewest: int = setting(8, "numbers in a range, at least")
-    most: int = setting(63, "numbers in a range, at most")
-    seed: int = setting(0, "seed of the random numbers")
-    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
+    largest: Count = 99  # largest number
+    fewest: int = 8  # numbers in a range, at least
+    most: int = 63  # numbers in a range, at most
+    seed: int = 0  # seed of the random numbers
+    out: str = HERE  # the folder of the dataset; another one is used as --dataset=FOLDER
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not 1 <= self.fewest <= self.most <= self.largest:
-            raise Mistake(f"1 <= fewest={self.fewest} <= most={self.most} <= largest={self.largest} must hold")
-        if (ranges := self.largest * (self.most - self.fewest + 1)) > MOST_RANGES:
-            raise Mistake(f"largest={self.largest} has some {ranges} ranges of fewest={self.fewest} to "
-                          f"most={self.most} numbers, more than {MOST_RANGES}; lower largest or most")
+    def conflicts(self):
+        yield (not 1 <= self.fewest <= self.most <= self.largest, "fewest most largest",
+               f"1 <= fewest <= most <= largest must hold, and {self.fewest}, {self.most}, {self.largest} do not")
+        ranges = self.largest * (self.most - self.fewest + 1)
+        yield (ranges > MOST_RANGES, "largest most fewest",
+               f"some {ranges} ranges of {self.fewest} to {self.most} numbers are more than {MOST_RANGES}; lower "
+               "largest or most")
 
 
 def game(rng, low, high):

@@ -15,13 +15,16 @@ import os
 import pathlib
 import random
 import sys
+from dataclasses import dataclass
+from typing import Annotated
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
+from core.config import load_config
 from core.errors import Mistake, others, run_script
 from core.records import side, unique_prompts, write_prompts
 from core.settings.optional import require
+from core.settings.setting import Count, Settings
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -49,26 +52,24 @@ SMALL = {  # tasks and their settings, in sizes for a small model
 }
 
 
+@dataclass(frozen=True)
 class GymConfig(Settings):
     """The settings of this script: which tasks, and how many problems of each."""
 
-    tasks: tuple[str, ...] = setting((), "of reasoning-gym; (): twenty in sizes for a small model")
-    settings: dict | None = setting(
-        None, "{task: {its parameter: value}}; None: sizes for a small model, where a task has them")
-    size: int = setting(8000, "problems of all tasks together; of repeated ones, one is kept", "[1, 1e6]")
-    shots: int = setting(2, "solved problems before each, without which a small model answers in sentences", "[0, 100]")
-    seed: int = setting(0, "seed of the random numbers", "[0, 1e18]")
-    tokenizer: str = setting("char", "char, gpt2 or cl100k_base; a Hugging Face model brings its own")
-    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
+    tasks: tuple[str, ...] = ()  # of reasoning-gym; (): twenty in sizes for a small model
+    settings: dict | None = None  # {task: {its parameter: value}}; None: sizes for a small model, where a task has them
+    size: Count = 8000  # problems of all tasks together; of repeated ones, one is kept
+    shots: Annotated[int, "[0, 100]"] = 2
+        # solved problems before each, without which a small model answers in sentences
+    seed: Annotated[int, "[0, 1e18]"] = 0  # seed of the random numbers
+    tokenizer: str = "char"  # char, gpt2 or cl100k_base; a Hugging Face model brings its own
+    out: str = HERE  # the folder of the dataset; another one is used as --dataset=FOLDER
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.size < len(self.names):
-            raise Mistake(f"size={self.size} must be at least the number of tasks, {len(self.names)}")
+    def conflicts(self):
+        yield self.size < len(self.names), "size", f"must be at least the number of tasks, {len(self.names)}"
         for task, of_task in (self.settings or {}).items():
-            if task not in self.names or not isinstance(of_task, dict):
-                raise Mistake(f"settings={self.settings} must be {{task: {{parameter: value}}}} of the tasks "
-                              f"{', '.join(self.names)}")
+            yield (task not in self.names or not isinstance(of_task, dict), "settings",
+                   f"must be {{task: {{parameter: value}}}} of the tasks {', '.join(self.names)}")
 
     @property
     def names(self):

@@ -13,23 +13,26 @@ other functions, is the record's preamble.
 import os
 import pathlib
 import sys
+from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
+from core.config import load_config
 from core.errors import Mistake, run_script
 from core.records import read_records, write_prompts
 from core.settings.optional import require
+from core.settings.setting import Settings
 from core.tokenizer_kinds import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 QUESTION = "Complete this function. Answer with the whole of it in one block of Python code.\n\n```python\n{}\n```"
 
 
+@dataclass(frozen=True)
 class HumanEvalConfig(Settings):
-    train: str = setting(os.path.join(os.path.dirname(HERE), "code", "prompts.jsonl"), "the problems to train on")
-    tokenizer: str = setting("char", "char, gpt2 or cl100k_base; a Hugging Face model brings its own")
-    out: str = setting(HERE, "the folder of the dataset; another one is used as --dataset=FOLDER")
+    train: str = os.path.join(os.path.dirname(HERE), "code", "prompts.jsonl")  # the problems to train on
+    tokenizer: str = "char"  # char, gpt2 or cl100k_base; a Hugging Face model brings its own
+    out: str = HERE  # the folder of the dataset; another one is used as --dataset=FOLDER
 
 
 def held_out(problem):

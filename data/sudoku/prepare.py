@@ -17,14 +17,17 @@ import os
 import pathlib
 import random
 import sys
+from dataclasses import dataclass
+from typing import Annotated
 from itertools import permutations, product
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.config import Settings, load_config, setting
+from core.config import load_config
 from core.data_folder import write_dataset
 from core.errors import Mistake, others, run_script
 from core.records import write_prompts
+from core.settings.setting import Settings
 from core.tokenizer import CharTokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
@@ -33,30 +36,28 @@ HIDDEN = "0"   # a hidden digit of a prompt
 FAMILIES = 12  # of boards that differ in the names of their digits alone
 
 
+@dataclass(frozen=True)
 class SudokuConfig(Settings):
     """The settings of this script: boards as text, or puzzles as prompts."""
 
-    prompts: int = setting(0, "how many puzzles to write as training prompts; 0: write boards for fill-in", "[0, 1e5]")
-    fewest_hidden: int = setting(6, "fewest hidden digits of such a puzzle")
-    most_hidden: int = setting(12, "most hidden digits")
-    evaluate: str | None = setting(
-        None, "a CSV file of puzzles that are the validation prompts; None: a tenth as many as for training, made "
-        "from the held-out boards")
-    held_out: int = setting(3, "how many of the 12 families of boards are for validation")
-    seed: int = setting(0, "seed of the choice of these families, and of the puzzles")
-    out: str | None = setting(None, "the folder of the dataset; None: data/sudoku, for prompts data/sudoku_prompts")
+    prompts: Annotated[int, "[0, 1e5]"] = 0
+        # how many puzzles to write as training prompts; 0: write boards for fill-in
+    fewest_hidden: int = 6  # fewest hidden digits of such a puzzle
+    most_hidden: int = 12  # most hidden digits
+    evaluate: str | None = None
+        # a CSV file of puzzles that are the validation prompts; None: a tenth as many as for training, made from the
+        # held-out boards
+    held_out: int = 3  # how many of the 12 families of boards are for validation
+    seed: int = 0  # seed of the choice of these families, and of the puzzles
+    out: str | None = None  # the folder of the dataset; None: data/sudoku, for prompts data/sudoku_prompts
 
-    def __post_init__(self):
-        super().__post_init__()
-        if not 1 <= self.held_out < FAMILIES:
-            raise Mistake(f"held_out={self.held_out} must be 1 to {FAMILIES - 1}")
-        if not 1 <= self.fewest_hidden <= self.most_hidden <= 16:
-            raise Mistake(f"fewest_hidden={self.fewest_hidden} must be 1 to most_hidden={self.most_hidden}, "
-                          "which must be at most 16")
-        if self.prompts != 0 and self.prompts < 10:
-            raise Mistake(f"prompts={self.prompts} must be 10 or more; 0 writes boards for fill-in")
-        if self.evaluate and not self.prompts:
-            raise Mistake(f"evaluate={self.evaluate} is for prompts: set prompts=20000, or another number")
+    def conflicts(self):
+        yield not 1 <= self.held_out < FAMILIES, "held_out", f"must be 1 to {FAMILIES - 1}"
+        yield (not 1 <= self.fewest_hidden <= self.most_hidden <= 16, "fewest_hidden most_hidden",
+               f"1 <= fewest_hidden <= most_hidden <= 16 must hold, and {self.fewest_hidden}, {self.most_hidden} do "
+               "not")
+        yield 0 < self.prompts < 10, "prompts", "must be 10 or more; 0 writes boards for fill-in"
+        yield self.evaluate and not self.prompts, "evaluate", "is for prompts; set prompts=20000, or another number"
 
 
 def complete(cells):

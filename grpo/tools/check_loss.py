@@ -12,9 +12,9 @@ import json
 import math
 import pathlib
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 
 from core.config import load_config, run_config_file
 from core.errors import Mistake, UsageError, definition, others, run_script
-from core.settings.setting import Settings, setting, shown
+from core.settings.setting import Settings, shown
 from grpo.losses import AVERAGES, OBJECTIVES, SURROGATES, check_row, k2, k3
 
 VECTORS = ROOT / "tests" / "vectors"
@@ -38,14 +38,15 @@ LOWER, UPPER = (0.1, 0.2, 0.3, 1.0), (0.1, 0.2, 0.25, 0.28, 0.3, 0.4, 1.0, 2.0, 
 BETAS = 0.01, 0.1, 0.2, 0.5, 1.0  # of dro, likewise
 
 
+@dataclass(frozen=True)
 class CheckConfig(Settings):
-    objective: str | None = setting(None, "what the loss is meant to be; None: any objective", OBJECTIVES)
-    kl: str | None = setting(None, "its estimator of the KL; None: any or no KL", ("none", "k2", "k3"))
-    kl_beta: float = setting(0.04, "weight of the KL", "(0, inf)")
-    clip_low: float | None = setting(
-        None, "the ratio is at least 1 - clip_low; None: the objective's own, or 0.2", "(0, inf)")
-    clip_high: float | None = setting(
-        None, "the ratio is at most 1 + clip_high; None: the objective's own, or 0.2", "(0, inf)")
+    objective: Annotated[str | None, OBJECTIVES] = None  # what the loss is meant to be; None: any objective
+    kl: Literal["none", "k2", "k3"] | None = None  # its estimator of the KL; None: any or no KL
+    kl_beta: Annotated[float, "(0, inf)"] = 0.04  # weight of the KL
+    clip_low: Annotated[float, "(0, inf)"] | None = None
+        # the ratio is at least 1 - clip_low; None: the objective's own, or 0.2
+    clip_high: Annotated[float, "(0, inf)"] | None = None
+        # the ratio is at most 1 + clip_high; None: the objective's own, or 0.2
 
 
 class Weight(NamedTuple):

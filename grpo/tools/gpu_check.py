@@ -55,7 +55,7 @@ def model_of(width, inner, n_layer, n_head, n_key, config, dist):
         num_attention_heads=n_head, num_key_value_heads=n_key, tie_word_embeddings=True))
     if config.has_adapter:
         net = add_adapter(net.to(dist.dtype), config)
-    return HuggingFaceModel(net, TOKENIZER, LANGUAGE_MODEL, config).to(dist.device)
+    return HuggingFaceModel(net, TOKENIZER, LANGUAGE_MODEL, config.has_adapter).to(dist.device)
 
 
 def steps(shape, config, dist):

@@ -13,6 +13,9 @@ import sys
 import pytest
 
 from core.model import SEQUENCE_SCORER
+from core.settings.setting import settings_of
+from core.supervised.config import PretrainConfig
+from grpo.grpo_config import GRPOConfig
 from tests.claims import CLAIMS
 from tests.mutations import FAULTS
 from tests.tiny import ROOT, model, save
@@ -22,14 +25,14 @@ OURS = [str(p.relative_to(ROOT)) for folder in LAYERS for p in sorted(pathlib.Pa
 FILES = [pathlib.Path(ROOT, name) for name in OURS] + sorted(
     p for folder in ("config", "data") for p in pathlib.Path(ROOT, folder).rglob("*.py"))
 TABLES = {"grpo/rewards.py"}  # a script that prints the table it holds
-ROOMS = ("policies", "reward_functions", "sandbox", "samplers", "evaluation", "doctor", "report", "tools")
-SHOWS = {("report", "evaluation"), ("doctor", "evaluation")}  # rooms that show what another room measured
+FEATURES = ("policies", "reward_functions", "sandbox", "samplers", "evaluation", "doctor", "report", "tools")
+SHOWS = {("report", "evaluation"), ("doctor", "evaluation")}  # features that show what another measured
 CATCH_ALL = ("errors.py", "trackers.py")  # nobody knows what other people's code raises
 # What the main job loads from folders of features: fill-in, its judge and its evaluation, the page of a run
 USED_BY_THE_MAIN_JOB = {
     "core/performance/prepacked.py", "core/settings/setting.py", "grpo/evaluation/fill_in.py",
     "grpo/evaluation/samples.py", "grpo/policies/fill.py", "grpo/policies/policy.py", "grpo/report/page.py",
-    "grpo/reward_functions/judge.py", "grpo/reward_functions/registry.py", "grpo/reward_functions/settings.py"}
+    "grpo/reward_functions/judge.py", "grpo/reward_functions/registry.py", "grpo/reward_functions/presets.py"}
 # The files that must not ask for the kind of generator
 KINDLESS = ("losses", "reference", "shaping", "metrics",
             "grpo_training_step", "grpo_trainer", "rewards", "rollout")
@@ -107,18 +110,19 @@ def test_public_functions_have_type_hints_on_parameters_and_result(path):
     assert functions and not lacking
 
 
-def room(name):
+def feature(name):
+    """The folder of a feature that a file is in, or None."""
     parts = name.split("/")
-    return parts[1] if len(parts) == 3 and parts[1] in ROOMS else None
+    return parts[1] if len(parts) == 3 and parts[1] in FEATURES else None
 
 
-def test_rooms_do_not_import_their_neighbours():
+def test_features_do_not_import_their_neighbours():
     for name in OURS:
         for other in imports(name):
-            allowed = (room(other) in (None, "sandbox", room(name)) or room(name) in (None, "tools")
-                       or (room(name), room(other)) in SHOWS)
-            assert allowed, f"{name} imports {other} of another room"
-            assert room(other) != "tools", f"{name} imports {other}: nothing imports a tool"
+            allowed = (feature(other) in (None, "sandbox", feature(name)) or feature(name) in (None, "tools")
+                       or (feature(name), feature(other)) in SHOWS)
+            assert allowed, f"{name} imports {other} of another feature"
+            assert feature(other) != "tools", f"{name} imports {other}: nothing imports a tool"
 
 
 @pytest.mark.parametrize("name", KINDLESS)
@@ -195,6 +199,19 @@ def test_expected_names_are_importable():
             assert hasattr(importlib.import_module(module), member), f"{module}.{member}"
     import grpo
     assert inspect.isfunction(grpo.grpo_training_step), "not the module of that name"
+
+
+@pytest.mark.parametrize("cls", [GRPOConfig, PretrainConfig])
+def test_the_settings_of_a_script_are_one_page_and_what_depends_on_several_names_them(cls):
+    assert cls.__annotations__.keys() == settings_of(cls).keys(), "all are lines of the class itself"
+    for _, _, keys in cls().features():
+        assert {*keys.split()} <= settings_of(cls).keys()
+    for _, keys, _ in cls().conflicts():
+        assert {*keys.split()} <= settings_of(cls).keys()
+    tree = ast.parse(inspect.getsource(inspect.getmodule(cls)))
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "names":
+            assert {keyword.arg for keyword in call.keywords} <= settings_of(cls).keys()
 
 
 def test_rollouts_have_at_most_a_dozen_fields():

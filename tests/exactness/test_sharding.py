@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from core.huggingface.settings import LoraConfig
 from core.models import load_model
+from core.supervised.config import PretrainConfig
 from tests.families import model_folder, write_sums
 from tests.tiny import run_script
 
@@ -50,9 +50,9 @@ def test_checkpoints_of_a_sharded_run_are_those_of_a_whole_one(layouts, name, su
     assert states[0]["layout"] == states[1]["layout"] and states[0].keys() == states[1].keys()
     for key, x in states[0]["model"].items():
         assert (states[1]["model"][key] - x).abs().max() < 1e-5, key
-    path, adapter = folder / f"2-{name}" / f"model{suffix}", LoraConfig()
+    path, adapter = folder / f"2-{name}" / f"model{suffix}", PretrainConfig()
     if name == "lora":
-        path, adapter = folder / "llama", LoraConfig(lora_init_from=str(path))
+        path, adapter = folder / "llama", PretrainConfig(lora_init_from=str(path))
     opened = load_model(str(path), adapter=adapter)[0].weights()
     assert opened.keys() == states[1]["model"].keys()
     for key, x in opened.items():

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from core.huggingface.settings import FULL, LoraConfig
+from core.huggingface.lora import FULL
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import load_model
 from core.optim import build_optimizers
 from core.prompts import PromptConsumer
+from core.supervised.config import PretrainConfig
 from grpo.losses import OBJECTIVES, token_weights
 from grpo.metrics import DECIDING
 from grpo.policies.causal import CausalPolicy
@@ -38,7 +39,7 @@ def made(llama, adapter, out_dir, **settings):
     transformers, datasets = pytest.importorskip("transformers"), pytest.importorskip("datasets")
     folder, _, sums = llama
     c = prompt_config(max_new_tokens=8, stop_sequences=("e", "o", "1", "x", "L"), **settings)
-    model, _ = load_model(folder, adapter=LoraConfig(lora_init_from=adapter) if adapter else FULL)
+    model, _ = load_model(folder, adapter=PretrainConfig(lora_init_from=adapter) if adapter else FULL)
     policy = CausalPolicy(model, load_huggingface_tokenizer(folder))
     problems = PromptConsumer(sums, c.batch_size, tokenizer=policy.tokenizer).problems("train", 0)
     rollouts = policy.sample(problems, 0, c)

@@ -10,24 +10,16 @@ import torch
 transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
 
 from core.errors import Mistake
-from core.huggingface.settings import LoraConfig
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.logger import Logger
 from core.models import load_model, save_model
-from core.settings.setting import setting
 from core.supervised.config import PretrainConfig
 from core.trainer import Trainer
+from grpo.grpo_config import GRPOConfig
 from tests.families import adapter_folder, base_model, expect_close, expect_equal_gradients, model_folder
 from tests.tiny import one_process
 
 pytestmark = pytest.mark.slow  # it is the number of them that takes the time
-
-
-class Near(LoraConfig):
-    """The settings of a run that is kept near a reference."""
-    kl_beta: float = setting(0.1, "")
-    reference_mode: str = setting("static", "")
-    reference_checkpoint: str | None = setting(None, "")
 
 
 TOKENS = torch.tensor([[5, 9, 33, 70, 12, 90, 41], [7, 7, 19, 28, 64, 3, 80]])
@@ -46,7 +38,7 @@ def folders(tmp_path_factory):
     return of
 
 
-def load(path, dtype=torch.float32, kind=LoraConfig, **settings):
+def load(path, dtype=torch.float32, kind=PretrainConfig, **settings):
     """The model of a folder with an adapter."""
     return load_model(str(path), adapter=kind(**settings), dtype=dtype)[0]
 
@@ -139,14 +131,14 @@ def test_a_saved_adapter_opens_with_peft_is_a_model_by_itself_and_a_start_whose_
     path, adapter = folders(family)
     tokenizer, out = load_huggingface_tokenizer(path), tmp_path / "adapter"
     for settings in ({"lora_rank": 4, "lora_alpha": 8.0}, {"lora_init_from": adapter}):
-        model = trained(load(path, kind=Near, **settings))
+        model = trained(load(path, kind=GRPOConfig, **settings))
         save_model(str(out), model, tokenizer)
         assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == path
         assert not {"model.safetensors", "reference"} & set(os.listdir(out))
         expect_those_of_peft(model, path, out)
         merged, _ = load_model(str(out), tokenizer=tokenizer, mode=model.mode)
         expect_close(logits(merged), logits(model))
-        more = load(path, kind=Near, lora_init_from=str(out))
+        more = load(path, kind=GRPOConfig, lora_init_from=str(out))
         reference = more.frozen()
         assert torch.equal(logits(more), logits(model)) and torch.equal(logits(reference), logits(model))
         trained(more)

@@ -18,9 +18,9 @@ pytest.importorskip("transformers")
 from core.errors import Mistake
 from core.files import VLLM_WEIGHTS
 from core.huggingface.export import write_generator
-from core.huggingface.settings import LoraConfig
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
+from core.supervised.config import PretrainConfig
 from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
 from grpo.policies.causal import CausalPolicy
 from grpo.reference import logp_in_batches
@@ -58,7 +58,7 @@ class World:
         if kind == "ours":
             self.policy, data = CausalPolicy(causal_model(scale=3.0), CAUSAL), prompts
         else:
-            model, _ = load_model(folders[kind], adapter=LoraConfig(**lora))
+            model, _ = load_model(folders[kind], adapter=PretrainConfig(**lora))
             self.policy, data = CausalPolicy(model, load_tokenizer(folders[kind])), folders["sums"]
         tokenizer = None if kind == "ours" else self.policy.tokenizer
         self.data = PromptConsumer(data, self.config.batch_size, self.config.seed, tokenizer=tokenizer)

@@ -1,18 +1,23 @@
-"""Settings: config files and arguments, rooms that open with a value, one line and an exit code for a mistake."""
+"""Settings: config files and arguments, features and conflicts, one line and an exit code for a mistake."""
 
 import dataclasses
 import json
+import random
 import re
+from typing import Annotated, Literal
 
 import pytest
 
 from core.config import load_config
 from core.errors import Mistake, UsageError
-from core.settings.help import help_lines
+from core.export import ExportConfig
+from core.sample import SampleConfig
+from core.settings.help import help_lines, page_of
 from core.settings.other_names import answer_to
-from core.settings.setting import Settings, setting
+from core.settings.setting import Settings, settings_of
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
+from grpo.tools.check_loss import CheckConfig
 from tests.tiny import all_settings
 
 JUDGE = "--mode=sequence_scorer"
@@ -115,10 +120,29 @@ def test_a_share_or_a_count_stays_what_it_was_from_the_command_line_to_a_resumed
     assert type(cls().max_prompt_length) is int and cls().max_prompt_length == 512
 
 
-def test_help_shows_every_setting_and_with_all_those_of_the_rooms():
-    own, every = ({line.split("=")[0].strip(" -") for line in help_lines(GRPOConfig, rooms) if line.startswith("  --")}
-                  for rooms in (False, True))
-    assert own == {f.name for f in dataclasses.fields(GRPOConfig)} and every == all_settings(GRPOConfig)
+@pytest.mark.parametrize("cls", [GRPOConfig, PretrainConfig, SampleConfig, ExportConfig, CheckConfig])
+def test_help_shows_the_page_and_only_with_all_what_belongs_to_another_setting(cls):
+    own, every = (re.findall(r"(?m)^  --(\w+)=", "\n".join(help_lines(cls, every))) for every in (False, True))
+    switched = {key for _, _, keys in cls.features(object.__new__(cls)) for key in keys.split()}
+    assert every == [*settings_of(cls)] == [key for _, key, _ in page_of(cls)]
+    assert own == [key for key in every if key not in switched]
+    assert all(why for _, _, why in page_of(cls)), "a setting without a comment"
+
+
+def test_help_begins_with_model_data_and_rewards_and_shows_the_switches():
+    headings = list(dict.fromkeys(heading.split(":")[0] for heading, _, _ in page_of(GRPOConfig)))
+    assert headings[:3] == ["Model", "Data", "Rewards"]
+    own = {line.split("=")[0].strip(" -") for line in help_lines(GRPOConfig, False) if line.startswith("  --")}
+    assert own > {"lora_rank", "lora_init_from", "teacher_checkpoint", "environment", "judge_checkpoint", "clip_low",
+                  "overlong_buffer", "zero_std", "ratio_to", "block_length", "fill_estimator", "kl_beta", "sampler"}
+
+
+def test_a_setting_that_two_scripts_share_has_one_type():
+    known, other = settings_of(GRPOConfig), settings_of(PretrainConfig)
+    shared = known.keys() & other.keys()
+    different = {key for key in shared if known[key] != other[key]}
+    # GRPO's template is by default that of the task, no step at all is an evaluation, and block_size is not always used
+    assert different == {"template", "max_iters", "block_size"} and len(shared) > 30
 
 
 def test_names_of_trl_and_verl_are_answered_all_in_one_error():
@@ -148,35 +172,101 @@ def test_names_with_commas_are_a_tuple_of_them_and_texts_are_not(key):
     assert weighted.reward_weights == (1.0, 0.5)
 
 
-class Garden(Settings):
-    excludes = (("pond lake=deep", "garden=zen house", "there is no water"),)
-
-    trees: int = setting(3, "trees in the garden", "[0, 9]")
-    pond: bool = setting(False, "whether it has one")
-
-
-class Cellar(Settings):
-    excludes = (("depth>house", "", "the house would fall"),)
-    depth: float = setting(2.0, "metres", "(0, 9]")
-
-
+@dataclasses.dataclass(frozen=True)
 class House(Settings):
-    rooms = {f"{__name__}:Garden": "garden!=none", f"{__name__}:Cellar": "cellars=wine cellars=cheese"}
+    # Ground
+    metres: Annotated[int, "[1, 9]"] = 5  # its height
+    garden: Literal["none", "zen", "wild"] = "none"  # its style
+    trees: Annotated[int, "[0, 9]"] = 3
+        # trees in the garden, of any kind:
+        # oaks too
+    pond: bool = False  # whether the garden has one
+    # Below
+    cellar: Annotated[float, "(0, 9]"] | None = None  # metres; None: no cellar
+    cellars: tuple[str, ...] = ()  # what they are for
 
-    house: int = setting(5, "metres", "[1, 9]")
-    garden: str = setting("none", "its style", ("none", "zen", "wild"))
-    cellars: tuple[str, ...] = setting((), "what they are for")
+    def features(self):
+        yield self.garden != "none", "garden", "trees pond"
+
+    def conflicts(self):
+        yield self.garden == "zen" and self.pond, "pond garden", "there is no water; leave pond out"
+        yield ((self.cellar or 0) > self.metres, "cellar", f"is more than the {self.metres} of the house (metres)")
 
 
-def test_a_room_has_its_settings_only_while_it_is_open():
-    closed, both = House(), House(garden="wild", cellars=("wine", "coal"), trees=4)
-    assert dataclasses.asdict(closed) == {"house": 5, "garden": "none", "cellars": ()}
-    assert dataclasses.asdict(both) == {"house": 5, "garden": "wild", "cellars": ("wine", "coal"), "trees": 4,
-                                        "pond": False, "depth": 2.0}
-    assert isinstance(both, House) and isinstance(both, Garden) and not isinstance(closed, Garden)
-    assert closed.trees == 3, "a closed room's settings read as their defaults"
-    assert House(trees=3) == closed and not hasattr(closed, "roof")
-    for values in ({"trees": 8}, {"garden": "zen", "trees": 10}, {"garden": "zen", "pond": True},
-                   {"cellars": ("cheese",), "depth": 6.0}):
-        with pytest.raises(Mistake, match=f"^{[*values][-1]}="):
-            House(**values)
+HOUSES = [  # values; the mistake, in its words
+    ({"trees": 8}, "trees=8 has an effect only with garden; set that, or leave trees out"),
+    ({"garden": "zen", "trees": 10}, "trees=10 must be in [0, 9]"),
+    ({"garden": "tame"}, "garden='tame' must be one of none, zen, wild"),
+    ({"garden": "zen", "pond": True}, "pond=True, garden='zen': there is no water; leave pond out"),
+    ({"cellar": 6.0}, "cellar=6.0 is more than the 5 of the house (metres)"),
+    ({"cellar": 6.0, "metres": 5}, "cellar=6.0 is more than the 5 of the house (metres)"),
+    ({"cellar": 0.0, "trees": 8}, "cellar=0.0 must be in (0, 9]")]
+
+
+def test_a_page_of_settings_is_a_plain_dataclass_with_features_and_conflicts():
+    assert dataclasses.asdict(House()) == {"metres": 5, "garden": "none", "trees": 3, "pond": False, "cellar": None,
+                                           "cellars": ()}
+    assert House(trees=3) == House(), "the default of a feature that is off may be written out"
+    assert type(House(garden="wild")) is House and House(garden="wild", trees=4).trees == 4
+    assert [*page_of(House)] == [
+        ("Ground", "metres", "its height"), ("Ground", "garden", "its style"),
+        ("Ground", "trees", "trees in the garden, of any kind: oaks too"),
+        ("Ground", "pond", "whether the garden has one"), ("Below", "cellar", "metres; None: no cellar"),
+        ("Below", "cellars", "what they are for")]
+    assert not hasattr(House(), "roof")
+
+
+@pytest.mark.parametrize("values, error", HOUSES)
+def test_an_error_names_what_was_set_and_the_file_that_set_it(tmp_path, values, error):
+    with pytest.raises(Mistake) as from_python:
+        House(**values)
+    with pytest.raises(Mistake) as typed:
+        load_config(House, [f"--{key}={value}" for key, value in values.items()])
+    path = tmp_path / "my.py"
+    path.write_text("".join(f"{key} = {value!r}\n" for key, value in values.items()))
+    with pytest.raises(Mistake) as of_file:
+        load_config(House, [str(path)])
+    assert str(from_python.value) == error
+    assert str(typed.value) == ("command line: " if " must be " in error else "") + error
+    assert str(path) in str(of_file.value) and error.split("=")[0] in str(of_file.value)
+
+
+KEYS = settings_of(GRPOConfig)
+SAID = re.compile(r"(\w+)=('[^']*'|[^\s,:;]+)")
+
+
+def value_of(key, rng):
+    """A random value of a setting, in the words of a command line."""
+    kinds, allowed = KEYS[key]
+    if bool in kinds and allowed is None:
+        return rng.choice(["True", "False"])
+    if allowed is not None and not isinstance(allowed, str):
+        return str(rng.choice([*allowed]))
+    if int in kinds or float in kinds:
+        return rng.choice(["0", "1", "2", "3", "0.5", "300"])
+    return str(getattr(GRPOConfig, key)) if dict in kinds else rng.choice(["environment", "a", "out-grpo"])
+
+
+def test_errors_name_only_what_was_typed_and_two_mistakes_always_the_same_first():
+    rng, words = random.Random(7), set()
+    for _ in range(3000):
+        typed = {key: value_of(key, rng) for key in rng.sample([*KEYS], rng.randint(1, 5))}
+        argv = [f"--{key}={value}" for key, value in typed.items()]
+        errors = []
+        for order in (argv, argv[::-1]):
+            try:
+                load_config(GRPOConfig, order)
+            except UsageError:  # a wrong type: the first of the command line
+                continue
+            except Mistake as mistake:
+                errors.append(str(mistake))
+        if not errors:
+            continue
+        assert len({*errors}) == 1, errors
+        subject = re.split(r": (?!\w+=)|;| must | has | is | needs | works ", errors[0])[0]
+        named = {key for key, _ in SAID.findall(subject)}
+        assert named and named <= typed.keys(), errors[0]
+        assert {key for key, _ in SAID.findall(errors[0])} <= KEYS.keys(), "the remedy names settings"
+        assert not re.search(r"!=|[<>@]|baseline|rewarded", errors[0]), "no word of the code"
+        words.add(errors[0].split("=")[0])
+    assert len(words) > 30, "the lines reach many of the mistakes"
