@@ -15,6 +15,7 @@ from core.settings.setting import Settings, changed, settings_of, shown
 
 INTERVALS = {"log_interval": 10, "save_interval": 1, "sample_interval": 1}  # {interval: parts of eval_interval}
 OF_TOKENIZER = ("model", "model_math", "model_code")  # templates that are the tokenizer's chat template
+OF_CHAT_TEMPLATE = "template='model', 'model_math' or 'model_code'"
 PROMPT_TEMPLATES = ("plain", "chat", "math", "code", *OF_TOKENIZER)  # see core/prompts.py
 READ_AGAIN = "a new run sets aside the files of out_dir, but this one is read again; choose another out_dir"
 
@@ -95,10 +96,11 @@ def load_config(cls, argv):
     given = [settings_in(argument, known) for argument in argv]
     check_keys(given, known)
     for where, settings in given:
-        for key, value in settings.items():
-            value = literal(value, known[key]) if where == COMMAND else value
-            values[key] = checked(key, value, known, where)
-            origin[key] = where
+        values |= settings
+        origin |= dict.fromkeys(settings, where)
+    for key in [key for key in known if key in values]:  # of several mistakes always the same comes first
+        value = literal(values[key], known[key]) if origin[key] == COMMAND else values[key]
+        values[key] = checked(key, value, known, origin[key])
     resume = values.get("resume")
     if resume and all(argument.startswith("--") for argument in argv):
         folder = values.get("out_dir", cls.out_dir)

@@ -23,12 +23,12 @@ from grpo.rewards import Rewards
 FILL_IN = "a masked-fill model on running text"  # kinds of a run
 LEFT_TO_RIGHT = "a language model on prompts"
 ANY_ORDER = "a masked-fill model on prompts"
-OWN = (  # settings that only some kinds of runs have, and these
-    ("gold_judge_checkpoint credit_window", (FILL_IN,)),
-    ("environment", (LEFT_TO_RIGHT,)),
-    ("block_length unmask_order", (ANY_ORDER,)),
-    ("unmask_steps fill_estimator", (FILL_IN, ANY_ORDER)),
-    ("stop_sequences overlong_buffer mask_truncated", (LEFT_TO_RIGHT, ANY_ORDER)))
+OWN = (  # settings of some kinds of runs, these kinds, and what they have
+    ("gold_judge_checkpoint credit_window", (FILL_IN,), FILL_IN),
+    ("environment", (LEFT_TO_RIGHT,), LEFT_TO_RIGHT),
+    ("block_length unmask_order", (ANY_ORDER,), ANY_ORDER),
+    ("unmask_steps fill_estimator", (FILL_IN, ANY_ORDER), "a masked-fill model"),
+    ("stop_sequences overlong_buffer mask_truncated", (LEFT_TO_RIGHT, ANY_ORDER), "a dataset of prompts"))
 
 
 @dataclass
@@ -108,14 +108,13 @@ def check_kind(config, mode, data):
     """Raises Mistake for a dataset, or a setting, of another kind of generator. mode: the generator's"""
     if mode == LANGUAGE_MODEL and not has_prompts(config.dataset):
         raise Mistake(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
-                      f"prompts, such as data/arithmetic, which dataset={config.dataset} is not")
+                      f"prompts, such as data/arithmetic, which {config.dataset} is not; set dataset")
     kind = kind_of(config, mode)
-    for keys, kinds in OWN:
+    for keys, kinds, needed in OWN:
         wrong = [] if kind in kinds else changed(config, *keys.split())
         if wrong:
-            raise Mistake(f"{wrong[0]}={shown(getattr(config, wrong[0]))} is for {' or '.join(kinds)}, but "
-                          f"generator_checkpoint={config.generator_checkpoint} and the dataset are {kind}; leave it "
-                          "out, or name others")
+            raise Mistake(f"{wrong[0]}={shown(getattr(config, wrong[0]))} needs {needed}, but this run has {kind} "
+                          "(generator_checkpoint, dataset); leave it out")
 
 
 def kind_of(config, mode):
@@ -220,15 +219,16 @@ def build_evaluation(config, models, rewards, data):
     reads = min(p.model.longest_input for p in (models.policy, models.reference) if p is not None)
     if kind_of(config, models.policy.model.mode) == FILL_IN:
         if config.block_size > reads:
-            raise Mistake(f"block_size={config.block_size} is larger than the {reads} tokens that the model reads")
+            raise Mistake(f"texts of {config.block_size} tokens (block_size) are more than the {reads} that the model "
+                          "reads; lower block_size")
         return fill_in_evaluation(config, models, rewards)
     if data.longest + config.max_new_tokens > reads:
-        raise Mistake(f"max_new_tokens={config.max_new_tokens} and prompts of up to {data.longest} tokens, as "
-                      f"template={config.template!r} writes them, do not fit the {reads} tokens that the model reads; "
-                      "lower max_new_tokens or, in tokens, max_prompt_length, or set another template")
+        raise Mistake(f"prompts of up to {data.longest} tokens, as the template {config.template!r} writes them, and "
+                      f"{config.max_new_tokens} new ones (max_new_tokens) do not fit the {reads} tokens that the model "
+                      "reads; lower max_new_tokens or, in tokens, max_prompt_length, or set another template")
     if config.unmask_steps > (config.block_length or config.max_new_tokens):
-        raise Mistake(f"unmask_steps={config.unmask_steps} must be at most the places of a block, block_length or "
-                      f"max_new_tokens={config.max_new_tokens}")
+        raise Mistake(f"unmask_steps={config.unmask_steps} is more than the places of a block (block_length or else "
+                      "max_new_tokens); lower it")
     from grpo.evaluation.prompts import PromptEvaluation
     return PromptEvaluation(data, models.reference, rewards, config)
 

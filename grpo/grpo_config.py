@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from core.config import OF_TOKENIZER, PROMPT_TEMPLATES, READ_AGAIN, RunConfig
+from core.config import OF_CHAT_TEMPLATE, OF_TOKENIZER, PROMPT_TEMPLATES, READ_AGAIN, RunConfig
 from core.files import lies_in
 from core.fill_in import UNMASK_ORDERS
 from core.settings.setting import (
@@ -190,7 +190,7 @@ class GRPOConfig(RunConfig):
 
     def features(self):
         yield from super().features()
-        yield (self.template in OF_TOKENIZER or self.task_type in PRESET_TEMPLATE, "template='model'",
+        yield (self.template in OF_TOKENIZER or self.task_type in PRESET_TEMPLATE, OF_CHAT_TEMPLATE,
                "chat_template_kwargs")
         yield (self.reward_functions or self.task_type != "fill_in", "reward_functions or task_type",
                "reward_weights reward_normalisation reward_settings success_reward train_pass_k reward_workers "
@@ -210,8 +210,8 @@ class GRPOConfig(RunConfig):
     def conflicts(self):
         yield from super().conflicts()
         yield from conflicts_of_sampling(self)
-        yield from conflicts_of_rewards(self)
         yield from conflicts_of_the_kl(self)
+        yield from conflicts_of_rewards(self)
         yield from conflicts_of_steps(self)
 
     def __post_init__(self, origin):
@@ -234,15 +234,17 @@ class GRPOConfig(RunConfig):
         return baseline_of(self)
 
     @property
+    def reward_names(self):
+        """The names of the rewards; none if a teacher alone teaches."""
+        if self.reward_functions or self.teacher_checkpoint is not None:
+            return self.reward_functions
+        return PRESETS[self.task_type]
+
+    @property
     def rewarded(self):
         """False if a teacher alone teaches: no reward has a weight."""
         weighted = self.reward_functions and (not self.reward_weights or any(self.reward_weights))
         return self.teacher_checkpoint is None or bool(weighted)
-
-    @property
-    def truncated(self):
-        """True if some tokens are never sampled."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     @property
     def reference_adapter(self):
@@ -280,7 +282,7 @@ def conflicts_of_sampling(c):
            "must be an address such as http://localhost:8000, without a password; a server's key is read from "
            "VLLM_API_KEY in the environment")
     yield (c.sampler == "vllm" and not 0.01 <= c.temperature <= 2, "temperature sampler",
-           "a vLLM server draws at temperatures of 0.01 to 2")
+           "a vLLM server draws at temperatures of 0.01 to 2; set one of these")
     yield (c.sampler == "vllm" and truncating, f"sampler {truncating}",
            "a vLLM server does not tell which tokens could have been drawn; set top_p=1.0, top_k=0, min_p=0.0")
     yield ("environment" in c.reward_functions and c.environment is None, "reward_functions",
@@ -301,6 +303,8 @@ def conflicts_of_rewards(c):
     normalised = names(reward_normalisation=c.reward_normalisation == "group")
     more = " ".join((changes, per_token, normalised)).strip()
     yield (not all(map(math.isfinite, c.reward_weights)), "reward_weights", "must be finite numbers")
+    yield (c.reward_weights and len(c.reward_weights) != len(c.reward_names), "reward_weights",
+           f"must have a number for each reward ({', '.join(c.reward_names)}); () weights them alike")
     yield (c.reward_model_checkpoint is not None and "reward_model" not in c.reward_functions,
            "reward_model_checkpoint", "needs its reward; add 'reward_model' to reward_functions")
     yield (not c.rewarded and c.task_type != "fill_in", "task_type teacher_checkpoint",
@@ -333,6 +337,11 @@ def conflicts_of_rewards(c):
     yield (c.zero_std != "keep" and whose, f"zero_std {whose}",
            "groups of equal rewards teach too, because not only their rewards are compared, or not within a group; set "
            "zero_std='keep'")
+    more = names(reward_weights=c.reward_weights not in ((), (1.0,)))
+    if c.reward_names != ("judge",):
+        more += " reward_functions" if c.reward_functions else " task_type"
+    yield (per_token and more, f"credit_window {more}",
+           "credit_window divides the judge's score among tokens; use it with the reward judge alone, without weights")
 
 
 def conflicts_of_the_kl(c):

@@ -40,9 +40,7 @@ class Rewards:
     """
 
     def __init__(self, config: Settings, judge: Any = None, reward_scorer: Any = None):
-        self.names = tuple(config.reward_functions)
-        if not self.names and config.teacher_checkpoint is None:
-            self.names = PRESETS[config.task_type]
+        self.names = config.reward_names
         register_functions(self.names, config.reward_file)
         self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
         check_settings(config, self.names, self.models)
@@ -119,7 +117,8 @@ class Rewards:
 
 
 def check_settings(config: Settings, names: tuple, models: dict) -> None:
-    """Raises Mistake if a reward is unknown, or settings do not fit together. models: {parameter: model}"""
+    """Raises Mistake for a reward that is unknown or lacks its model, and for wrong reward_settings.
+    models: {parameter: model}"""
     for name in names:
         if name not in REWARDS:
             file = config.reward_file or "reward_file=FILE.py"
@@ -140,13 +139,6 @@ def check_settings(config: Settings, names: tuple, models: dict) -> None:
                 kind = "a text" if isinstance(default, str) else "a number"
                 raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be {kind}, as its "
                               f"default {shown(default)} is")
-    if config.reward_weights and len(config.reward_weights) != len(names):
-        raise Mistake(f"reward_weights={config.reward_weights} must be as many as the rewards: {', '.join(names)}; () "
-                      "weights them alike")
-    weighted = tuple(config.reward_weights) not in ((), (1.0,))
-    if config.credit_window is not None and (weighted or names != ("judge",)):
-        raise Mistake(f"credit_window={config.credit_window} divides the judge's score among tokens: use it with "
-                      "reward_functions=('judge',) and without reward_weights")
 
 
 def is_alike(value: Any, default: Any) -> bool:

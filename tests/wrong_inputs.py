@@ -222,7 +222,7 @@ ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     "--dataset={text} --generator_checkpoint={causal}": "causal.safetensors vocabulary",
     f"{SUMS} --unmask_steps=2": "unmask_steps=2 masked-fill language",
     f"{SUMS} --max_new_tokens=500": "max_new_tokens lower max_prompt_length",
-    f"{SUMS} --task_type=math": "max_new_tokens max_prompt_length template='math'",
+    f"{SUMS} --task_type=math": "max_new_tokens max_prompt_length template 'math'",
     f"{SUMS} --reference_checkpoint={{generator}}": "reference_checkpoint masked_fill language_model",
     f"{SUMS} --resume=True": "resume out_dir",
     f"{FILL} --mask_truncated=True": "mask_truncated=True prompts running",

@@ -6,8 +6,8 @@ import textwrap
 
 HELP_WIDTH = 120
 START = """
-Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins.
---help=all adds the settings that have an effect only with another one."""
+Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins."""
+ALL = "--help=all adds the settings that have an effect only with another one."
 
 HEADING = re.compile(r" {4}# (.+)")
 FIELD = re.compile(r" {4}(\w+): [^#]*?(?:  # (.+))?")  # its comment is behind it, or deeper in the lines below it
@@ -22,7 +22,7 @@ def help_lines(cls, every):
     page = [(heading, key, why) for heading, key, why in page_of(cls) if every or key not in switch]
     starts = {key: f"  --{key}={getattr(cls, key)!r}  " for _, key, _ in page}
     width = max(map(len, starts.values()))
-    yield START
+    yield f"{START}\n{ALL}" if switch else START
     above = ""
     for heading, key, why in page:
         if heading != above:

@@ -102,8 +102,11 @@ def kinds_of(hint):
 
 def check_values(config, origin=types.MappingProxyType({})):
     """Raises Mistake for the first setting whose value is not allowed. origin: as of Settings"""
-    for key, (_, allowed) in settings_of(type(config)).items():
-        check_value(key, getattr(config, key), allowed, origin.get(key, ""))
+    for key, (kinds, allowed) in settings_of(type(config)).items():
+        value, place = getattr(config, key), origin.get(key, "")
+        if value == "" and types.NoneType in kinds:
+            raise Mistake(f"{place}: " * bool(place) + f"{key}='' is empty; leave it out, or set None")
+        check_value(key, value, allowed, place)
 
 
 def check_value(key, value, allowed, place=""):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from core.config import OF_TOKENIZER, PROMPT_TEMPLATES, READ_AGAIN, RunConfig
+from core.config import OF_CHAT_TEMPLATE, OF_TOKENIZER, PROMPT_TEMPLATES, READ_AGAIN, RunConfig
 from core.files import lies_in
 from core.model import JUDGE_HEADS, MASKED_FILL, MODES, SEQUENCE_SCORER, GPTConfig
 from core.settings.setting import Count, Decay, Natural, NotNegative, Positive, Share, Steps, Temperature
@@ -33,7 +33,7 @@ class PretrainConfig(RunConfig):
     # Data
     dataset: str = "char_diffusion"
         # a folder (a name in data/ or a path), a .jsonl, .json, .csv or .parquet file of prompts, or hf:owner/name
-    block_size: Annotated[int, "[2, 99999]"] = 128  # tokens per text
+    block_size: Annotated[int, "[2, 1e5]"] = 128  # tokens per text
     masks: dict | None = None
         # how text is masked: {name: weight} of random, in_lines, span, line or your @mask functions; None: random and
         # span, 1.0 each
@@ -98,7 +98,7 @@ class PretrainConfig(RunConfig):
 
     def features(self):
         yield from super().features()
-        yield self.template in OF_TOKENIZER, "template='model'", "chat_template_kwargs"
+        yield self.template in OF_TOKENIZER, OF_CHAT_TEMPLATE, "chat_template_kwargs"
         yield (self.mode == SEQUENCE_SCORER or self.fill_checkpoints, f"mode={SEQUENCE_SCORER!r}",
                "judge_head fill_temperature_low fill_temperature_high clean_share")
 
@@ -110,7 +110,7 @@ class PretrainConfig(RunConfig):
                f"{self.fill_temperature_high:g}")
 
         yield (self.n_embd % (2 * self.n_head), "n_embd n_head",
-               f"{self.n_embd} (n_embd) is no multiple of 2 * {self.n_head} (n_head), as rotary pairs need")
+               f"n_embd must be a multiple of 2 * n_head (rotary pairs), and {self.n_embd} is none of {2 * self.n_head}")
 
     def shape(self, vocab_size=100, base_vocab_size=97):
         """The GPTConfig of a new model."""
