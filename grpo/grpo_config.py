@@ -67,8 +67,6 @@ class GRPOConfig(RunConfig):
     reward_file: str | None = None
         # your Python file of reward functions (as in TRL), @environment classes, @mask functions
     reward_weights: tuple[float, ...] = ()  # one for each reward; (): all 1.0
-    reward_normalisation: Literal["none", "group"] = "none"
-        # group: each reward is normalised within its group before they are added
     reward_settings: dict | None = None  # {keyword-only parameter of a reward: value}, such as {'length_max': 80}
     success_reward: str | None = None
         # a completion is correct if this reward is at its maximum; None: the preset's, or the first
@@ -114,7 +112,7 @@ class GRPOConfig(RunConfig):
     # The objective
     objective: Annotated[str, OBJECTIVES] = "grpo"  # the loss, such as grpo, dr_grpo, dapo (docs/algorithm.md)
     advantage: Annotated[str | None, ADVANTAGES] = None
-        # how rewards are compared, such as group_std or leave_one_out; None: the objective's own
+        # how rewards are compared, such as group_std, leave_one_out or gdpo; None: the objective's own
     train_pass_k: Count = 1  # 1: maximize the mean reward; k: pass@k, so hard problems count more
     clip_low: NotNegative | None = None  # the ratio is at least 1 - clip_low; None: the objective's own
     clip_high: NotNegative | None = None  # the ratio is at most 1 + clip_high; None: the objective's own
@@ -193,8 +191,8 @@ class GRPOConfig(RunConfig):
         yield (self.template in OF_TOKENIZER or self.task_type in PRESET_TEMPLATE, OF_CHAT_TEMPLATE,
                "chat_template_kwargs")
         yield (self.reward_functions or self.task_type != "fill_in", "reward_functions or task_type",
-               "reward_weights reward_normalisation reward_settings success_reward train_pass_k reward_workers "
-               "reward_timeout reward_model_checkpoint")
+               "reward_weights reward_settings success_reward train_pass_k reward_workers reward_timeout "
+               "reward_model_checkpoint")
         yield self.judge_checkpoint is not None, "judge_checkpoint", "gold_judge_checkpoint credit_window"
         yield self.environment is not None, "environment", "max_turns"
         yield (self.unmask_steps > 1 or self.block_length is not None, "unmask_steps above 1 or block_length",
@@ -300,8 +298,7 @@ def conflicts_of_rewards(c):
     decides = "objective" if c.advantage is None else "advantage"
     changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer)
     per_token = names(credit_window=c.credit_window is not None)
-    normalised = names(reward_normalisation=c.reward_normalisation == "group")
-    more = " ".join((changes, per_token, normalised)).strip()
+    more = f"{changes} {per_token}".strip()
     yield (not all(map(math.isfinite, c.reward_weights)), "reward_weights", "must be finite numbers")
     yield (c.reward_weights and len(c.reward_weights) != len(c.reward_names), "reward_weights",
            f"must have a number for each reward ({', '.join(c.reward_names)}); () weights them alike")
@@ -324,12 +321,10 @@ def conflicts_of_rewards(c):
            "train_pass_k weights whole completions by a factor that is meant for their success; leave out what else "
            "changes the reward")
     yield (c.baseline == "max_rl" and more, f"{decides} {more}",
-           "advantage='max_rl' divides by the share of a group's completions that are correct; leave out what else "
+           "max_rl divides by the share of a group's completions that are correct; leave out what else "
            "changes the reward")
-    yield (normalised and c.advantage == "group_std", "reward_normalisation advantage",
-           "it divides by the group's standard deviation already")
-    yield (normalised and per_token, "reward_normalisation credit_window",
-           "the credits of tokens would not be normalised")
+    yield (c.baseline == "gdpo" and per_token, f"{decides} credit_window",
+           "gdpo normalises rewards, and the credits of tokens would not be; set another advantage")
     # A group of equal rewards teaches nothing only where rewards alone are compared, within the group
     whose = names(kl_in_reward=c.kl_in_reward, teacher_checkpoint=not c.rewarded)
     if c.baseline == "step":

@@ -12,7 +12,7 @@ from torch import Tensor
 from core.distributed import Distributed
 from core.settings.setting import Settings
 from grpo.losses import (
-    Objective, compute_advantages, kl_penalty, kl_per_token, objective_of, policy_loss, token_weights)
+    Objective, baseline_of, compute_advantages, kl_penalty, kl_per_token, objective_of, policy_loss, token_weights)
 from grpo.metrics import VARIED, add_up, end_step, logged_sums, mismatch, rollout_sums, varied_sums
 from grpo.reference import choose_estimator, penalty_weight, with_proximal, with_reference
 from grpo.rollout import Rollouts, Scored, Scores
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # What a step does with rewards beyond the algorithm, in this order:
 # {setting, and function of grpo/shaping.py: its value without it}
 SHAPES = {
-    "reward_normalisation": "none",
     "train_pass_k": 1,
     "overlong_buffer": 0,
     "kl_in_reward": False,
@@ -91,7 +90,7 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
         scored = rewards(rollouts)
         if objective.advantage != "step":  # that one compares groups, too
             add_up(sums, varied_sums(scored))
-        for shape in shapes_of(config, SHAPES):
+        for shape in shapes_of(config):
             rollouts, scored = shape(rollouts, scored, rewards, config)
         add_up(sums, more | {VARIED: (scored.differ().sum(), None)})
         timer.end("reward")
@@ -99,8 +98,9 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
 
     first = rollouts, scored = collect(0)
     sums |= rollout_sums(rollouts, scored, scored.differ(), objective.discriminative) | logged_sums(scored, dist)
-    for choose in shapes_of(config, {"zero_std": "keep"}):
-        rollouts, scored, more = choose(rollouts, scored, collect, config, dist)
+    if config.zero_std != "keep":
+        from grpo.shaping import zero_std
+        rollouts, scored, more = zero_std(rollouts, scored, collect, config, dist)
         sums |= more
     rollouts = with_advantage(rollouts, scored, objective.advantage, dist)
     sums["_taught"] = ((rollouts.advantage != 0) * rollouts.train_mask).sum(), None
@@ -110,9 +110,11 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
     return replace(rollouts, texts=None), sums | mismatches, first
 
 
-def shapes_of(config: Settings, off: dict) -> list[Callable]:
-    """The functions of grpo/shaping.py that the settings ask for. off: {setting: its value without the function}"""
-    return [getattr(import_module("grpo.shaping"), key) for key, value in off.items() if getattr(config, key) != value]
+def shapes_of(config: Settings) -> list[Callable]:
+    """The functions of grpo/shaping.py that the advantage and the settings ask for."""
+    names = ["gdpo"] if baseline_of(config) == "gdpo" else []
+    names += [key for key, value in SHAPES.items() if getattr(config, key) != value]
+    return [getattr(import_module("grpo.shaping"), name) for name in names]
 
 
 def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist: Distributed) -> Rollouts:

@@ -95,6 +95,7 @@ ADVANTAGES = {
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
     "batch_std": batch_std,
+    "gdpo": batch_std,  # of rewards that grpo/shaping.py normalises first: GDPO, arXiv 2601.05242
     "max_rl": max_rl,
     "step": step,
 }
@@ -197,13 +198,11 @@ OBJECTIVES["drgrpo"] = OBJECTIVES["dr_grpo"]
 
 
 def baseline_of(config: Settings) -> str:
-    """A name in ADVANTAGES: the setting, or what pass@k or normalised rewards need, or the objective's own."""
+    """A name in ADVANTAGES: the setting, or what pass@k needs, or the objective's own."""
     if config.advantage is not None:
         return config.advantage
     if config.train_pass_k > 1:
         return "leave_one_out"
-    if config.reward_normalisation == "group":
-        return "batch_std"
     return OBJECTIVES[config.objective].advantage
 
 

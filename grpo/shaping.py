@@ -1,7 +1,7 @@
 """Optional changes of rewards and of what is trained on.
 
-Each function has the name of the setting that asks for it (SHAPES of grpo/grpo_training_step.py), and takes and returns
-rollouts and their Scored; rewards: the Rewards that scored them.
+Each function has the name of the setting or advantage that asks for it (shapes_of in grpo/grpo_training_step.py), and
+takes and returns rollouts and their Scored; rewards: the Rewards that scored them.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,14 @@ ROUNDING = 1e-3     # nats: penalties of equal completions that are as near are 
 MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are then still equal are dropped
 
 
-def reward_normalisation(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
-    """The credit is the sum of rewards that are each normalised within their group (GDPO, arXiv 2601.05242)."""
+def gdpo(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
+    """The credit is the sum of rewards that are each normalised within their group (GDPO, arXiv 2601.05242). Without
+    their values, as from a function that is no Rewards, the reward is the only one."""
     left_out, G = scored.reward.isnan().flatten().cpu(), rollouts.group_size         # (N,)
-    values = {name: x.cpu().masked_fill(left_out, torch.nan) for name, x in scored.values.items()}
-    credit = rewards.total(normalised(values, G), G).round(decimals=6).float()       # (N,)
-    credit = credit.to(scored.reward.device, non_blocking=True)
+    values = scored.values or {"reward": scored.reward.flatten()}
+    parts = normalised({name: x.cpu().masked_fill(left_out, torch.nan) for name, x in values.items()}, G)
+    total = rewards.total(parts, G) if scored.values else parts["reward"]            # (N,)
+    credit = total.round(decimals=6).float().to(scored.reward.device, non_blocking=True)
     return rollouts, replace(scored, credit=credit.view_as(scored.reward)[..., None])
 
 

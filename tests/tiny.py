@@ -31,7 +31,7 @@ from core.tokenizer_kinds import BPETokenizer
 from grpo.build import make_rewards
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import (
-    SHAPES, Timer, collect_rollouts, grpo_training_step, rollout_loss, sampler_of, shapes_of, train_on_rollouts)
+    Timer, collect_rollouts, grpo_training_step, rollout_loss, sampler_of, shapes_of, train_on_rollouts)
 from grpo.losses import objective_of
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
@@ -188,7 +188,7 @@ def all_settings(*classes):
 
 
 SWITCHES = {"credit_window": {"judge_checkpoint": "j"}} | dict.fromkeys(
-    ("reward_normalisation", "train_pass_k", "reward_weights"), {"task_type": "general"})
+    ("train_pass_k", "reward_weights"), {"task_type": "general"})
 
 
 def config(**settings):
@@ -325,7 +325,7 @@ def train(policy, rollouts, sums, c, optimizers=None, dist=None):
 
 def shaped(rollouts, scored, c, rewards=None):
     """Rollouts and Scored as the shapes of the settings leave them."""
-    for shape in shapes_of(c, SHAPES):
+    for shape in shapes_of(c):
         rollouts, scored = shape(rollouts, scored, rewards, c)
     return rollouts, scored
 

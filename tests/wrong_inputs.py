@@ -147,6 +147,7 @@ SETTINGS = [
     (TRAIN, "--learning_rate=5e-6 --min_lr=1e-5", 1, "min_lr=1e-05 learning_rate"),
     (TRAIN, "--judge_checkpoint=None", 1, "gold_judge_checkpoint judge_checkpoint"),
     (TRAIN, "--advantage=max_rl", 1, "credit_window=2 max_rl"),
+    (TRAIN, "--advantage=gdpo", 1, "credit_window=2 gdpo"),
     (TRAIN, "--environment=X", 1, "environment reward_functions"),
 ]
 
@@ -204,6 +205,7 @@ ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     "--objective=ppo": "objective grpo",
     "--objective=sapo --clip_high=0.2": "clip_high=0.2 sapo",
     "--advantage=z": "advantage group_std",
+    "--advantage=normalize_then_sum": "advantage gdpo",
     "--reference_mode=none": "kl_beta reference_mode",
     "--group_size=1": "group_size compared",
     "--minibatches=17": "minibatches batch_size",
@@ -213,6 +215,7 @@ ALGORITHM = [(TRAIN, arguments, 1, words) for arguments, words in {
     "--ema_alpha=0.5": "ema_alpha=0.5 reference_mode='ema'",
     "--kl_in_reward=True --kl_estimator=exact": "kl_estimator k3",
     f"{SUCCESS} --train_pass_k=2 --advantage=group_std": "train_pass_k leave_one_out",
+    f"{SUCCESS} --train_pass_k=2 --advantage=gdpo": "train_pass_k leave_one_out",
     f"{PASSES} --fill_estimator=one_step --top_p=0.9": "top_p fill_estimator",
     "--teacher_checkpoint=t": "kl_beta kl_beta=0.0",
     f"{TAUGHT} --task_type=math": "task_type reward_functions",

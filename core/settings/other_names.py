@@ -76,7 +76,8 @@ vespo_lambda_pos vespo_lambda_neg | | a config can add an objective: docs/gettin
 scale_rewards | advantage | group is group_std, none group_mean, batch batch_std
 adv_estimator | advantage | grpo is group_std, rloo leave_one_out, reinforce_plus_plus step
 norm_adv_by_std_in_grpo | advantage | True is group_std, False group_mean
-multi_objective_aggregation | reward_normalisation=group | for normalize_then_sum
+multi_objective_aggregation | advantage=gdpo | for normalize_then_sum
+reward_normalisation reward_normalization | advantage=gdpo | for group
 epsilon clip_ratio clip_range cliprange clip_eps clip_epsilon | clip_low clip_high |
 clip_ratio_low | clip_low |
 epsilon_high clip_ratio_high | clip_high | of cispo one less: the bound is 1 + clip_high
@@ -151,6 +152,7 @@ disable_tqdm | | the bar is on a terminal only
 """
 
 VALUES = """
+advantage=normalize_then_sum | it is gdpo
 kl_estimator=k1 kl_estimator=kl | its gradient does not contain the reference; leave it out and set kl_in_reward=True
 kl_estimator=low_var_kl | it is k3
 kl_estimator=mse | it is k2

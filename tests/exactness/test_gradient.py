@@ -64,12 +64,13 @@ def test_the_gradient_equals_that_of_every_completion_forwarded_on_its_own(datas
     assert apart(shared, gradient_of_loop(policy, loss)) < 1e-5
 
 
-@pytest.mark.parametrize("teacher", [False, True], ids=["rewards and k3", "a teacher and exact KL"])
+@pytest.mark.parametrize("teacher", [None, {}, {"advantage": "gdpo"}],
+                         ids=["rewards and k3", "a teacher and exact KL", "likewise with gdpo"])
 def test_on_prompts_the_gradient_equals_that_of_every_completion_forwarded_on_its_own(prompts, teacher):
     policy, reference = causal_policy(seed=1), causal_policy(seed=2).frozen()
     c, scorer = prompt_config(kl_beta=0.3, temperature=0.7), length_reward
-    if teacher:
-        c = config(max_new_tokens=6, temperature=0.7, **TAUGHT)
+    if teacher is not None:
+        c = config(max_new_tokens=6, temperature=0.7, **TAUGHT, **teacher)
         scorer = Rewards(c)
     data = prompt_consumer(prompts, c)
     shared = step_gradient(policy, reference, scorer, data, c)
@@ -84,7 +85,7 @@ def test_on_prompts_the_gradient_equals_that_of_every_completion_forwarded_on_it
             at = len(prompt) - 1 + t
             logp, ratio = p[at, token], (p[at, token] - p[at, token].detach()).exp()
             term = 0.7 * sum(p[at, v].exp() * (p[at, v] - q[at, v]) for v in range(p.shape[1]))
-            if not teacher:
+            if teacher is None:
                 kl = (q[at, token] - logp).exp() - (q[at, token] - logp) - 1
                 term = ratio * (-advantage[n] + c.kl_beta * kl)
             total = total + term / length / 16

@@ -16,7 +16,7 @@ EPS = 1e-4
 RECIPES = {  # those of docs/algorithm.md
     "GSPO-token": {"objective": "gspo", "judge_checkpoint": "j", "credit_window": 2},
     "LUSPO": {"objective": "luspo"},
-    "GDPO": {"objective": "bnpo", "reward_normalisation": "group"},
+    "GDPO": {"objective": "bnpo", "advantage": "gdpo"},
     "GPG": {"objective": "bnpo", "advantage": "group_mean", "zero_std": "drop"},
     "MaxRL": {"objective": "dr_grpo", "advantage": "max_rl"},
     "DPPO": {"objective": "dppo", "ratio_to": "sampler"},

@@ -2,15 +2,18 @@
 
 import math
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from core.errors import Mistake
 from core.judge import calculate_judge_scores
 from grpo.build import make_rewards
+from grpo.losses import OBJECTIVES
 from grpo.reward_functions.judge import Judge
-from grpo.rewards import import_rewards, reward
+from grpo.rewards import Scored, import_rewards, reward
 from tests.tiny import TOKENIZER, config, judge, shaped
 
 import_rewards()
@@ -95,11 +98,12 @@ def test_a_reward_can_be_asked_alone_and_logs_metrics():
     assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"]
 
 
-def test_rewards_may_be_normalised_before_they_are_added():
+@pytest.mark.parametrize("normalised", [{"advantage": "gdpo"}, {"objective": "of_a_row"}], ids=str)
+def test_rewards_may_be_normalised_before_they_are_added(normalised, monkeypatch):
+    monkeypatch.setitem(OBJECTIVES, "of_a_row", replace(OBJECTIVES["bnpo"], advantage="gdpo"))
     looked_up("up", [0.1, 0.3, None, 0.9, 0.2])
     looked_up("flat", [7.0, 7.0, 7.0, None, 7.0])
-    texts, normalised = texts_of([""] * 5), {"reward_normalisation": "group"}
-    found, _ = scored(texts, 5, "up", "flat", reward_weights=(1.0, 2.0), **normalised)
+    found, _ = scored(texts_of([""] * 5), 5, "up", "flat", reward_weights=(1.0, 2.0), **normalised)
     std = float(torch.tensor([0.1, 0.3, 0.2]).std())
     expected = [-0.1 / std, 0.1 / std, -9, -9, 0.0]
     assert found.credit[0, :, 0].nan_to_num(-9).tolist() == pytest.approx(expected, abs=2e-3)
@@ -108,6 +112,11 @@ def test_rewards_may_be_normalised_before_they_are_added():
     looked_up("falls", [0.9, 0.7, 0.8, 0.1])
     found, _ = scored(texts_of([""] * 4), 4, "rises", "falls", **normalised)
     assert found.credit.unique().numel() == 1, "those that cancel are equal to the last bit: the group can be dropped"
+    with pytest.raises(Mistake, match="credit_window"):
+        config(judge_checkpoint="j", credit_window=2, **normalised)
+    alone = Scored(torch.tensor([[0.1, 0.3, 0.2, math.nan]]))  # of a function that gives no values
+    found = shaped(SimpleNamespace(group_size=4), alone, config(**normalised))[1]
+    assert found.credit[0, :3, 0].tolist() == pytest.approx([-0.1 / std, 0.1 / std, 0.0], abs=2e-3)
 
 
 @pytest.mark.parametrize("window", [None, 2])

@@ -47,7 +47,7 @@ def test_a_policy_that_is_not_finite_samples_a_bad_step(dataset, prompts, kind, 
 
 
 @pytest.mark.parametrize("settings, bad", [
-    ({}, -INF), ({"zero_std": "resample"}, INF), ({"reward_normalisation": "group"}, INF), ({"train_pass_k": 2}, -INF)],
+    ({}, -INF), ({"zero_std": "resample"}, INF), ({"advantage": "gdpo"}, INF), ({"train_pass_k": 2}, -INF)],
     ids=str)
 def test_a_reward_that_is_not_finite_makes_a_bad_step(prompts, settings, bad):
     @reward(0, 100)
@@ -183,7 +183,7 @@ IN_REWARD = {"kl_in_reward": True, "kl_beta": 0.1, "advantage": "group_std"}
     ("equal", {"overlong_buffer": 3}, {"one": 0.25}), ("equal", {"zero_std": "drop"}, {"one": 0.25}),
     ("equal", {"zero_std": "resample"}, {"one": 0.25}), ("unlike", {"mask_truncated": True}, {}),
     ("skipped", {"max_bad_steps": 9}, {}), ("equal skipped", {}, {"one": 0.25}),
-    ("equal unlike", {"reward_normalisation": "group"}, {"one": 0.25}),
+    ("equal unlike", {"advantage": "gdpo"}, {"one": 0.25}),
     ("equal", {"ppo_epochs": 2, "minibatches": 2}, {"one": 0.25})], ids=str)
 def test_rewards_that_differ_in_no_group_of_the_first_steps_are_named_once_with_their_value(
         prompts, tmp_path, capsys, values, settings, named):

@@ -145,7 +145,7 @@ def test_supervised_training_and_samples_are_on_one_device(more, device, world):
 def test_a_run_on_an_apple_gpu_is_on_one_device_and_needs_no_float64(name, world):
     more = ("--device=mps", f"--out_dir={world}/mps-{name}")
     if name == "causal":
-        more += ("--reward_normalisation=group", "--optimizer=adamw")
+        more += ("--advantage=gdpo", "--optimizer=adamw")
     if name == "qwen_lora":
         pytest.importorskip("peft")
         more += ("--device=auto",)

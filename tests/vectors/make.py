@@ -59,6 +59,7 @@ def advantage_by_hand(name, reward):
             others = [x for j, x in enumerate(row) if j != i]
             out.append({"group_std": c[i] / (std + 1e-4), "group_mean": c[i],
                         "leave_one_out": r - sum(others) / (G - 1), "batch_std": c[i] / (centred_std + 1e-4),
+                        "gdpo": c[i] / (centred_std + 1e-4),  # of normalised rewards
                         "max_rl": c[i] * G / sum(row) if any(row) else 0.0,
                         "step": (r - mean) / (step_std + 1e-4)}[name])
     return out
