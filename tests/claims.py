@@ -143,7 +143,7 @@ CLAIMS = {
             "objectives/test_recipes_of_papers.py::test_a_recipe_gives_the_gradient_of_the_papers_formula",
         "a baseline of the step tells close rewards from equal ones":
             "objectives/test_advantages.py::test_a_step_wide_baseline_tells_close_rewards_from_equal_ones",
-        "normalised rewards have the advantages of GDPO":
+        "advantage='gdpo' gives the advantages of GDPO":
             "objectives/test_advantages.py::test_the_sum_of_normalised_rewards_gets_the_advantages_of_gdpo",
         "at ratio 1 every objective is REINFORCE with its baseline and weights":
             "objectives/test_objectives.py::test_on_policy_the_gradient_is_that_of_the_advantage_times_the_log_probability",

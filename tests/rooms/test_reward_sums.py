@@ -112,6 +112,7 @@ def test_rewards_may_be_normalised_before_they_are_added(normalised, monkeypatch
     looked_up("falls", [0.9, 0.7, 0.8, 0.1])
     found, _ = scored(texts_of([""] * 4), 4, "rises", "falls", **normalised)
     assert found.credit.unique().numel() == 1, "those that cancel are equal to the last bit: the group can be dropped"
+    assert config(**normalised).baseline == "gdpo"
     with pytest.raises(Mistake, match="credit_window"):
         config(judge_checkpoint="j", credit_window=2, **normalised)
     alone = Scored(torch.tensor([[0.1, 0.3, 0.2, math.nan]]))  # of a function that gives no values
