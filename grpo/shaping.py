@@ -13,7 +13,7 @@ from torch import Tensor
 
 from core.distributed import Distributed
 from core.settings.setting import Settings
-from grpo.losses import kl_as_reward
+from grpo.losses import compute_advantages, kl_as_reward
 from grpo.metrics import equal_completions
 from grpo.reference import kl_weight
 from grpo.rollout import Rollouts, Scored, join
@@ -34,16 +34,14 @@ def gdpo(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> 
 
 
 def normalised(values: dict, G: int) -> dict:
-    """Each reward minus its group's mean, divided by the standard deviation there plus 1e-4.
-    values: {name: (N,)}, NaN where skipped. In float64, because the sum of rewards that cancel must be 0"""
+    """The group_std of each reward, in float64, because the sum of rewards that cancel must be 0.
+    values: {name: (N,)}, NaN where skipped"""
     out = {}
     for name, x in values.items():
-        x = x.double().view(-1, G)                                                   # (P, G)
-        count = (~x.isnan()).sum(1, keepdim=True)                                    # (P, 1)
-        apart = x - x.nanmean(1, keepdim=True)                                       # (P, G)
-        squares = apart.square().nansum(1, keepdim=True)                             # (P, 1)
-        std = (squares / (count - 1).clamp(min=1)).sqrt()                            # (P, 1)
-        out[name] = (apart / (std + 1e-4)).flatten()
+        x = x.double().view(-1, G, 1)                                                # (P, G, 1)
+        seen = ~x.isnan()                                                            # (P, G, 1)
+        A = compute_advantages(torch.where(seen, x, 0.0), "group_std", seen)         # (P, G, 1)
+        out[name] = A.masked_fill(~seen, torch.nan).flatten()
     return out
 
 
