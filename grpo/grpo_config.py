@@ -13,7 +13,7 @@ from core.config import OF_CHAT_TEMPLATE, OF_TOKENIZER, PROMPT_TEMPLATES, READ_A
 from core.files import lies_in
 from core.fill_in import UNMASK_ORDERS
 from core.settings.setting import (
-    Count, Decay, Natural, NotNegative, Positive, Share, Steps, Temperature, check_value)
+    Count, Decay, Natural, NotNegative, Path, Positive, Share, Steps, Temperature, check_value)
 from grpo.losses import (
     ADVANTAGES, AVERAGES, KL_ESTIMATORS, OBJECTIVES, RATIOS, SURROGATES, baseline_of, check_row)
 from grpo.reference import REFERENCES
@@ -29,17 +29,17 @@ class GRPOConfig(RunConfig):
     """The settings of grpo/train_grpo.py and their defaults."""
 
     # Model
-    generator_checkpoint: str | None = None
+    generator_checkpoint: Path | None = None
         # the model that is trained: a file of this project, a folder in Hugging Face format, or hf:owner/name
     lora_rank: Annotated[int, "[0, 1e5]"] = 0  # size of a LoRA adapter, which alone is trained; 0: no adapter
-    lora_init_from: str | None = None  # the folder of an adapter to start from
+    lora_init_from: Path | None = None  # the folder of an adapter to start from
     lora_alpha: Positive | None = None  # the adapter's output counts lora_alpha / lora_rank times; None: twice
     lora_targets: str = "all-linear"
         # layers with an adapter: all but the output layer, or names of layers, as in q_proj,v_proj
     load_in_4bit: bool = False  # hold the weights that are not trained in 4 bits (CUDA, CPU)
 
     # Data
-    dataset: str = "char_diffusion"
+    dataset: Path = "char_diffusion"
         # a folder (a name in data/ or a path), a .jsonl, .json, .csv or .parquet file of prompts, or hf:owner/name
     template: Annotated[str | None, PROMPT_TEMPLATES] = None
         # how prompts are rendered: plain, chat, math, code, model (the tokenizer's chat template), or that with the
@@ -64,24 +64,24 @@ class GRPOConfig(RunConfig):
         # a preset of rewards: fill_in (the judge), math, code, general, reasoning; math, code and reasoning have a
         # template too
     reward_functions: tuple[str, ...] = ()  # names of rewards; (): those of task_type
-    reward_file: str | None = None
+    reward_file: Path | None = None
         # your Python file of reward functions (as in TRL), @environment classes, @mask functions
     reward_weights: tuple[float, ...] = ()  # one for each reward; (): all 1.0
     reward_settings: dict | None = None  # {keyword-only parameter of a reward: value}, such as {'length_max': 80}
-    success_reward: str | None = None
+    success_reward: Path | None = None
         # a completion is correct if this reward is at its maximum; None: the preset's, or the first
     reward_workers: Annotated[int, "[0, 1e3]"] = 2
         # processes for slow rewards, such as those that run code; 0: the training process, without a timeout
     reward_timeout: Annotated[float, "(0, 1e6]"] = 30.0
         # seconds for a step's slow rewards in workers, of which late ones are skipped, and for each method of an
         # environment
-    reward_model_checkpoint: str | None = None  # the Hugging Face classifier that gives the reward reward_model
-    judge_checkpoint: str | None = None  # the model behind the reward `judge`
-    gold_judge_checkpoint: str | None = None  # a second judge: logged, never trained against
+    reward_model_checkpoint: Path | None = None  # the Hugging Face classifier that gives the reward reward_model
+    judge_checkpoint: Path | None = None  # the model behind the reward `judge`
+    gold_judge_checkpoint: Path | None = None  # a second judge: logged, never trained against
     credit_window: Natural | None = None
         # per-token reward: mean judge score within this window; None: one reward per completion
     overlong_buffer: Natural = 0  # over the last N tokens before max_new_tokens the reward falls by up to 1; 0: off
-    environment: str | None = None  # the class of reward_file that answers each turn of a completion (docs/rewards.md)
+    environment: Path | None = None  # the class of reward_file that answers each turn of a completion (docs/rewards.md)
     max_turns: Count = 8  # the most turns of an episode
 
     # Sampling: problems, and a group of completions of each
@@ -129,7 +129,7 @@ class GRPOConfig(RunConfig):
         # exact (over the vocabulary), k2, k3; None: exact for fill-in and with a teacher, else k3
     kl_in_reward: bool = False  # KL as a part of the reward (k1) instead of the loss
     kl_target: Positive | None = None  # kl_beta is adapted to reach this mean_kl; None: kl_beta stays
-    reference_checkpoint: str | None = None  # the model that the KL penalty is to; None: the generator at step 0
+    reference_checkpoint: Path | None = None  # the model that the KL penalty is to; None: the generator at step 0
     reference_mode: Annotated[str, REFERENCES] = "static"
         # static: the initial model; ema: a moving average; periodic: a copy now and then; none
     ema_alpha: Annotated[float, "[0, 1]"] = 0.99  # share of the reference that stays after each iteration
@@ -137,7 +137,7 @@ class GRPOConfig(RunConfig):
     ref_offload: bool = False  # keep the reference on the CPU while it is not used
 
     # On-policy distillation
-    teacher_checkpoint: str | None = None  # teacher for on-policy distillation; replaces the reference
+    teacher_checkpoint: Path | None = None  # teacher for on-policy distillation; replaces the reference
     distill_beta: Positive = 1.0  # weight of the KL to the teacher
 
     # Optimizer steps
@@ -166,7 +166,7 @@ class GRPOConfig(RunConfig):
     sample_interval: Steps | None = None  # steps between two sets of samples for people to read; None: eval_interval
 
     # The run
-    out_dir: str = "out-grpo"  # the folder of everything that the run writes
+    out_dir: Path = "out-grpo"  # the folder of everything that the run writes
     resume: Literal[True, False, "auto"] = False
         # True: continue from out_dir/state.pt, without a config file with its saved settings; auto: only if there is
         # one

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from core.errors import Mistake, one_line
 
+PATH = "a path or a name"
 # The type of a setting may name an interval, whose round bracket leaves its end out, or a table that has the value
 Count = Annotated[int, "[1, 1e6]"]
 Steps = Annotated[int, "[1, 1e12]"]
@@ -19,6 +20,7 @@ Decay = Annotated[float, "[0, 1)"]
 Positive = Annotated[float, "(0, 1e9]"]
 NotNegative = Annotated[float, "[0, 1e9]"]
 Temperature = Annotated[float, "[1e-6, 1e3]"]
+Path = Annotated[str, PATH]
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,8 @@ def kinds_of(hint):
 
 def check_values(config, origin=types.MappingProxyType({})):
     """Raises Mistake for the first setting whose value is not allowed. origin: as of Settings"""
-    for key, (kinds, allowed) in settings_of(type(config)).items():
-        value, place = getattr(config, key), origin.get(key, "")
-        if value == "" and types.NoneType in kinds:
-            raise Mistake(f"{place}: " * bool(place) + f"{key}='' is empty; leave it out, or set None")
-        check_value(key, value, allowed, place)
+    for key, (_, allowed) in settings_of(type(config)).items():
+        check_value(key, getattr(config, key), allowed, origin.get(key, ""))
 
 
 def check_value(key, value, allowed, place=""):
@@ -114,7 +113,9 @@ def check_value(key, value, allowed, place=""):
     place: the file or argument that set it"""
     if value is None or allowed is None:
         return
-    if isinstance(allowed, str):
+    if allowed == PATH:
+        fits, what = value != "", allowed
+    elif isinstance(allowed, str):
         fits, what = is_inside(value, allowed), f"in {allowed}"
     else:
         fits, what = value in allowed, f"one of {', '.join(map(str, allowed))}"

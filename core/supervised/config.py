@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from core.config import OF_CHAT_TEMPLATE, OF_TOKENIZER, PROMPT_TEMPLATES, READ_AGAIN, RunConfig
 from core.files import lies_in
 from core.model import JUDGE_HEADS, MASKED_FILL, MODES, SEQUENCE_SCORER, GPTConfig
-from core.settings.setting import Count, Decay, Natural, NotNegative, Positive, Share, Steps, Temperature
+from core.settings.setting import Count, Decay, Natural, NotNegative, Path, Positive, Share, Steps, Temperature
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,17 @@ class PretrainConfig(RunConfig):
     n_embd: Annotated[int, "[2, 65536]"] = 128  # width of the hidden states; a multiple of 2 * n_head
     dropout: Decay = 0.0  # while training; 0.0: none
     tied: bool = True  # one matrix for reading and writing tokens
-    init_from: str | None = None
+    init_from: Path | None = None
         # weights to start from; a judge takes any trunk of its size; a Hugging Face model is fine-tuned as it is
     lora_rank: Annotated[int, "[0, 1e5]"] = 0  # size of a LoRA adapter, which alone is trained; 0: no adapter
-    lora_init_from: str | None = None  # the folder of an adapter to start from
+    lora_init_from: Path | None = None  # the folder of an adapter to start from
     lora_alpha: Positive | None = None  # the adapter's output counts lora_alpha / lora_rank times; None: twice
     lora_targets: str = "all-linear"
         # layers with an adapter: all but the output layer, or names of layers, as in q_proj,v_proj
     load_in_4bit: bool = False  # hold the weights that are not trained in 4 bits (CUDA, CPU)
 
     # Data
-    dataset: str = "char_diffusion"
+    dataset: Path = "char_diffusion"
         # a folder (a name in data/ or a path), a .jsonl, .json, .csv or .parquet file of prompts, or hf:owner/name
     block_size: Annotated[int, "[2, 1e5]"] = 128  # tokens per text
     masks: dict | None = None
@@ -78,8 +78,8 @@ class PretrainConfig(RunConfig):
     eval_interval: Steps = 500  # steps between two evaluations
 
     # The run
-    out_dir: str = "out-pretrain"  # the folder of everything that the run writes
-    export: str | None = None  # where the final model is also written, in float16, to be shipped or used
+    out_dir: Path = "out-pretrain"  # the folder of everything that the run writes
+    export: Path | None = None  # where the final model is also written, in float16, to be shipped or used
     resume: Literal[True, False, "auto"] = False
         # True: continue from out_dir/state.pt, without a config file with its saved settings; auto: only if there is
         # one
@@ -108,11 +108,10 @@ class PretrainConfig(RunConfig):
         yield (self.fill_temperature_low > self.fill_temperature_high, "fill_temperature_low fill_temperature_high",
                f"the lowest temperature, {self.fill_temperature_low:g}, must be at most the highest, "
                f"{self.fill_temperature_high:g}")
-
         yield (self.n_embd % (2 * self.n_head), "n_embd n_head",
-               f"n_embd must be a multiple of 2 * n_head (rotary pairs), and {self.n_embd} is none of {2 * self.n_head}")
+               f"{2 * self.n_head}, twice n_head, must divide n_embd, {self.n_embd} (rotary pairs); change one of them")
 
-    def shape(self, vocab_size=100, base_vocab_size=97):
+    def shape(self, vocab_size, base_vocab_size):
         """The GPTConfig of a new model."""
         longest = self.block_size + (self.mode == SEQUENCE_SCORER)  # a judge may read CLS before the text
         return GPTConfig(self.mode, vocab_size, base_vocab_size, longest, self.n_layer, self.n_head, self.n_embd,
