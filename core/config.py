@@ -132,8 +132,9 @@ def lower_min_lr(values, origin):
 
 
 def saved_settings(known, path):
-    """The settings in the config.json of a run."""
-    saved = read_object(path, path, "name the config file of the run")
+    """The settings in the config.json of a run, perhaps of an earlier version."""
+    from core.settings.other_names import with_settings_of_today
+    saved = with_settings_of_today(read_object(path, path, "name the config file of the run"), path)
     saved.pop("starts", None)
     check_keys([(path, saved)], known)
     return {key: checked(key, value, known, path) for key, value in saved.items()}

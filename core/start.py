@@ -93,8 +93,10 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
         where = f"resuming from {shortest(trainer.checkpoints.last)}, step {trainer.step} of {config.max_iters}"
         logger.say(f"{where}; its buffer: {trainer.holds}" if trainer.holds else where)
         if os.path.exists(path):
+            from core.settings.other_names import with_settings_of_today
             saved = read_object(path, path, "delete it")
             starts = starts_of(saved, path)
+            saved = with_settings_of_today(saved, shortest(path), logger.say)
             if changes := changed_since(saved, config, dist.world):
                 logger.say(f"changed since the last start: {changes}")
     elif previous := set_aside(config.absolute_out_dir):
