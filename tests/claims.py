@@ -241,6 +241,12 @@ CLAIMS = {
             "runs/test_ranks.py::test_both_ranks_skip_a_step_that_one_cannot_take",
         "a resumed run has the bits of the uninterrupted one":
             "runs/test_resume.py::test_a_resumed_run_equals_the_uninterrupted_one",
+        "a run of an earlier commit, cut within an iteration too, resumes with that commit's numbers":
+            "runs/test_runs_of_before.py::test_a_run_of_an_earlier_commit_resumes_with_the_numbers_of_that_commit",
+        "a resumed run says once which of its settings left and what they are now":
+            "runs/test_runs_of_before.py::test_a_resumed_run_tells_once_which_settings_left_and_no_change_that_is_none",
+        "settings of an earlier version mean what they meant, or are refused with their file":
+            "runs/test_runs_of_before.py::test_settings_of_an_earlier_version_mean_what_they_meant",
         "the command that a stopped run prints resumes it":
             "runs/test_starts_and_ends.py::test_the_command_that_a_stopped_run_prints_resumes_it",
         "a run that is killed while it writes its first files starts again in its folder":
@@ -477,6 +483,8 @@ CLAIMS = {
             "rooms/test_environments.py::test_no_name_of_a_users_reaches_terminal_or_picture_raw",
         "what workers say of environments is said once by the run":
             "rooms/test_ray_workers.py::test_what_workers_say_of_environments_is_said_once",
+        "a config with several features on comes through pickle into a fresh process":
+            "rooms/test_ray_workers.py::test_configs_are_the_same_in_a_process_that_has_imported_nothing_yet",
         "Ray workers sample what the policy samples, whatever their number":
             "rooms/test_ray_workers.py::test_workers_sample_what_the_policy_samples",
         "a start is sampled with the weights of the last sync before it":

@@ -4,6 +4,11 @@ Here Ray is a stand-in that runs in this process. Real workers, and their deaths
 """
 
 import copy
+import json
+import pickle
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -13,10 +18,12 @@ import torch
 
 from core.errors import Mistake
 from core.resume import resume_command
+from core.supervised.config import PretrainConfig
+from grpo.grpo_config import GRPOConfig
 from grpo.samplers import ray as module
 from grpo.samplers.ray import RaySampler, gpus_beside, pack
 from tests.tiny import (
-    causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer, prompt_fill_policy)
+    ROOT, causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer, prompt_fill_policy)
 
 
 class Actor:
@@ -135,3 +142,41 @@ def test_workers_get_the_gpus_that_no_rank_trains_on_else_that_of_their_rank(mon
         monkeypatch.setenv(name, str(x))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert gpus_beside(SimpleNamespace(device=torch.device("cuda", rank))) == names
+
+
+CONFIGS = [
+    GRPOConfig(),
+    GRPOConfig(sampler="ray", ray_workers=3, generator_checkpoint="hf:a/b", lora_rank=4, lora_targets="q,v",
+               template="model", chat_template_kwargs={"thinking": False}, task_type="general", kl_target=0.1,
+               reward_functions=("exact_match", "length_penalty"), reward_weights=(1.0, 0.5), overlong_buffer=8,
+               reward_settings={"length_max": 80}, entropy_bonus=0.01, clip_high=0.3, report_to=("wandb",)),
+    GRPOConfig(judge_checkpoint="j", credit_window=2, unmask_steps=4, fill_estimator="one_step", top_p=1.0,
+               masks={"random": 1.0}, reference_mode="ema", ema_alpha=0.5, sampler="vllm",
+               vllm_url="http://localhost:8000"),
+    GRPOConfig(teacher_checkpoint="t", kl_beta=0.0, distill_beta=0.5, group_size=1, eval_interval=7, save_interval=3),
+    PretrainConfig(mode="sequence_scorer", fill_checkpoints=("a", "b"), n_layer=2, export="e", wandb_log=True),
+]
+IN_ANOTHER_PROCESS = """
+import json, pickle, sys
+sys.path.insert(0, sys.argv[1])
+configs = pickle.load(sys.stdin.buffer)
+from dataclasses import asdict
+print(json.dumps([[type(c).__module__, type(c).__name__, asdict(c)] for c in configs]))
+"""
+
+
+@pytest.mark.parametrize("c", CONFIGS, ids=range(len(CONFIGS)))
+def test_a_copied_config_is_equal_and_of_the_same_type(c):
+    for twin in (pickle.loads(pickle.dumps(c)), copy.copy(c), copy.deepcopy(c), replace(c)):
+        assert type(twin) is type(c) and twin == c and asdict(twin) == asdict(c)
+    changed = replace(pickle.loads(pickle.dumps(c)), seed=5, device="cpu")
+    assert type(changed) is type(c) and asdict(changed) == asdict(c) | {"seed": 5, "device": "cpu"}
+    assert changed != c
+
+
+def test_configs_are_the_same_in_a_process_that_has_imported_nothing_yet():
+    done = subprocess.run([sys.executable, "-c", IN_ANOTHER_PROCESS, ROOT], input=pickle.dumps(CONFIGS),
+                          capture_output=True)
+    assert done.returncode == 0, done.stderr
+    expected = [[type(c).__module__, type(c).__name__, asdict(c)] for c in CONFIGS]
+    assert json.loads(done.stdout) == json.loads(json.dumps(expected))

@@ -6,6 +6,7 @@ another token is very unlikely; numbers are compared as tests/golden/golden.py d
 
 import dataclasses
 import json
+import re
 import shutil
 
 import pytest
@@ -19,7 +20,7 @@ from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from tests.golden.golden import ELSEWHERE, differences
 from tests.runs.before.write import HERE, RUNS, metrics_of
-from tests.tiny import read_records, run_here
+from tests.tiny import all_settings, read_records, run_here
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 WITHIN = ("within", "judge")  # saved between optimizer steps that share rollouts
@@ -46,8 +47,27 @@ def test_a_run_of_an_earlier_commit_resumes_with_the_numbers_of_that_commit(befo
     assert len(found) == len(expected) and found[-1]["step"] == whole > steps
     known = [{key: record[key] for key in old} for record, old in zip(found, expected, strict=True)]  # others are newer
     assert differences(expected, known, ELSEWHERE) == []
-    told = [line for line in done.stdout.split("\n") if "reward_normalisation" in line]
-    assert len(told) == (name == "several_rewards") and all("'gdpo'" in line for line in told)
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("with_file", [False, True])
+def test_a_resumed_run_tells_once_which_settings_left_and_no_change_that_is_none(before, name, with_file):
+    steps, whole, (script, *command) = RUNS[name]
+    arguments = [argument for argument in command if "reward_normalisation" not in argument]
+    left = len(arguments) < len(command)
+    if with_file:
+        (before / "today.py").write_text("advantage = 'gdpo'\n" * left)
+        arguments.insert(0, "today.py")
+    else:
+        arguments = []
+    for i, last in enumerate((steps + 1, steps + 2)):
+        done = run_here(script, *arguments, "--resume=True", f"--out_dir={name}", f"--max_iters={last}")
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.split("\n")
+        told = [line for line in lines if "reward_normalisation" in line]
+        assert len(told) == (left and i == 0) and all(f"{name}/{CONFIG}" in x and "'gdpo'" in x for x in told)
+        changes, = (line for line in lines if f"max_iters {steps + i} -> {last}" in line)
+        assert {*re.findall(r"\w+", changes)} & all_settings(GRPOConfig, PretrainConfig) == {"max_iters"}
 
 
 SAVED = [  # (settings in config.json, those of today)
