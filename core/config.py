@@ -152,7 +152,16 @@ def settings_in(argument, known):
     for name in names_without_value(tree.body):
         if name not in names and not name.startswith("_"):
             raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
-    return argument, {name: x for name, x in names.items() if name in known or not isinstance(x, CODE)}
+    imported = set(names_of_imports(tree))
+    if imported:
+        WITH_CODE.add(argument)
+    settings = {}
+    for name, value in names.items():  # a file may import settings, too
+        is_table = name in imported and name not in known
+        is_helper = isinstance(value, CODE) and (name in imported or name not in known)
+        if not is_table and not is_helper:
+            settings[name] = value
+    return argument, settings
 
 
 def run_config_file(path):
@@ -174,6 +183,13 @@ def names_without_value(lines):
             yield line.target.id
         elif not isinstance(line, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield from names_without_value(ast.iter_child_nodes(line))  # of if, try, with and loops
+
+
+def names_of_imports(tree):
+    """Yields the names that a file imports, such as the OBJECTIVES that it adds to."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
 
 
 def check_keys(given, known):

@@ -4,6 +4,7 @@ What this project raises for its users is a Mistake. What code of others raises 
 reward, an environment, a mask, a config) becomes one in a block of `others`. Every other exception is a bug of ours.
 """
 
+import inspect
 import os
 import pathlib
 import re
@@ -160,6 +161,12 @@ def definition(function: Callable) -> str:
         if isinstance(part, (types.FunctionType, types.MethodType)) and hasattr(part, "__code__"):
             return f"{shortest(part.__code__.co_filename)}, line {part.__code__.co_firstlineno}"
     return getattr(function, "__name__", kind.__name__)
+
+
+def parameters_of(function: Callable, named: str) -> list[str]:
+    """The names of the parameters of a function that may be the user's. named: the setting that names it"""
+    with others(f"the parameters of {named} cannot be read", "write it in Python", definition(function)):
+        return list(inspect.signature(function).parameters)
 
 
 def shortest(file: str) -> str:

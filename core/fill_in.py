@@ -7,7 +7,36 @@ from torch import Tensor, nn
 
 from core.distributions import draw_tokens, noise_on
 
-UNMASK_ORDERS = ("random", "left_to_right", "confidence")  # of several passes; confidence: the likeliest tokens first
+
+# Orders of several passes
+
+def random(noise: Tensor) -> Tensor:
+    """Every order is equally likely."""
+    return noise
+
+
+def left_to_right(noise: Tensor) -> Tensor:
+    """The first places first."""
+    return torch.linspace(0, 1, noise.shape[-1]).expand_as(noise)
+
+
+def confidence(logp: Tensor, ids: Tensor) -> Tensor:
+    """The likeliest of the drawn tokens first (LLaDA, arXiv 2502.09992)."""
+    return -logp.gather(1, ids)
+
+
+# Functions that give each place a number; of a block the places with the lowest come first. They take the uniform noise
+# of N texts with M hidden places from left to right and return numbers of its shape, (N, M). Those with the parameters
+# `logp` (K, V), the log-probabilities at K places at temperature 1 without truncation, and `ids` (K, G), the tokens
+# that the pass drew there, return (K, G): such an order depends on the policy, so log-probabilities are estimates.
+UNMASK_ORDERS = {
+    "random": random,
+    "left_to_right": left_to_right,
+    "confidence": confidence,
+}
+
+
+# One pass
 
 
 def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor,
@@ -30,10 +59,10 @@ def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor,
 
 
 def draw_hidden(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor, hidden: Tensor,
-                temperature: float | Tensor = 1.0, padding: Tensor | None = None, confidence: Callable | None = None,
+                temperature: float | Tensor = 1.0, padding: Tensor | None = None, order: Callable | None = None,
                 **truncation) -> tuple:
-    """Does what predict_and_sample_tokens does, and returns, third of four, the tokens' confidence (P, G, M).
-    confidence: a function of states (K, C) and ids (K, G) that returns it, (K, G); None: zeros"""
+    """Does what predict_and_sample_tokens does, and returns, third of four, the order of the tokens (P, G, M).
+    order: a function of states (K, C) and ids (K, G) that returns it, (K, G); None: zeros"""
     row, number = hidden.nonzero().to(input.device, non_blocking=True).unbind(1)     # (K,) each
     h = model.states(input, position, padding=padding)[row, number]                  # (K, C)
     column = position[row, number]                                                   # (K,)
@@ -42,9 +71,9 @@ def draw_hidden(model: nn.Module, input: Tensor, position: Tensor, uniform: Tens
     if torch.is_tensor(temperature):
         temperature = temperature[row]                                               # (K, 1)
     ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)        # (K, G) each
-    sure = confidence(h, ids) if confidence else torch.zeros_like(logp)
+    order_of_ids = order(h, ids) if order else torch.zeros_like(logp)
     found = []
-    for x in (ids, logp, sure):
+    for x in (ids, logp, order_of_ids):
         whole = x.new_zeros(*position.shape, x.shape[1])                             # (P, M, G)
         whole[row, number] = x
         found.append(whole.mT)

@@ -1,7 +1,7 @@
 """Fill-in sampling in several passes: each pass reads the tokens that were drawn in the passes before it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from core.device import ids_on
 from core.distributions import in_parts
-from core.fill_in import draw_hidden, fill_in
+from core.errors import Mistake, definition, is_own_function, others, parameters_of
+from core.fill_in import UNMASK_ORDERS, draw_hidden, fill_in
 from core.truncation import KeptCollector
 
 
@@ -23,7 +24,7 @@ def draw_passes(order: Tensor, hidden: Tensor, passes: int, block_length: int | 
     turns = []
     length = block_length or order.shape[1]
     for block, there in zip(order.split(length, 1), hidden.split(length, 1), strict=True):
-        rank = block.masked_fill(~there, 2.0).argsort(1).argsort(1)                  # (N, m) rank in the order
+        rank = block.masked_fill(~there, torch.inf).argsort(dim=1, stable=True).argsort(1)  # (N, m) rank in the order
         count = there.sum(1, keepdim=True).clamp(min=1)                              # (N, 1)
         turn = len(turns) * passes + rank * passes // count                          # (N, m)
         turns.append(turn.masked_fill(~there, -1))
@@ -35,27 +36,46 @@ def count_passes(places: int, block_length: int | None, passes: int) -> int:
     return passes if block_length is None else math.ceil(places / block_length) * passes
 
 
-def order_of_places(unmask_order: str, noise: Tensor) -> Tensor:
-    """The `order` (P, G, T) of fill_in_passes, for one of UNMASK_ORDERS. noise: (P, G, T) uniform"""
-    if unmask_order == "left_to_right":
-        return torch.linspace(0, 1, noise.shape[-1]).expand_as(noise)
-    return noise
+def depends_on_policy(unmask_order: str) -> bool:
+    """True if an order of UNMASK_ORDERS depends on what the policy makes likely: its function has a parameter logp."""
+    return "logp" in parameters_of(UNMASK_ORDERS[unmask_order], f"unmask_order={unmask_order!r}")
+
+
+def order_of(unmask_order: str, *inputs: Tensor) -> Tensor:
+    """The numbers that an order of UNMASK_ORDERS gives to places. inputs: its arguments, (noise,) or (logp, ids).
+    Returns a tensor of the shape of the last of them. Raises Mistake if a user's function returns anything else."""
+    function, named = UNMASK_ORDERS[unmask_order], f"unmask_order={unmask_order!r}"
+    if is_own_function(function):
+        return function(*inputs)
+    with others(f"{named} failed", "correct it", definition(function)):
+        order = function(*inputs)
+    shape = inputs[-1].shape
+    if not isinstance(order, Tensor) or order.shape != shape or not order.isfinite().all():
+        raise Mistake(f"{definition(function)}: {named} must return a tensor of finite numbers of the shape "
+                      f"{tuple(shape)}, that of its last argument")
+    return order.to(inputs[-1].device, torch.float32)
+
+
+def check_order(unmask_order: str) -> None:
+    """Raises Mistake unless the function of an order returns a number for each place."""
+    logp, ids = torch.zeros(2, 3).log_softmax(-1), torch.zeros(2, 4, dtype=torch.long)
+    order_of(unmask_order, *((logp, ids) if depends_on_policy(unmask_order) else [torch.rand(2, 3)]))
 
 
 @torch.no_grad()
 def fill_in_passes(model: nn.Module, input: Tensor, position: Tensor, hidden: Tensor, uniform: Tensor, order: Tensor,
                    passes: int, padding: Tensor | None = None, block_length: int | None = None,
-                   by_confidence: bool = False, end_ids: Sequence[int] = (), **sampling) -> tuple:
+                   unmask_order: str = "random", end_ids: Sequence[int] = (), **sampling) -> tuple:
     """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
 
     input: (P, T); position, hidden: (P, M) from masked_positions
-    uniform: (P, G, T) noise for tokens by column of the text, on the CPU; with by_confidence (all passes, P, G, T),
-    because passes draw the same place again
+    uniform: (P, G, T) noise for tokens by column of the text, on the CPU; (all passes, P, G, T) if the order depends on
+    the policy, because passes draw the same place again
     order: (P, G, T) noise for the order of the places, on the CPU
     padding: (P,) number of leading columns of a text without a token, or None for none
     block_length: hidden tokens of a block, which has `passes` of its own; None: one block
-    by_confidence: each pass draws all hidden tokens of its block and keeps the likeliest, as LLaDA does
-    (arXiv 2502.09992): which ones depends on the policy
+    unmask_order: a name in UNMASK_ORDERS. If it depends on the policy, each pass draws all hidden tokens of its block
+    and keeps the first of them, as LLaDA does (arXiv 2502.09992)
     end_ids: tokens with which a row ends once all tokens before them are there; the rest of the row is not drawn
     Returns target (N, M), their logp (N, M) and the pass (N, M) that drew each, the texts read (N, all passes, T), and
     the KeptTokens of the drawn tokens in order, or None for all. Where nothing is drawn target and logp are 0, and the
@@ -66,6 +86,9 @@ def fill_in_passes(model: nn.Module, input: Tensor, position: Tensor, hidden: Te
     text = input.repeat_interleave(G, 0)                                             # (N, T)
     column = position.repeat_interleave(G, 0)                                        # (N, M)
     order = order.flatten(0, 1).gather(1, column.cpu())                              # (N, M)
+    by_policy = depends_on_policy(unmask_order)
+    if not by_policy:
+        order = order_of(unmask_order, order)
     own_padding = None if padding is None else padding.repeat_interleave(G)          # (N,)
     plan = draw_passes(order, hidden.repeat_interleave(G, 0), passes, block_length)  # (N, M)
     total = count_passes(position.shape[1], block_length, passes)
@@ -82,15 +105,16 @@ def fill_in_passes(model: nn.Module, input: Tensor, position: Tensor, hidden: Te
         if not now.any():  # no text has as many hidden tokens as there are passes, or all have ended
             continue
         drawn = now
-        if by_confidence:
+        if by_policy:
             drawn = (plan // passes == i // passes) & (turn < 0) & ~ended
         inputs = text, column, uniform[i].flatten(0, 1)[:, None], own_padding
         if i == 0:  # the completions of a problem still share their text
             inputs = input, position, uniform[0], padding
-        token, drawn_logp, confidence, kept, number = draw(model, *inputs, drawn, by_confidence, sampling)
-        if by_confidence:
-            sure = confidence.cpu().masked_fill(~drawn, -torch.inf)
-            rank = sure.argsort(1, descending=True).argsort(1)                       # (N, M)
+        of_tokens = partial(order_of_tokens, model, unmask_order) if by_policy else None
+        token, drawn_logp, order_of_pass, kept, number = draw(model, *inputs, drawn, of_tokens, sampling)
+        if by_policy:
+            order_of_pass = order_of_pass.cpu().masked_fill(~drawn, torch.inf)
+            rank = order_of_pass.argsort(dim=1, stable=True).argsort(1)                  # (N, M)
             now = drawn & (rank < now.sum(1, keepdim=True))
         if kept is not None:
             collector.add(now.flatten().nonzero().squeeze(1), kept[number[now]])
@@ -106,30 +130,29 @@ def fill_in_passes(model: nn.Module, input: Tensor, position: Tensor, hidden: Te
     return target, logp, turn.to(device, non_blocking=True), torch.stack(read, 1), collector.joined()
 
 
-def untruncated_logp(model: nn.Module, h: Tensor, ids: Tensor) -> Tensor:
-    """Log-probability (K, G) of ids at temperature 1 without truncation, from states h (K, C)."""
-    def logp_of(h, ids):
-        return (model.project(h).log_softmax(-1).gather(1, ids),)
+def order_of_tokens(model: nn.Module, unmask_order: str, h: Tensor, ids: Tensor) -> Tensor:
+    """The order (K, G) of the drawn ids, one that depends on the policy, from states h (K, C)."""
+    def of_part(h, ids):
+        return (order_of(unmask_order, model.project(h).log_softmax(-1), ids),)
 
-    return in_parts(logp_of, model.vocabulary, h, ids)[0]
+    return in_parts(of_part, model.vocabulary, h, ids)[0]
 
 
 def draw(model: nn.Module, text: Tensor, column: Tensor, noise: Tensor, padding: Tensor | None, drawn: Tensor,
-         by_confidence: bool, sampling: dict) -> tuple:
+         order: Callable | None, sampling: dict) -> tuple:
     """Draws tokens of one pass; a text in which none is wanted is not read.
 
     text: (R, T), each read once for its g completions; column: (R, M); noise: (R, g, T); padding: (R,) or None
-    drawn: (R g, M) bool, True where a token is wanted
-    Returns tokens, logp and confidence (R g, M), the KeptTokens or None, and the index (R g, M) of each place in them
+    drawn: (R g, M) bool, True where a token is wanted; order: as draw_hidden has it
+    Returns tokens, logp and order (R g, M), the KeptTokens or None, and the index (R g, M) of each place in them
     """
     R, g, _ = noise.shape
     wanted = drawn.unflatten(0, (R, g)).any(1)                                       # (R, M)
     rows = wanted.any(1).nonzero().squeeze(1)                                        # (r,)
     here = rows.to(text.device, non_blocking=True)
     own_padding = None if padding is None else padding[here]
-    confidence = partial(untruncated_logp, model) if by_confidence else None
     *found, kept = draw_hidden(model, text[here], column[here], noise[rows], wanted[rows], padding=own_padding,
-                               confidence=confidence, **sampling)
+                               order=order, **sampling)
     of_rows = []
     for x in found:                                                                  # (r, g, M)
         whole = x.new_zeros(R, g, column.shape[1])

@@ -23,7 +23,7 @@ from core.distributions import draw_uniforms
 from core.errors import Mistake, run_script
 from core.fill_in import UNMASK_ORDERS, fill_in
 from core.files import CONFIG, read_object
-from core.fill_in_passes import fill_in_passes, order_of_places
+from core.fill_in_passes import check_order, depends_on_policy, fill_in_passes
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.logger import visible_lines
@@ -102,13 +102,11 @@ def fills(model, tokenizer, config, device):
     text = torch.tensor([hidden_tokens(config.text, tokenizer)])                     # (1, T)
     position, hidden = masked_positions(text == tokenizer.mask_token_id, device)     # (1, M) each
     text = text.to(device)
-    by_confidence = config.unmask_order == "confidence"
-    passes = config.unmask_steps if by_confidence else 1
+    passes = config.unmask_steps if depends_on_policy(config.unmask_order) else 1
     noise = draw_uniforms(config.seed, 0, [0], (1 + passes, config.num_samples, text.shape[1]))
     uniform = noise[:, [0, *range(2, 1 + passes)]].transpose(0, 1)                   # (passes, 1, num_samples, T)
-    order = order_of_places(config.unmask_order, noise[:, 1])                        # (1, num_samples, T)
     target, *_ = fill_in_passes(
-        model, text, position, hidden, uniform, order, config.unmask_steps, by_confidence=by_confidence,
+        model, text, position, hidden, uniform, noise[:, 1], config.unmask_steps, unmask_order=config.unmask_order,
         temperature=config.temperature, top_p=config.top_p)
     for ids in fill_in(text, position, hidden.to(device), target[None])[0].tolist():
         yield tokenizer.decode(ids)
@@ -117,6 +115,7 @@ def fills(model, tokenizer, config, device):
 def main(argv):
     """Prints num_samples samples."""
     config, _ = load_config(SampleConfig, argv)
+    check_order(config.unmask_order)
     device = detect_device(config.device, small=is_small(config.checkpoint))
     model, _ = load_model(config.checkpoint, device)
     if model.mode == SEQUENCE_SCORER:

@@ -30,7 +30,7 @@ def main(argv):
     if not changes <= {"plain", "k1", "colder"}:
         raise UsageError("the first argument must be plain, k1, colder or k1,colder; then come a config and settings")
     if "k1" in changes:
-        losses.KL_ESTIMATORS["k2"] = lambda logp, ref_logp: logp - ref_logp  # its ratio has no gradient
+        losses.KL_ESTIMATORS["k2"] = lambda logp, ref_logp, ratio: ratio.detach() * (logp - ref_logp)
     if "colder" in changes:
         GRPOTrainer.sample = sample_colder
     train(argv[1:])

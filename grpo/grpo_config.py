@@ -12,14 +12,17 @@ from typing import Annotated, Literal
 from core.config import OF_CHAT_TEMPLATE, OF_TOKENIZER, PROMPT_TEMPLATES, READ_AGAIN, RunConfig
 from core.files import lies_in
 from core.fill_in import UNMASK_ORDERS
+from core.fill_in_passes import check_order, depends_on_policy
 from core.settings.setting import (
     Count, Decay, Natural, NotNegative, Path, Positive, Share, Steps, Temperature, check_value)
 from grpo.losses import (
-    ADVANTAGES, AVERAGES, KL_ESTIMATORS, OBJECTIVES, RATIOS, SURROGATES, baseline_of, check_row)
+    ADVANTAGES, AVERAGES, KL_ESTIMATORS, OBJECTIVES, RATIOS, SURROGATES, baseline_of, check_estimator, check_row,
+    objective_of)
 from grpo.reference import REFERENCES
 from grpo.reward_functions.presets import PRESET_TEMPLATE, PRESETS
 
-ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES}  # of OBJECTIVES
+ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES,
+       "kl_estimator": KL_ESTIMATORS}  # of OBJECTIVES
 # http://host:port/path, without a name or password, which config.json would keep
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d{1,5})?(/[\w./-]*)?")
 
@@ -125,7 +128,7 @@ class GRPOConfig(RunConfig):
 
     # The KL penalty to a reference
     kl_beta: NotNegative = 0.1  # weight of the KL penalty to the reference
-    kl_estimator: Annotated[str | None, ("exact", *KL_ESTIMATORS)] = None
+    kl_estimator: Annotated[str | None, KL_ESTIMATORS] = None
         # exact (over the vocabulary), k2, k3; None: exact for fill-in and with a teacher, else k3
     kl_in_reward: bool = False  # KL as a part of the reward (k1) instead of the loss
     kl_target: Positive | None = None  # kl_beta is adapted to reach this mean_kl; None: kl_beta stays
@@ -220,6 +223,8 @@ class GRPOConfig(RunConfig):
             check_value(part, getattr(OBJECTIVES.get(self.objective), part, None), table)
         super().__post_init__(origin)
         check_row(self.objective)
+        check_order(self.unmask_order)
+        check_estimator(objective_of(self).kl_estimator or "k3")
 
     @property
     def problems(self):
@@ -272,8 +277,8 @@ def conflicts_of_sampling(c):
     yield (c.fill_estimator == "one_step" and (truncating or of_samples), f"fill_estimator {truncating} {of_samples}",
            "one_step estimates log-probabilities of the whole distribution, not of what was sampled; leave it out, or "
            "set top_p=1.0, top_k=0, min_p=0.0, kl_in_reward=False, ratio_to='policy'")
-    yield (c.unmask_order == "confidence" and of_samples, f"unmask_order {of_samples}",
-           "log-probabilities leave out that of the order; set another order")
+    yield (depends_on_policy(c.unmask_order) and of_samples, f"unmask_order {of_samples}",
+           "the order depends on the policy, and log-probabilities leave out that of the order; set another order")
     yield (c.sampler == "vllm" and c.vllm_url is None, "sampler",
            "needs the address of the server; set vllm_url, as in http://localhost:8000")
     yield (c.vllm_url is not None and not ADDRESS.fullmatch(c.vllm_url), "vllm_url",
@@ -351,7 +356,7 @@ def conflicts_of_the_kl(c):
     yield (c.teacher_checkpoint is not None and of_reference, f"teacher_checkpoint {of_reference}",
            "the teacher takes the place of the reference, and distill_beta that of kl_beta; set kl_beta=0.0, and leave "
            "out kl_target, reference_checkpoint and reference_mode")
-    yield (c.kl_in_reward and c.kl_estimator == "exact", "kl_estimator kl_in_reward",
+    yield (c.kl_in_reward and KL_ESTIMATORS[objective_of(c).kl_estimator or "k3"] is None, "kl_estimator kl_in_reward",
            "the KL in the reward is of samples; set kl_estimator='k3'")
     yield (c.kl_in_reward and not c.rewarded and c.baseline not in ("leave_one_out", "group_mean"),
            f"kl_in_reward teacher_checkpoint {decides}",

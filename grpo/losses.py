@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from core.errors import Mistake, calling, definition, others
+from core.errors import Mistake, calling, definition, others, parameters_of
 from core.settings.setting import Settings
 
 if TYPE_CHECKING:
@@ -275,6 +275,7 @@ def token_weights(mask: Tensor, average: str, max_new_tokens: int, total: Callab
     return mask / (N * max_new_tokens)
 
 
+@torch.enable_grad()
 def check_row(name: str) -> None:
     """Raises Mistake unless the surrogate of a row of OBJECTIVES takes the row's bounds and constants, and no bounds,
     and returns a term of each token or completion."""
@@ -286,9 +287,9 @@ def check_row(name: str) -> None:
     for low, high in ((row.clip_low, row.clip_high), (math.inf, math.inf)):  # inf: policy_loss counts what is clipped
         with others(what, f"correct the row of objective={name!r}", definition(surrogate), ours_too=True):
             term = surrogate(r, low, high, logp, advantage, **row.constants)
-        if not isinstance(term, Tensor) or term.shape not in ((2, 3), (2, 1)):
+        if not isinstance(term, Tensor) or term.shape not in ((2, 3), (2, 1)) or not term.requires_grad:
             raise Mistake(f"{definition(surrogate)}: the surrogate {row.surrogate!r} of objective={name!r} must return "
-                          "a tensor with a term of each token, (N, M), or of each completion, (N, 1)")
+                          "a tensor with a term of each token, (N, M), or of each completion, (N, 1), and its gradient")
 
 
 def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tensor, objective: Objective) -> tuple:
@@ -336,10 +337,43 @@ def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
     return x.expm1() - x  # exp(x) - x - 1 would round to values below 0 where the policies are close
 
 
-KL_ESTIMATORS = {  # from the log-probabilities of sampled tokens; "exact" sums over the vocabulary
-    "k2": k2,
+def k2_weighted(logp: Tensor, ref_logp: Tensor, ratio: Tensor) -> Tensor:
+    """sg(r) k2: k2 has the gradient of the KL already, so the ratio is a constant (arXiv 2510.01555)."""
+    return ratio.detach() * k2(logp, ref_logp)
+
+
+# Functions of the log-probabilities of sampled tokens (N, M), under the policy with its gradient and under the
+# reference, which return an estimate of the KL of each token (N, M). The ratio to the policy that sampled multiplies
+# it, with its gradient: E[r k3] is the KL. A function with a parameter `ratio` (N, M) weighs its estimate by itself.
+KL_ESTIMATORS = {
+    "exact": None,  # over the vocabulary instead, by exact_kl
+    "k2": k2_weighted,
     "k3": k3,
 }
+
+
+def estimate_kl(name: str, logp: Tensor, ref_logp: Tensor, ratio: Tensor) -> Tensor:
+    """The KL of each token (N, M) in the loss, by an estimator of KL_ESTIMATORS."""
+    estimator, named = KL_ESTIMATORS[name], f"kl_estimator={name!r}"
+    weighs = "ratio" in parameters_of(estimator, named)
+    weight = {"ratio": ratio} if weighs else {}
+    with calling(estimator, f"{named} failed"):
+        kl = estimator(logp, ref_logp, **weight)
+    if not isinstance(kl, Tensor) or kl.shape != logp.shape:
+        raise Mistake(f"{definition(estimator)}: {named} must return a tensor with the KL of each token, (N, M)")
+    return kl if weighs else ratio * kl
+
+
+@torch.enable_grad()
+def check_estimator(name: str) -> None:
+    """Raises Mistake unless the function of an estimator, a name in KL_ESTIMATORS, returns a KL of each token."""
+    estimator = KL_ESTIMATORS[name]
+    if estimator is None:
+        return
+    logp = torch.full((2, 3), -1.0, requires_grad=True)
+    kl = estimate_kl(name, logp, logp.detach() - 0.5, (logp - logp.detach()).exp())
+    if not kl.requires_grad or not kl.isfinite().all():
+        raise Mistake(f"{definition(estimator)}: kl_estimator={name!r} must return finite numbers with their gradient")
 
 
 def kl_per_token(scores: "Scores", rollouts: "Rollouts", estimator: str | None,
@@ -347,15 +381,13 @@ def kl_per_token(scores: "Scores", rollouts: "Rollouts", estimator: str | None,
     """The KL of each token (N, M), or None without a reference: exact where the reference's distributions are known.
 
     scores: a Scores, under the policy that is trained; estimator: a name in KL_ESTIMATORS; None: k3
-    ratio: (N, M) to the policy that sampled, as importance weights, or None outside of training. E[r k3] is the KL, so
-        the gradient flows through r too; k2 has the KL's gradient alone: r is then constant (arXiv 2510.01555)
+    ratio: (N, M) to the policy that sampled, as importance weights, or None outside of training
     """
     if rollouts.ref_logp is None:
         return scores.kl
-    kl = KL_ESTIMATORS[estimator or "k3"](scores.logp, rollouts.ref_logp)
     if ratio is None:
-        return kl
-    return (ratio.detach() if estimator == "k2" else ratio) * kl
+        ratio = torch.ones_like(scores.logp)
+    return estimate_kl(estimator or "k3", scores.logp, rollouts.ref_logp, ratio)
 
 
 def kl_penalty(kl: Tensor, weight: Tensor, beta: float) -> Tensor:

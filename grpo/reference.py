@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from core.settings.setting import Settings
+from grpo.losses import KL_ESTIMATORS, objective_of
 from grpo.metrics import mismatch
 from grpo.rollout import Rollouts
 
@@ -23,10 +24,11 @@ ADAPT_RATE, ADAPT_RANGE = 0.1, 100.0  # kl_beta moves by at most a fifth of the 
 
 
 def choose_estimator(config: Settings, policy: "Policy") -> str:
-    """The config's kl_estimator, or the policy's default. KL in the reward needs an estimator from samples; a teacher
-    teaches more with its whole distribution."""
-    if config.kl_estimator is not None:
-        return config.kl_estimator
+    """The kl_estimator of the config or its objective's row, or the policy's default. KL in the reward needs an
+    estimator from samples; a teacher teaches more with its whole distribution."""
+    named = objective_of(config).kl_estimator
+    if named is not None:
+        return named
     if config.kl_in_reward:
         return "k3"
     return policy.kl_estimator if config.teacher_checkpoint is None else "exact"
@@ -60,11 +62,11 @@ def visiting(policy: "Policy", device: torch.device) -> Iterator:
 @torch.no_grad()
 def with_reference(rollouts: Rollouts, reference: "Policy | None", estimator: str, config: Settings) -> Rollouts:
     """The rollouts with what the reference says about their tokens.
-    estimator: "exact" stores its distributions at every state, k2 and k3 the log-probabilities of the sampled tokens"""
+    estimator: "exact" stores its distributions at every state, others the log-probabilities of the sampled tokens"""
     if reference is None:
         return rollouts
     with visiting(reference, rollouts.target.device):
-        if estimator != "exact":
+        if KL_ESTIMATORS[estimator] is not None:
             return replace(rollouts, ref_logp=logp_in_batches(reference, rollouts, config))
         found = {}
         for part in rollouts.micro_batches(config):

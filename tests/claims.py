@@ -25,6 +25,8 @@ CLAIMS = {
             "exactness/test_kl.py::test_in_the_loss_the_expected_gradient_is_that_of_the_kl_of_each_token",
         "another reference gives another gradient, the policy itself none":
             "exactness/test_kl.py::test_another_reference_gives_another_gradient_and_the_policy_itself_none",
+        "an estimator of a config too, and the row of an objective may name it":
+            "exactness/test_kl.py::test_the_row_of_an_objective_may_name_an_estimator",
         "KL in the reward is that of whole completions, by enumeration":
             "exactness/test_kl.py::test_in_the_reward_the_expected_gradient_is_that_of_the_kl_of_whole_completions",
         "without rewards a teacher alone teaches":
@@ -171,7 +173,10 @@ CLAIMS = {
             "policies/test_fill_in.py::test_tokens_of_one_pass_are_as_frequent_as_reported",
         "every hidden token has its pass, each equally often the first":
             "policies/test_fill_in.py::test_every_hidden_token_has_its_pass_and_each_is_first_equally_often",
-        "blocks follow each other, in the order asked for":
+        "an order of a config with the formula of a built-in one gives the same numbers":
+            "policies/test_any_order.py::"
+            "test_an_order_of_a_config_with_the_formula_of_a_built_in_one_gives_the_same_numbers",
+        "blocks follow each other, in the order asked for, one of a config's too":
             "policies/test_any_order.py::test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for",
         "completions in any order, read alone, have the gradient of all":
             "policies/test_any_order.py::test_completions_read_alone_have_the_gradient_of_all",
@@ -367,6 +372,10 @@ CLAIMS = {
             "runs/test_what_a_config_builds.py::test_the_name_of_an_objective_may_be_in_any_case",
         "a config may add an objective of its own":
             "runs/test_what_a_config_builds.py::test_a_config_may_add_an_objective_of_its_own",
+        "a config may add an objective, a KL estimator and an unmasking order, as docs show":
+            "docs/test_examples.py::test_a_config_that_adds_a_row_to_a_table_trains_with_it",
+        "a run with rows of a config's own resumes with the command that it prints":
+            "runs/test_starts_and_ends.py::test_the_command_that_a_stopped_run_prints_resumes_it",
         "a file of the user's may add a mask": "runs/test_what_a_config_builds.py::test_a_users_file_adds_a_mask",
         "a rank killed in a sharded step ends the others with a line each":
             "runs/test_faults.py::test_if_a_rank_is_killed_in_a_sharded_step_the_others_end_with_a_line_each",
@@ -499,6 +508,8 @@ CLAIMS = {
             "rooms/test_ray_runs.py::test_two_sharded_ranks_join_a_cluster_and_train_as_one_process",
         "an outsider cannot join the Ray of a run":
             "rooms/test_ray_runs.py::test_an_outsider_cannot_join_the_ray_of_a_run_even_where_authentication_is_off",
+        "Ray's workers know what a config adds to the tables":
+            "rooms/test_ray_runs.py::test_workers_know_what_a_config_adds_to_the_tables",
         "vLLM has the weights of each sync and the policy's log-probabilities":
             "rooms/test_vllm.py::test_a_sync_brings_the_weights_and_the_policy_scores_what_was_drawn_alike",
         "stale weights or re-encoded ids of a server end the run by the mismatch":
@@ -548,6 +559,8 @@ CLAIMS = {
         "the table over seeds has means, deviations and the least change":
             "rooms/test_report.py::test_the_table_over_seeds_holds_means_deviations_and_the_least_change",
         "the checker names right losses of every objective": "rooms/test_check_loss.py::test_a_right_loss_is_named",
+        "the checker knows the KL estimators of a config":
+            "rooms/test_check_loss.py::test_a_config_adds_an_estimator_of_the_kl",
         "the checker names every planted fault of a loss": "rooms/test_check_loss.py::test_a_planted_fault_is_named",
         "the checker calls conventions right, and names them":
             "rooms/test_check_loss.py::test_a_convention_is_named_and_right",

@@ -57,7 +57,23 @@ FILES = {
     **{f"{name}.py": "from dataclasses import replace\nfrom grpo import losses\n\n"
        f"def mine(r, low, high, logp, advantage): return {term}\nlosses.SURROGATES['mine'] = mine\n"
        "losses.OBJECTIVES['mine'] = replace(losses.OBJECTIVES['grpo'], surrogate='mine')\n" for name, term in (
-           ("summed", "(r * advantage).sum()"), ("silenced", "None"), ("bounded", "r * advantage * round(high)"))},
+           ("summed", "(r * advantage).sum()"), ("silenced", "None"), ("bounded", "r * advantage * round(high)"),
+           ("constant", "r.detach() * advantage"))},
+    **{f"kl_{name}.py": "from grpo.losses import KL_ESTIMATORS, OBJECTIVES\nfrom dataclasses import replace\n"
+       f"KL_ESTIMATORS['mine'] = {function}\nkl_estimator = 'mine'\n" for name, function in (
+           ("summed", "lambda logp, ref_logp: (logp - ref_logp).sum()"), ("number", "lambda logp, ref_logp: 1.0"),
+           ("silenced", "lambda logp, ref_logp, ratio: None"), ("nan", "lambda logp, ref_logp: logp.log()"),
+           ("constant", "lambda logp, ref_logp, ratio: ref_logp"), ("raises", "lambda logp, ref_logp: logp[9]"),
+           ("deaf", "lambda logp: logp"), ("value", "3"), ("mirrored", "lambda ratio, logp, ref_logp: ratio * logp"),
+           ("vocabulary", "None"))},
+    "of_row.py": "from dataclasses import replace\nfrom grpo.losses import OBJECTIVES\n"
+                 "OBJECTIVES['mine'] = replace(OBJECTIVES['grpo'], kl_estimator='zzz')\nobjective = 'mine'\n",
+    **{f"order_{name}.py": f"import torch\nfrom core.fill_in import UNMASK_ORDERS\nUNMASK_ORDERS['mine'] = {function}\n"
+       "unmask_order = 'mine'\n" for name, function in (
+           ("summed", "lambda noise: noise.sum()"), ("number", "lambda noise: 1.0"), ("silenced", "lambda noise: None"),
+           ("nan", "lambda noise: noise * float('nan')"), ("raises", "lambda noise: noise[9]"),
+           ("deaf", "lambda: 1"), ("value", "3"), ("wide", "lambda logp, ids: logp"),
+           ("lost", "lambda logp, ids: -torch.inf * ids - torch.inf"), ("right", "lambda logp, ids: ids"))},
     "typo.py": "seed = 1\nn_layerz = 4\n",
     "raises.py": "seed = 1\n\nbatch_size = 1 // 0\n",
     "silent.py": "seed = 1\nclass Error(Exception):\n    def __str__(self):\n        raise KeyError\nraise Error\n",
@@ -116,7 +132,21 @@ SETTINGS = [
         ("extra", "4 'zz'"), ("worded", "4 constants 'x'"))),
     *((TRAIN, f"{{{name}.py}} --objective=mine", 1, "constants objective='mine'") for name in ("lacking", "unbound")),
     *((TRAIN, f"{{{name}.py}} --objective=mine", 1, f"{name}.py 4 objective='mine'") for name in (
-        "summed", "silenced", "bounded")),
+        "summed", "silenced", "bounded", "constant")),
+    *((TRAIN, f"{{kl_{name}.py}}", 1, f"kl_{name}.py 3 kl_estimator='mine'") for name in (
+        "summed", "number", "silenced", "nan", "constant", "raises", "deaf", "mirrored")),
+    (TRAIN, "{kl_value.py}", 1, "kl_estimator='mine' callable"),
+    (TRAIN, "{kl_vocabulary.py} --kl_in_reward=True", 1, "kl_estimator='mine' kl_in_reward k3"),
+    (TRAIN, "{kl_summed.py} --kl_estimator=zzz", 1, "kl_estimator='zzz' exact k3 mine"),
+    (TRAIN, "{of_row.py}", 1, "kl_estimator='zzz' k3"),
+    *((TRAIN, f"{{order_{name}.py}} --unmask_steps=2", 1, f"order_{name}.py 3 unmask_order='mine'") for name in (
+        "summed", "number", "silenced", "nan", "raises", "deaf", "wide", "lost")),
+    (TRAIN, "{order_value.py} --unmask_steps=2", 1, "unmask_order='mine' callable"),
+    (TRAIN, "{order_right.py} --unmask_steps=2 --unmask_order=zzz", 1, "unmask_order='zzz' confidence mine"),
+    *((TRAIN, f"{order} --unmask_steps=2 {more}", 1, f"{more.strip('-').split('=')[0]} unmask_order= policy")
+      for order in ("--unmask_order=confidence", "{order_right.py}")
+      for more in ("--kl_in_reward=True", "--ratio_to=sampler")),
+    (SAMPLE, "{order_summed.py}", 1, "order_summed.py 3 unmask_order='mine'"),
     (PRETRAIN, "--n_layer=four", 2, "n_layer='four' int"),
     (PRETRAIN, f"--learning_rate=1{'0' * 400}", 2, "learning_rate float"),
     (PRETRAIN, "--masks={'random':{1,2}}", 1, "masks lists"),

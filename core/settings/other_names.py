@@ -1,5 +1,5 @@
 """Names of settings in TRL, verl, transformers and nanoGPT, and what is here instead; docs/coming_from.md says more.
-LEFT has those of earlier versions of this project.
+with_settings_of_today has those of earlier versions of this project.
 
 A line of TABLE: names | ours, perhaps with a value | what differs or, without one of ours, what there is instead.
 Names with dots are verl's, whose last part alone would have several meanings.
@@ -166,29 +166,22 @@ objective=reinforce_plus_plus | it is reinforce++
 objective=reinforce_plus_plus_baseline | it is reinforce++_baseline
 """
 
-LEFT = {  # {a setting that left: {its value: {a setting of today: (its value, values beside it that meant the same)}}}
-    "reward_normalisation": {"none": {}, "group": {"advantage": ("gdpo", None, "batch_std")}},
-}
-ADDED = {"template": "plain"}  # settings that came, with what runs before them did, where that is not the default
-
 
 def with_settings_of_today(saved, path, say=None):
     """The content of the config.json of a run, perhaps of an earlier version, with the settings of today. Raises
     Mistake where none mean the same. say: is told which settings left and what they are now"""
-    today = ADDED | saved
-    for key, meanings in LEFT.items():
-        value = today.get(key)
-        if not isinstance(value, str) or value not in meanings:
-            continue  # it is not there, or had no such value either
-        del today[key]
-        for name, (now, *same) in meanings[value].items():
-            beside = today.get(name)
-            if beside not in (now, *same):
-                raise Mistake(f"{path}: {key}={value!r} with {name}={one_line(beside, 100, repr)} is no longer "
-                              f"possible; delete one of the two there: the first alone is {name}={now!r}")
-            today[name] = now
-            if say is not None:
-                say(f"{path}: {key}={value!r} is now {name}={now!r}")
+    today = {"template": "plain"} | saved  # a run without the setting had plain prompts
+    left = today.get("reward_normalisation")
+    if left in ("none", "group"):
+        del today["reward_normalisation"]
+    if left == "group":
+        beside = today.get("advantage")
+        if beside not in (None, "batch_std", "gdpo"):
+            raise Mistake(f"{path}: reward_normalisation='group' with advantage={one_line(beside, 100, repr)} is no "
+                          "longer possible; delete one of the two there: the first alone is advantage='gdpo'")
+        today["advantage"] = "gdpo"
+        if say is not None:
+            say(f"{path}: reward_normalisation='group' is now advantage='gdpo'")
     return today
 
 

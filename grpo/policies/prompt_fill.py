@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
-from core.fill_in_passes import count_passes, fill_in_passes, order_of_places
+from core.fill_in_passes import count_passes, depends_on_policy, fill_in_passes
 from core.generation import Stop
 from core.settings.setting import Settings
 from grpo.policies.causal import CausalPolicy, completion_texts
@@ -39,9 +39,8 @@ class PromptFillPolicy(FillPolicy):
         G, L = config.group_size, config.max_new_tokens
         input = F.pad(prompt, (0, L), value=self.tokenizer.mask_token_id)            # (P, T + L)
         position = torch.arange(T, T + L, device=self.device).expand(P, L)           # (P, L)
-        by_confidence = config.unmask_order == "confidence"
         draws = 1
-        if by_confidence:  # each pass draws a place again
+        if depends_on_policy(config.unmask_order):  # each pass draws a place again
             draws = count_passes(L, config.block_length, config.unmask_steps)
         noise = draw_uniforms(config.seed, iteration, problems["number"], (1 + draws, G, L))
         noise = F.pad(noise, (T, 0)).transpose(0, 1)                                 # (1 + draws, P, G, T + L)
@@ -51,11 +50,11 @@ class PromptFillPolicy(FillPolicy):
                 self.model, input, position,
                 hidden=torch.ones(P, L, dtype=torch.bool),
                 uniform=of_tokens,
-                order=order_of_places(config.unmask_order, noise[1]),
+                order=noise[1],
                 passes=config.unmask_steps,
                 padding=self.on_device(padding),
                 block_length=config.block_length,
-                by_confidence=by_confidence,
+                unmask_order=config.unmask_order,
                 end_ids=self.tokenizer.stop_token_ids,
                 **sampling_of(config))
         drawn = turn >= 0                                                            # (N, L)

@@ -15,7 +15,8 @@ import torch
 from core.checkpoint_manager import states
 from core.device import moved
 from core.distributed import Distributed
-from core.errors import ROOT, Mistake, libraries_first, one_line
+from core.errors import ROOT, Mistake, definition, libraries_first, one_line, others
+from core.fill_in import UNMASK_ORDERS
 from core.models import is_small
 from core.resume import resume_command
 from core.settings.optional import require
@@ -42,7 +43,12 @@ def check(config):
 
 def build(policy, config, dist):
     config = replace(config, parallel="ddp", device=dist.device.type)  # a worker is one process on one GPU
-    make = partial(policy_of_worker, policy.tokenizer, threads_of_worker(config))
+    name = config.unmask_order
+    order = {name: UNMASK_ORDERS[name]}  # it may be that of a config file, which workers do not run
+    with others(f"the function of unmask_order={name!r} cannot be sent to a worker",
+                "let it use nothing but numbers, tensors and modules", definition(order[name])):
+        require_ray().cloudpickle.dumps(order)
+    make = partial(policy_of_worker, policy.tokenizer, threads_of_worker(config), order)
     return RaySampler(make, policy, config, dist)
 
 
@@ -50,9 +56,10 @@ def require_ray():
     return require("ray", "sampler='ray'", "ray")
 
 
-def policy_of_worker(tokenizer, threads, config):
-    """The policy in a worker, with the weights that the run started from."""
+def policy_of_worker(tokenizer, threads, order, config):
+    """The policy in a worker, with the weights that the run started from. order: a row of UNMASK_ORDERS"""
     os.environ.update(ONE_PROCESS)
+    UNMASK_ORDERS.update(order)
     libraries_first()
     torch.set_num_threads(threads)
     dist = Distributed(config.device, config.dtype, is_small(config.generator_checkpoint))

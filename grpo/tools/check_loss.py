@@ -14,7 +14,7 @@ import pathlib
 import sys
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -24,8 +24,9 @@ from torch.nn.functional import pad
 
 from core.config import load_config, run_config_file
 from core.errors import Mistake, UsageError, definition, others, run_script
-from core.settings.setting import Settings, shown
-from grpo.losses import AVERAGES, OBJECTIVES, SURROGATES, check_row, k2, k3
+from core.settings.setting import Settings, check_value, shown
+from grpo.losses import (
+    AVERAGES, KL_ESTIMATORS, OBJECTIVES, SURROGATES, check_estimator, check_row, estimate_kl, k2, k3)
 
 VECTORS = ROOT / "tests" / "vectors"
 SETS = "whole", "truncated", "micro_batches", "ranks"
@@ -41,7 +42,7 @@ BETAS = 0.01, 0.1, 0.2, 0.5, 1.0  # of dro, likewise
 @dataclass(frozen=True)
 class CheckConfig(Settings):
     objective: Annotated[str | None, OBJECTIVES] = None  # what the loss is meant to be; None: any objective
-    kl: Literal["none", "k2", "k3"] | None = None  # its estimator of the KL; None: any or no KL
+    kl: str | None = None  # its estimator of the KL: none, k2, k3 or yours; None: any or no KL
     kl_beta: Annotated[float, "(0, inf)"] = 0.04  # weight of the KL
     clip_low: Annotated[float, "(0, inf)"] | None = None
         # the ratio is at least 1 - clip_low; None: the objective's own, or 0.2
@@ -227,6 +228,11 @@ def policy_terms(step, row):
     return found
 
 
+def added_estimators():
+    """The names of the estimators that a config has added to KL_ESTIMATORS."""
+    return [name for name, estimator in KL_ESTIMATORS.items() if estimator is not None and name not in ("k2", "k3")]
+
+
 def kl_terms(step):
     """Triples (estimators, faults, KL of each token (N, M)). k2 and k3 have the same gradient."""
     logp, old, ref = step.logp, step.old_logp, step.ref_logp
@@ -251,7 +257,8 @@ def kl_terms(step):
         ("k2, k3", {"reversed KL"}, r * k3(ref, logp)),
         ("k2, k3", {"KL of means"}, k3(*means)),
         ("k2, k3", {"KL of means", "reversed KL"}, k3(*means[::-1])),
-        ("k2, k3", {"sequence ratio in the KL"}, s * k3(logp, ref))]
+        ("k2, k3", {"sequence ratio in the KL"}, s * k3(logp, ref)),
+        *((name, set(), estimate_kl(name, logp, ref, r)) for name in added_estimators())]
 
 
 def numbers_of(row):
@@ -342,6 +349,8 @@ def known_losses(c):
             if key in right or not faults:
                 values = [-value for _, value in same]
                 terms.append(Term(row, faults, gradients(values, factors, steps)))
+    for name in added_estimators():
+        check_estimator(name)
     kls = []
     for same in zip(*map(kl_terms, steps), strict=True):
         estimators, faults, _ = same[0]
@@ -411,7 +420,7 @@ def explanations(g, weights, terms, kls, c):
             weight, faults, a = kl_weight, {"no policy gradient"}, 1.0
         names, wrong = identity(term.what, weight.average, c)
         faults = faults | wrong | weight.faults | faults_of_scales(kl, a, b, c.kl_beta)
-        if c.kl is not None and c.kl not in kl.what:
+        if c.kl is not None and c.kl not in kl.what.split(", "):
             faults = faults | {"no KL" if kl.what == "none" else f"a KL ({kl.what})"}
         if has_kl:
             faults |= kl.faults | kl_weight.faults
@@ -476,6 +485,7 @@ def users_function(named):
 def main(argv):
     """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
     c = load_config(CheckConfig, argv[1:])[0]
+    check_value("kl", c.kl, ("none", "k2", "k3", *added_estimators()))
     function = users_function("".join(argv[:1]))
     steps, weights, terms, kls = known_losses(c)
     with others("its gradient cannot be taken", "correct it", definition(function)):

@@ -11,11 +11,14 @@ import pytest
 
 from core.config import load_config
 from core.errors import exit_code
+from core.files import read_object
+from core.fill_in import UNMASK_ORDERS
 from core.model import SEQUENCE_SCORER
 from core.models import load_model
 from core.pretrain import main as pretrain
 from core.settings.other_names import names_elsewhere
 from core.supervised.config import PretrainConfig
+from grpo import losses
 from grpo.grpo_config import GRPOConfig
 from grpo.losses import OBJECTIVES
 from grpo.rewards import PRESETS, REWARDS
@@ -81,6 +84,42 @@ python grpo/train_grpo.py --task_type=reasoning --dataset=arithmetic --max_new_t
     --generator_checkpoint=data/arithmetic/pretrained/generator.safetensors --optimizer=muon --learning_rate=3e-4 \
     --reward_settings="{'length_max': 150}"
 """
+OWN_ROWS = {  # {setting, or objective that is changed: lines of a config in docs/getting_started.md}
+    "objective": '''
+# objective.py: python grpo/train_grpo.py config/grpo_arithmetic.py objective.py
+from grpo import losses
+
+def no_clip(r, low, high, logp, advantage):
+    """The term of a token, which is maximised."""
+    return r * advantage
+
+losses.SURROGATES["no_clip"] = no_clip
+losses.OBJECTIVES["mine"] = losses.Objective(
+    "-1/N sum_o 1/|o| sum_t r A", "no paper", advantage="group_mean", average="sequence", surrogate="no_clip")
+objective = "mine"
+advantage = None  # the first config sets one, which would win
+''',
+    "dro": '''
+import dataclasses
+from grpo import losses
+
+losses.OBJECTIVES["dro"] = dataclasses.replace(losses.OBJECTIVES["dro"], constants={"beta": 0.1})
+''',
+    "kl_estimator": '''
+from grpo.losses import KL_ESTIMATORS
+
+KL_ESTIMATORS["r_k1"] = lambda logp, ref_logp: logp - ref_logp
+kl_beta, kl_estimator = 0.05, "r_k1"
+''',
+    "unmask_order": '''
+import torch
+from core.fill_in import UNMASK_ORDERS
+
+UNMASK_ORDERS["right_to_left"] = lambda noise: torch.linspace(1, 0, noise.shape[-1]).expand_as(noise)
+UNMASK_ORDERS["unlikely_first"] = lambda logp, ids: logp.gather(1, ids)
+unmask_order = "right_to_left"
+'''}
+ANY_ORDER = ("config/grpo_any_order.py", "--unmask_steps=2", "--max_new_tokens=6")
 TINY = "--block_size=16 --batch_size=4 --max_iters=1 --dtype=float32 --device=cpu"
 TINY_MODEL = "--n_layer=1 --n_head=2 --n_embd=16"
 TINY_RUN = "--eval_problems=2 --group_size=2 --gold_judge_checkpoint=None"
@@ -112,6 +151,27 @@ def test_the_recipe_of_the_judges_starts_each_command_on_what_those_before_it_ma
         main([*arguments, f"--dataset={dataset}", *TINY.split(), *tiny.split()])
     for judge in ("out-judge", "out-gold-judge"):
         assert load_model(f"{judge}/model.safetensors")[0].mode == SEQUENCE_SCORER
+
+
+@pytest.mark.parametrize("name", OWN_ROWS)
+def test_a_config_that_adds_a_row_to_a_table_trains_with_it(name, tmp_path, monkeypatch):
+    assert OWN_ROWS[name] in pathlib.Path(ROOT, "docs/getting_started.md").read_text()
+    for table in (losses.OBJECTIVES, losses.SURROGATES, losses.KL_ESTIMATORS, UNMASK_ORDERS):
+        for added in ("mine", "no_clip", "r_k1", "right_to_left", "unlikely_first"):
+            monkeypatch.setitem(table, added, None)  # which is undone at the end
+            del table[added]
+    monkeypatch.setitem(losses.OBJECTIVES, "dro", losses.OBJECTIVES["dro"])
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "own.py").write_text(OWN_ROWS[name])
+    more = ANY_ORDER if name == "unmask_order" else ("config/grpo_arithmetic.py", "--max_new_tokens=6")
+    more += ("--objective=dro",) if name == "dro" else ()
+    train_grpo([*more, f"{tmp_path}/own.py", f"--out_dir={tmp_path}/out", "--max_iters=2", "--batch_size=2",
+                "--group_size=2", "--eval_problems=2", "--eval_completions=2", "--dtype=float32", "--device=cpu"])
+    saved = read_object(str(tmp_path / "out" / "config.json"), "config.json", "")
+    expected = {"objective": "mine", "kl_estimator": "r_k1", "unmask_order": "right_to_left"}
+    assert saved.get(name) == expected.get(name)
+    records = [record for record in read_records(tmp_path / "out" / "metrics.jsonl") if "loss" in record]
+    assert len(records) == 2 and (name != "kl_estimator" or records[-1]["mean_kl"] != 0)
 
 
 @pytest.mark.slow

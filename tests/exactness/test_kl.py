@@ -1,6 +1,7 @@
 """The KL to a reference or teacher: values and gradients against enumeration, in the loss and in the reward."""
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -107,9 +108,19 @@ def test_in_the_reward_the_expected_gradient_is_that_of_the_kl_of_whole_completi
     assert (whole - of_tokens).norm() > 0.01
 
 
+ADDED = {"k1": lambda logp, ref_logp: logp - ref_logp,  # those that a config may add
+         "own weight": lambda logp, ref_logp, ratio: ratio.detach() * (logp - ref_logp) ** 2 / 2}
+
+
+@pytest.fixture(autouse=True)
+def added_estimators(monkeypatch):
+    for name, estimator in ADDED.items():
+        monkeypatch.setitem(KL_ESTIMATORS, name, estimator)
+
+
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
-@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
+@pytest.mark.parametrize("estimator", ["k2", "k3", *ADDED])
 def test_in_the_loss_the_expected_gradient_is_that_of_the_kl_of_each_token(name, estimator, on_policy):
     """Over all that the sampler can write, also where the ratio of the surrogate is that of the sequence."""
     table = Table()
@@ -119,6 +130,17 @@ def test_in_the_loss_the_expected_gradient_is_that_of_the_kl_of_each_token(name,
     _, ratio, _ = policy_loss(logp, old, 0 * p, p.expand(9, 2), OBJECTIVES[name])
     kl = kl_per_token(Scores(logp, None), rolled(old, teacher), estimator, ratio)
     torch.testing.assert_close(table.gradient(kl_penalty(kl, p, 0.7)), table.gradient((0.7 * table.exact() * p).sum()))
+
+
+def test_the_row_of_an_objective_may_name_an_estimator(prompts, monkeypatch):
+    found = []
+    for estimator in ("k1", "exact"):
+        monkeypatch.setitem(OBJECTIVES, "mine", replace(OBJECTIVES["grpo"], kl_estimator=estimator))
+        for c in (prompt_config(objective="mine"), prompt_config(kl_estimator=estimator)):
+            found.append(step_gradient(causal_policy(seed=1), causal_policy(seed=2).frozen(),
+                                       fixed_rewards(torch.ones(4, 4)), prompt_consumer(prompts, c), c))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])
+    assert (found[0] - found[2]).norm() > 0.01 * found[0].norm() > 0
 
 
 # A teacher

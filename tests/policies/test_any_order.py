@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from core.distributions import restrict, sampling_logp
+from core.fill_in import UNMASK_ORDERS
 from core.truncation import kept_tokens
 from grpo.policies import prompt_fill
 from tests.tiny import (
@@ -14,6 +15,18 @@ from tests.tiny import (
 
 SETTINGS = {"max_new_tokens": 9, "unmask_steps": 2, "block_length": 4, "kl_estimator": "exact"}
 MASK, END = CAUSAL.mask_token_id, CAUSAL.stop_token_id
+BUILT_IN = tuple(UNMASK_ORDERS)
+ADDED = {  # orders that a config may add
+    "first_to_last": lambda noise: torch.arange(noise.shape[1]).expand(noise.shape),
+    "right_to_left": lambda noise: 5.0 - torch.arange(noise.shape[1]).expand(noise.shape),
+    "likely_first": lambda logp, ids: 9 - logp.gather(1, ids),
+    "unlikely_first": lambda logp, ids: logp.gather(1, ids)}
+
+
+@pytest.fixture(autouse=True)
+def added_orders(monkeypatch):
+    for name, order in ADDED.items():
+        monkeypatch.setitem(UNMASK_ORDERS, name, order)
 
 
 def more_ends(policy):
@@ -35,7 +48,9 @@ def passes_of(policy, problems, config):
 
 @pytest.mark.parametrize("more", [
     {}, {"top_p": 0.7}, {"unmask_order": "left_to_right", "unmask_steps": 4},
-    {"unmask_order": "confidence", "group_size": 12}, {"block_length": None, "unmask_steps": 3}], ids=str)
+    {"unmask_order": "confidence", "group_size": 12}, {"block_length": None, "unmask_steps": 3},
+    {"unmask_order": "right_to_left", "unmask_steps": 4},
+    {"unmask_order": "unlikely_first", "group_size": 12}], ids=str)
 @torch.no_grad()
 def test_each_token_has_the_probability_of_its_pass_in_a_text_without_padding(prompts, more):
     c = prompt_config(**SETTINGS | {"temperature": 0.8} | more)
@@ -93,7 +108,7 @@ def test_padding_and_the_other_prompts_change_nothing(prompts):
         torch.testing.assert_close(part.old_logp, whole.old_logp[rows], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("order", ["random", "left_to_right", "confidence"])
+@pytest.mark.parametrize("order", [*BUILT_IN, *ADDED])
 @torch.no_grad()
 def test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for(prompts, order):
     c = prompt_config(**SETTINGS | {"unmask_order": order, "unmask_steps": 4, "max_new_tokens": 8, "group_size": 16})
@@ -102,8 +117,21 @@ def test_blocks_follow_each_other_and_the_order_within_them_is_the_one_asked_for
     assert len(whole) > 10
     for block in (0, 1):
         assert (whole[:, 4 * block : 4 * block + 4].sort(1)[0] == torch.arange(4) + 4 * block).all()
-    in_order = (whole == torch.arange(8)).all(1)
-    assert in_order.all() if order == "left_to_right" else not in_order.all()
+    expected = {"right_to_left": [3, 2, 1, 0, 7, 6, 5, 4]}.get(order, list(range(8)))
+    in_order = (whole == torch.tensor(expected)).all(1)
+    assert in_order.all() if order in ("left_to_right", "first_to_last", "right_to_left") else not in_order.all()
+
+
+@pytest.mark.parametrize("built_in, added", [("left_to_right", "first_to_last"), ("confidence", "likely_first")])
+@torch.no_grad()
+def test_an_order_of_a_config_with_the_formula_of_a_built_in_one_gives_the_same_numbers(prompts, built_in, added):
+    found = []
+    for order in (built_in, added):
+        c = prompt_config(**SETTINGS | {"unmask_order": order, "top_p": 0.8})
+        policy = more_ends(prompt_fill_policy(1))
+        rollouts = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, c)
+        found.append((rollouts.target, rollouts.old_logp, rollouts.mask, policy.score(rollouts, c.temperature).logp))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("estimator", ["trajectory", "one_step"])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from core.distributions import draw_uniforms, restrict, sampling_logp
-from core.fill_in import predict_and_sample_tokens
+from core.fill_in import UNMASK_ORDERS, predict_and_sample_tokens
 from core.fill_in_passes import draw_passes, fill_in_passes
 from core.supervised.judge_training import fill_once
 from core.tokenizer import CharTokenizer
@@ -104,24 +104,35 @@ def test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes(tem
             expect(begun & (target[:, first] == token), text, second)
 
 
+def entropy(logp, ids):
+    """The order of a config: places of low entropy first."""
+    return torch.special.entr(logp.exp()).sum(1, keepdim=True).expand_as(ids)
+
+
+@pytest.mark.parametrize("order, score", [
+    ("confidence", lambda p, drawn: p.gather(1, drawn)),
+    (entropy, lambda p, drawn: (p * p.log()).sum(1)),
+    (lambda logp, ids: logp.gather(1, ids), lambda p, drawn: 1 - p.gather(1, drawn))],
+    ids=["confidence", "entropy", "the least likely"])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_p": 0.9}], ids=str)
 @torch.no_grad()
-def test_by_confidence_texts_are_as_frequent_as_in_a_loop_of_llada_s_sampler(sampling):
-    """arXiv 2502.09992: a token that was not kept is drawn anew, and kept are the likeliest at temperature 1. With the
-    noise of the first pass in all of them the distance is .33."""
+def test_by_confidence_texts_are_as_frequent_as_in_a_loop_of_llada_s_sampler(sampling, order, score, monkeypatch):
+    """arXiv 2502.09992: a token that was not kept is drawn anew, and kept are the likeliest at temperature 1, or the
+    first in another order of the policy. With the noise of the first pass in all of them the distance is .33."""
+    monkeypatch.setitem(UNMASK_ORDERS, "mine", UNMASK_ORDERS.get(order, order))
     tokenizer = CharTokenizer("abc")
     net, mask, N = model(scale=6.0, tokenizer=tokenizer), tokenizer.mask_token_id, 20_000
     noise = draw_uniforms(1, 0, [0], (4, N, 4))
     input, position = torch.tensor([[0, mask, mask, mask]]), torch.tensor([[1, 2, 3]])
     target, *_ = fill_in_passes(net, input, position, torch.ones(1, 3, dtype=torch.bool), noise[:, :3].transpose(0, 1),
-                                noise[:, 3], 3, by_confidence=True, **sampling)
+                                noise[:, 3], 3, unmask_order="mine", **sampling)
     text, generator = input.repeat(N, 1), torch.Generator().manual_seed(0)
     for _ in range(3):
         logits = net(text).flatten(0, 1)                                             # (4 N, V)
         logp = sampling_logp(logits, sampling.get("temperature", 1.0))
         logp = restrict(logp, kept_tokens(logp, sampling.get("top_p", 1.0)))
         drawn = logp.exp().multinomial(1, generator=generator)                       # (4 N, 1)
-        sure = logits.softmax(-1).gather(1, drawn).view(N, 4).masked_fill(text != mask, -1.0)
+        sure = score(logits.softmax(-1), drawn).view(N, 4).masked_fill(text != mask, -torch.inf)
         best = sure.argmax(1, keepdim=True)
         text = text.scatter(1, best, drawn.view(N, 4).gather(1, best))
     V = tokenizer.vocab_size

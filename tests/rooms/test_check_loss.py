@@ -2,7 +2,8 @@
 
 import pytest
 
-from grpo.losses import OBJECTIVES
+from core.errors import Mistake
+from grpo.losses import KL_ESTIMATORS, OBJECTIVES
 from grpo.tools import check_loss
 from tests.tiny import ROOT
 
@@ -200,6 +201,21 @@ def test_a_config_gives_an_objective_its_numbers(mine, capsys, tmp_path, monkeyp
     path = mine(NO_KL | term("A * logp - 0.15 * (logp - old_logp) ** 2"))
     assert verdict([path, "--objective=dro"], capsys)[0] == 1
     assert verdict([path, str(config), "--objective=dro", "--kl_beta=0.05"], capsys)[:2] == (0, ["dro"])
+
+
+def test_a_config_adds_an_estimator_of_the_kl(mine, capsys, tmp_path, monkeypatch):
+    config = tmp_path / "fourth.py"
+    config.write_text("from grpo.losses import KL_ESTIMATORS\n"
+                      "KL_ESTIMATORS['fourth'] = lambda logp, ref_logp, ratio: (logp - ref_logp) ** 4\n")
+    monkeypatch.setitem(KL_ESTIMATORS, "fourth", None)
+    del KL_ESTIMATORS["fourth"]
+    path = mine(BY_SEQUENCE | {"kl = r": "kl = x ** 4 #"})
+    assert verdict([path, "--objective=grpo"], capsys)[0] == 1
+    with pytest.raises(Mistake, match="fourth"):
+        check_loss.main([path, "--kl=fourth"])
+    code, objectives, kl, faults = verdict([path, str(config), "--objective=grpo", "--kl=fourth"], capsys)
+    assert (code, objectives, kl, faults) == (0, ["grpo"], "fourth", "")
+    assert verdict([path, str(config), "--objective=grpo", "--kl=k3"], capsys)[2:] == ("fourth", "a KL (fourth)")
 
 
 @pytest.mark.parametrize("name, fault", [

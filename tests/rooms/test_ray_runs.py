@@ -11,11 +11,16 @@ import threading
 import pytest
 import torch
 
-from core.errors import exit_code
+from core.errors import Mistake, exit_code
+from core.fill_in import UNMASK_ORDERS
+from core.models import save_model
 from grpo import train_grpo
-from grpo.samplers.ray import RaySampler, start_ray
+from grpo.losses import KL_ESTIMATORS, OBJECTIVES
+from grpo.samplers.ray import RaySampler, build, start_ray
 from tests.families import model_folder, write_sums
-from tests.tiny import ROOT, judge, model, read_records, run_script, save, without_clock
+from tests.tiny import (
+    CAUSAL, ROOT, judge, model, one_process, prompt_config, prompt_fill_policy, read_records, run_script, save,
+    without_clock)
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("peft")
@@ -50,9 +55,9 @@ def own_ray():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """(name, settings) -> (records of steps, weights) of a run in this process."""
-    def finished(name, **settings):
-        arguments = [f"--{key}={x}" for key, x in (settings | {"out_dir": tmp_path / name}).items()]
+    """(name, config files, settings) -> (records of steps, weights) of a run in this process."""
+    def finished(name, *files, **settings):
+        arguments = [*files, *(f"--{key}={x}" for key, x in (settings | {"out_dir": tmp_path / name}).items())]
         monkeypatch.setattr("sys.argv", ["grpo/train_grpo.py", *arguments])
         assert exit_code(train_grpo.main) == 0, capsys.readouterr().err
         records = without_clock(read_records(str(tmp_path / name / "metrics.jsonl")))
@@ -97,6 +102,46 @@ def test_a_run_whose_worker_is_killed_is_the_run_without_workers(own_ray, run, t
     outside = run("ray", **settings, sampler="ray", ray_workers=2)
     assert len(calls) == 6
     expect_alike(run("local", **settings), outside, staleness=(0, 1, 1, 1, 1, 1))
+
+
+OWN_ROWS = """
+import torch
+from core.fill_in import UNMASK_ORDERS
+from grpo.losses import KL_ESTIMATORS, OBJECTIVES
+
+def backwards(noise):
+    return torch.linspace(1, 0, noise.shape[-1]).expand_as(noise)
+
+UNMASK_ORDERS["backwards"] = backwards
+UNMASK_ORDERS["unlikely_first"] = lambda logp, ids: logp.gather(1, ids)
+KL_ESTIMATORS["mine"] = lambda logp, ref_logp: logp - ref_logp
+OBJECTIVES["mine"] = OBJECTIVES["rloo"]
+objective = kl_estimator = "mine"
+"""
+
+
+@pytest.mark.parametrize("order", ["backwards", "unlikely_first"])
+def test_workers_know_what_a_config_adds_to_the_tables(own_ray, run, prompts, tmp_path, monkeypatch, order):
+    for table, names in ((UNMASK_ORDERS, ("backwards", "unlikely_first")), (KL_ESTIMATORS, ["mine"]),
+                         (OBJECTIVES, ["mine"])):
+        for name in names:
+            monkeypatch.setitem(table, name, None)  # taken out again at the end
+    (tmp_path / "own.py").write_text(OWN_ROWS)
+    (tmp_path / "letters.py").write_text(LETTERS)
+    save_model(str(tmp_path / "g.safetensors"), prompt_fill_policy().model, CAUSAL)
+    settings = RUN | {"dataset": prompts, "generator_checkpoint": tmp_path / "g.safetensors",
+                      "reward_file": tmp_path / "letters.py", "reward_functions": "('letters',)",
+                      "max_new_tokens": 6, "unmask_steps": 3, "unmask_order": order, "kl_beta": 0.1}
+    found = [run(sampler, str(tmp_path / "own.py"), **settings, sampler=sampler) for sampler in ("local", "ray")]
+    expect_alike(*found)
+
+
+def test_an_order_that_cannot_be_sent_to_a_worker_is_one_line(own_ray, monkeypatch):
+    lock = threading.Lock()
+    monkeypatch.setitem(UNMASK_ORDERS, "mine", lambda noise: noise if lock else noise)
+    c = prompt_config(sampler="ray", unmask_steps=2, unmask_order="mine")
+    with pytest.raises(Mistake, match="test_ray_runs.py, line .*unmask_order='mine'"):
+        build(prompt_fill_policy(), c, one_process())
 
 
 @pytest.fixture

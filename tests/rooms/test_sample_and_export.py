@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from core import sample
+from core.config import run_config_file
+from core.fill_in import UNMASK_ORDERS
 from core.generation import generate
 from core.logger import visible
 from core.model import LANGUAGE_MODEL
@@ -19,9 +21,21 @@ def printed(capsys, path, text, *arguments):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("order", ["left_to_right", "confidence"])
-def test_the_order_of_the_passes_is_that_of_training(tmp_path, capsys, prompts, order):
-    """The likeliest tokens depend on the order alone, which is not random here."""
+OWN_ORDERS = """
+import torch
+from core.fill_in import UNMASK_ORDERS
+UNMASK_ORDERS["backwards"] = lambda noise: torch.linspace(1, 0, noise.shape[-1]).expand_as(noise)
+UNMASK_ORDERS["unlikely_first"] = lambda logp, ids: logp.gather(1, ids)
+"""
+
+
+@pytest.mark.parametrize("order", ["left_to_right", "confidence", "backwards", "unlikely_first"])
+def test_the_order_of_the_passes_is_that_of_training(tmp_path, capsys, prompts, order, monkeypatch):
+    """The likeliest tokens depend on the order alone, which is not random here. A config may add one."""
+    for name in ("backwards", "unlikely_first"):
+        monkeypatch.setitem(UNMASK_ORDERS, name, None)
+    (tmp_path / "own.py").write_text(OWN_ORDERS)
+    run_config_file(str(tmp_path / "own.py"))
     path = str(tmp_path / "any_order.safetensors")
     policy = prompt_fill_policy(seed=1, n_layer=2)
     save_model(path, policy.model, CAUSAL)
@@ -31,7 +45,7 @@ def test_the_order_of_the_passes_is_that_of_training(tmp_path, capsys, prompts, 
         rollouts = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, c)
     for prompt, ids in zip(rollouts.texts.prompts[::2], rollouts.target[::2].tolist(), strict=True):
         out = printed(capsys, path, prompt + "_" * 9, "--num_samples=1", "--temperature=1e-5", "--unmask_steps=3",
-                      f"--unmask_order={order}")
+                      f"--unmask_order={order}", f"{tmp_path}/own.py")
         assert out == visible(prompt + CAUSAL.decode(ids), kept="\n") + "\n"
 
 

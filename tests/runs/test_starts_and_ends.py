@@ -14,7 +14,7 @@ import torch
 from core import start
 from core.models import save_model
 from core.run import SET_ASIDE, STAYING
-from grpo.losses import OBJECTIVES
+from grpo.losses import KL_ESTIMATORS, OBJECTIVES
 from grpo.report import page
 from tests.families import model_folder
 from tests.tiny import CAUSAL, ROOT, Cut, causal_model, cut_after, read_records, run_here, write_prompt_dataset
@@ -155,9 +155,10 @@ def test_a_run_that_a_signal_stops_records_it_and_goes_on(launch, tmp_path):
 
 
 OWN_OBJECTIVE = """
-from grpo import losses
-losses.OBJECTIVES["mine"] = losses.OBJECTIVES["grpo"]
-objective = "mine"
+from grpo.losses import KL_ESTIMATORS, OBJECTIVES
+OBJECTIVES["mine"] = OBJECTIVES["grpo"]
+KL_ESTIMATORS["mine"] = lambda logp, ref_logp: (ref_logp - logp).square()
+objective = kl_estimator = "mine"
 """
 
 
@@ -170,18 +171,23 @@ def run_command_in(text, *more):
 
 @pytest.fixture
 def own_objective(tmp_path):
-    """A config file with an objective of its own, which another process does not know."""
+    """A config file with an objective and a KL estimator of its own, which another process does not know."""
     (tmp_path / "own.py").write_text(OWN_OBJECTIVE)
     yield tmp_path / "own.py"
-    OBJECTIVES.pop("mine", None)
+    forget_own()
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["settings", "an objective of its own"])
+def forget_own():
+    for table in (OBJECTIVES, KL_ESTIMATORS):
+        table.pop("mine", None)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["settings", "rows of its own"])
 def test_the_command_that_a_stopped_run_prints_resumes_it(launch, tmp_path, own_objective, own):
     out = tmp_path / "it's out"
     settings = trouble(tmp_path, "os.kill(os.getpid(), signal.SIGTERM)", out.name)
-    shown = launch(files=[own_objective] * own, out_dir=out, seed=7, **settings).stdout
-    OBJECTIVES.pop("mine", None)
+    shown = launch(files=[own_objective] * own, out_dir=out, seed=7, **settings, kl_beta=0.1).stdout
+    forget_own()
     trouble(tmp_path, "pass", out.name)
     done = run_command_in(shown)
     assert done.returncode == 0, done.stderr

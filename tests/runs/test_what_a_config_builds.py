@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from core.config import load_config
+from core.config import WITH_CODE, load_config
 from core.errors import Mistake
 from core.models import save_model
 from grpo.build import build_data, build_models, build_reference
@@ -43,6 +43,16 @@ def test_a_config_may_add_an_objective_of_its_own(tmp_path, monkeypatch):
     path.write_text("from grpo import losses\n\nlosses.OBJECTIVES['mine'] = losses.OBJECTIVES['dapo']\n"
                     "objective = 'mine'\n")
     assert load(str(path)).objective == "mine" and OBJECTIVES["mine"] is OBJECTIVES["dapo"]
+
+
+def test_a_config_may_import_tables_and_settings(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "shared_by_configs.py").write_text("kl_estimator, batch_size, helper = 'k2', 3, {}\n")
+    (tmp_path / "c.py").write_text("from grpo.losses import ADVANTAGES, OBJECTIVES as rows\n"
+                                   "from grpo.environments import environment\n"
+                                   "from shared_by_configs import batch_size, helper, kl_estimator\n")
+    c = load(str(tmp_path / "c.py"))
+    assert (c.kl_estimator, c.batch_size) == ("k2", 3) and str(tmp_path / "c.py") in WITH_CODE
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

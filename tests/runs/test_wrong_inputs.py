@@ -8,6 +8,7 @@ import pytest
 
 from core import data
 from core.errors import Mistake, check_version
+from core.fill_in import UNMASK_ORDERS
 from core.model import SEQUENCE_SCORER
 from core.models import save_model
 from grpo import losses
@@ -36,10 +37,10 @@ def places(dataset, prompts, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def own_tables(monkeypatch):
-    """The masks and objectives of the users' files are not those of other tests."""
+    """What the users' files add to tables is not there in other tests."""
     monkeypatch.setattr(data, "MASKS", dict(data.MASKS))
     yield
-    for table in (losses.OBJECTIVES, losses.SURROGATES):
+    for table in (losses.OBJECTIVES, losses.SURROGATES, losses.KL_ESTIMATORS, UNMASK_ORDERS):
         table.pop("mine", None)
 
 
