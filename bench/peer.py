@@ -13,7 +13,6 @@ import torch
 
 from bench.sides import in_turns, problems, record_of
 from core.distributed import Distributed
-from core.errors import Mistake
 from core.huggingface.model import HuggingFaceModel
 from core.model import LANGUAGE_MODEL
 from core.optim import build_optimizers
@@ -79,10 +78,8 @@ class PeerConfig(Settings):
     device: str = "cpu"  # cpu, cuda or mps
     dtype: str = "float32"  # float32 or bfloat16
 
-    def __post_init__(self):
-        super().__post_init__()
-        if unknown := set(self.cases.split(",")) - CASES.keys():
-            raise Mistake(f"cases: {', '.join(map(repr, unknown))} is not one of {', '.join(CASES)}")
+    def conflicts(self):
+        yield set(self.cases.split(",")) - CASES.keys(), "cases", f"must be names of {', '.join(CASES)}"
 
 
 def our_steps(work, device, dtype, turn):

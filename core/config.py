@@ -2,8 +2,8 @@
 
 import ast
 import functools
-import inspect
 import json
+import math
 import os
 import re
 import runpy
@@ -24,14 +24,15 @@ class RunConfig(Settings):
     """The base of the configs of training scripts: what their shared settings need."""
 
     def features(self):
-        yield self.has_adapter, "lora_rank or lora_init_from", "lora_alpha lora_targets load_in_4bit"
-        yield self.wandb_log or self.report_to, "wandb_log or report_to", "wandb_project wandb_run_name"
+        yield self.has_adapter, "lora_rank above 0", "lora_alpha lora_targets"
+        yield self.has_adapter, "lora_rank above 0 or lora_init_from", "load_in_4bit"
+        yield self.wandb_log or self.report_to, "report_to='wandb' or 'trackio'", "wandb_project wandb_run_name"
 
     def conflicts(self):
         yield (self.prompt_format is not None and "{prompt}" not in self.prompt_format, "prompt_format",
                "must be the text around every prompt, as in 'Question: {prompt}'")
         yield (self.mask_low > self.mask_high, "mask_low mask_high",
-               f"the smallest share, {self.mask_low:g}, must be at most the largest, {self.mask_high:g}")
+               f"mask_low must be at most mask_high, and {self.mask_low:g} is above {self.mask_high:g}; change one")
         yield (self.lora_init_from and self.lora_rank, "lora_rank lora_init_from",
                "lora_rank is for a new adapter; leave it out")
         yield (self.lora_init_from and changed(self, "lora_alpha", "lora_targets"),
@@ -67,6 +68,10 @@ class RunConfig(Settings):
         return os.path.abspath(self.out_dir)
 
 
+# Types and tuples of types, in the words of an error
+TYPES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", dict: "a dict, {name: value}",
+         types.NoneType: "None"}
+LISTS = {str: "texts, such as ('a', 'b')", float: "numbers, such as (1.0, 0.5)"}
 COMMAND = "command line"  # where a setting was set
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # what a config file has for itself
 WITH_CODE = set()  # the config files that define or import something, such as an objective
@@ -107,7 +112,7 @@ def load_config(cls, argv):
         path = os.path.join(folder, CONFIG)
         saved = {}
         if os.path.isfile(path) and (resume is True or lacks_model(known, values)):
-            saved = saved_settings(known, path)
+            saved = saved_settings(known, path, values)
         saved["out_dir"] = folder  # it may have been moved since
         values = saved | values
         set_then = [key for key, value in saved.items() if value != getattr(cls, key)]  # it has every setting
@@ -131,11 +136,12 @@ def lower_min_lr(values, origin):
         origin["min_lr"] = f"a tenth of learning_rate, which is below the {of_file:g} of {origin['min_lr']}"
 
 
-def saved_settings(known, path):
-    """The settings in the config.json of a run, perhaps of an earlier version."""
+def saved_settings(known, path, typed):
+    """The settings in the config.json of a run, perhaps of an earlier version, that were not typed now."""
     from core.settings.other_names import with_settings_of_today
-    saved = with_settings_of_today(read_object(path, path, "name the config file of the run"), path)
-    saved.pop("starts", None)
+    saved = read_object(path, path, "name the config file of the run")
+    saved = {key: value for key, value in saved.items() if key not in typed and key != "starts"}
+    saved = with_settings_of_today(saved, path)
     check_keys([(path, saved)], known)
     return {key: checked(key, value, known, path) for key, value in saved.items()}
 
@@ -233,23 +239,21 @@ def checked(key, value, known, where):
         value = tuple(map(as_float, value))
     if type(value) in kinds and (type(value) is not tuple or {item}.issuperset(map(type, value))):
         return value
-    what = "True or False" if bool in kinds else " | ".join(map(words_of, kinds.items()))
+    what = " or ".join(TYPES[kind] for kind in kinds if kind is not tuple)
     if {int, float} <= kinds.keys():
         what = "a whole number, or a share between 0 and 1"
-    if item is str:
-        what += ", such as ('a', 'b')"
+    elif item:
+        what = LISTS[item]
     raise UsageError(f"{where}: {key}={shown(value)} must be {what}")
 
 
-def words_of(kind):
-    """A type as it stands in a config, such as tuple[float, ...]. kind: (type, its parameters)"""
-    kind, parts = kind
-    return "None" if kind is types.NoneType else inspect.formatannotation(kind[parts] if parts else kind)
-
-
 def as_float(value):
-    """A whole number as a float, if it can be one; another value as it is."""
-    return float(value) if type(value) is int and abs(value) < 1e300 else value
+    """A whole number as a float, infinite if it is too large for one; another value as it is."""
+    if type(value) is not int:
+        return value
+    if abs(value) < 1e300:
+        return float(value)
+    return math.inf if value > 0 else -math.inf
 
 
 def changed_settings(config, origin):

@@ -22,21 +22,21 @@ from core.huggingface.files import writing_folder
 from core.huggingface.load import open_transformer
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.settings.optional import quiet_transformers
-from core.settings.setting import Path, Settings
+from core.settings.setting import Name, Settings
 
 
 @dataclass(frozen=True)
 class ExportConfig(Settings):
     """The settings of core/export.py and their defaults."""
 
-    checkpoint: Path = "out-grpo/model.safetensors"
+    checkpoint: Name = "out-grpo/model.safetensors"
         # a causal model of ours, a Hugging Face folder (an adapter too) or hf:owner/name
     out: str = ""  # the folder to write; it must not exist yet
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the weights in it: float32, bfloat16
 
     def conflicts(self):
         exists = os.path.lexists(self.out) or os.path.lexists(f"{self.out}.tmp")
-        yield exists, "out", "or its .tmp exists; name another folder"
+        yield self.out and exists, "out", "or its .tmp exists; name another folder"
 
     def __post_init__(self, origin):
         super().__post_init__(origin)

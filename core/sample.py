@@ -30,7 +30,7 @@ from core.logger import visible_lines
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
 from core.models import is_small, load_model, load_tokenizer
 from core.prompts import PromptFormat
-from core.settings.setting import Count, Path, Settings, Share, Temperature, check_value
+from core.settings.setting import Count, Name, Settings, Share, Temperature, check_value
 
 HIDDEN = "_"  # stands for a hidden token
 
@@ -39,7 +39,7 @@ HIDDEN = "_"  # stands for a hidden token
 class SampleConfig(Settings):
     """The settings of core/sample.py and their defaults."""
 
-    checkpoint: Path = "out-grpo/model.safetensors"  # a model file, a Hugging Face folder, or hf:owner/name
+    checkpoint: Name = "out-grpo/model.safetensors"  # a model file, a Hugging Face folder, or hf:owner/name
     text: str = ""  # the text to complete, or to fill in, where each _ is one hidden token
     template: Annotated[str | None, PROMPT_TEMPLATES] = None
         # how a prompt is rendered, as in training; None: as in its run, else model (its chat template), or plain

@@ -1,7 +1,7 @@
 """The settings of grpo/train_grpo.py, in the order of the data flow, and which of them cannot be together.
 
-A new setting is a line of GRPOConfig. One that has an effect only with another is also named in `features`, one that
-cannot be with another in `conflicts` (core/settings/setting.py).
+A new setting is a line of GRPOConfig, with its comment behind it or in deeper lines right below it. One that has an
+effect only with another is also named in `features`, one that cannot be with another in a row of `conflicts_of_...`.
 """
 
 import math
@@ -14,7 +14,7 @@ from core.files import lies_in
 from core.fill_in import UNMASK_ORDERS
 from core.fill_in_passes import check_order, depends_on_policy
 from core.settings.setting import (
-    Count, Decay, Natural, NotNegative, Path, Positive, Share, Steps, Temperature, check_value)
+    Count, Fraction, Name, Natural, NotNegative, Positive, Share, Steps, Temperature, check_value)
 from grpo.losses import (
     ADVANTAGES, AVERAGES, KL_ESTIMATORS, OBJECTIVES, RATIOS, SURROGATES, baseline_of, check_estimator, check_row,
     objective_of)
@@ -32,17 +32,17 @@ class GRPOConfig(RunConfig):
     """The settings of grpo/train_grpo.py and their defaults."""
 
     # Model
-    generator_checkpoint: Path | None = None
+    generator_checkpoint: Name | None = None
         # the model that is trained: a file of this project, a folder in Hugging Face format, or hf:owner/name
     lora_rank: Annotated[int, "[0, 1e5]"] = 0  # size of a LoRA adapter, which alone is trained; 0: no adapter
-    lora_init_from: Path | None = None  # the folder of an adapter to start from
+    lora_init_from: Name | None = None  # the folder of an adapter to start from
     lora_alpha: Positive | None = None  # the adapter's output counts lora_alpha / lora_rank times; None: twice
     lora_targets: str = "all-linear"
         # layers with an adapter: all but the output layer, or names of layers, as in q_proj,v_proj
     load_in_4bit: bool = False  # hold the weights that are not trained in 4 bits (CUDA, CPU)
 
     # Data
-    dataset: Path = "char_diffusion"
+    dataset: Name = "char_diffusion"
         # a folder (a name in data/ or a path), a .jsonl, .json, .csv or .parquet file of prompts, or hf:owner/name
     template: Annotated[str | None, PROMPT_TEMPLATES] = None
         # how prompts are rendered: plain, chat, math, code, model (the tokenizer's chat template), or that with the
@@ -67,24 +67,24 @@ class GRPOConfig(RunConfig):
         # a preset of rewards: fill_in (the judge), math, code, general, reasoning; math, code and reasoning have a
         # template too
     reward_functions: tuple[str, ...] = ()  # names of rewards; (): those of task_type
-    reward_file: Path | None = None
+    reward_file: Name | None = None
         # your Python file of reward functions (as in TRL), @environment classes, @mask functions
     reward_weights: tuple[float, ...] = ()  # one for each reward; (): all 1.0
     reward_settings: dict | None = None  # {keyword-only parameter of a reward: value}, such as {'length_max': 80}
-    success_reward: Path | None = None
+    success_reward: Name | None = None
         # a completion is correct if this reward is at its maximum; None: the preset's, or the first
     reward_workers: Annotated[int, "[0, 1e3]"] = 2
         # processes for slow rewards, such as those that run code; 0: the training process, without a timeout
     reward_timeout: Annotated[float, "(0, 1e6]"] = 30.0
         # seconds for a step's slow rewards in workers, of which late ones are skipped, and for each method of an
         # environment
-    reward_model_checkpoint: Path | None = None  # the Hugging Face classifier that gives the reward reward_model
-    judge_checkpoint: Path | None = None  # the model behind the reward `judge`
-    gold_judge_checkpoint: Path | None = None  # a second judge: logged, never trained against
+    reward_model_checkpoint: Name | None = None  # the Hugging Face classifier that gives the reward reward_model
+    judge_checkpoint: Name | None = None  # the model behind the reward `judge`
+    gold_judge_checkpoint: Name | None = None  # a second judge: logged, never trained against
     credit_window: Natural | None = None
         # per-token reward: mean judge score within this window; None: one reward per completion
     overlong_buffer: Natural = 0  # over the last N tokens before max_new_tokens the reward falls by up to 1; 0: off
-    environment: Path | None = None  # the class of reward_file that answers each turn of a completion (docs/rewards.md)
+    environment: Name | None = None  # the class of reward_file that answers each turn of a completion (docs/rewards.md)
     max_turns: Count = 8  # the most turns of an episode
 
     # Sampling: problems, and a group of completions of each
@@ -95,8 +95,8 @@ class GRPOConfig(RunConfig):
     temperature: Temperature = 0.8  # sampling temperature; scoring uses the same
     top_p: Share = 0.95  # nucleus sampling; 1.0 turns it off
     top_k: Natural = 0  # sample from the k likeliest tokens; 0 turns it off
-    min_p: Decay = 0.0  # min-p: drop tokens below min_p times the top probability
-    sample_rows: Steps | None = None
+    min_p: Fraction = 0.0  # min-p: drop tokens below min_p times the top probability
+    sample_rows: Annotated[int, "[1, 1e9]"] | None = None
         # completions sampled in parallel; None: one batch on a CPU, all of an iteration on a GPU
     unmask_steps: Count = 1  # masked-fill models: number of denoising passes (per block, for prompts)
     block_length: Count | None = None  # of prompts: block length for semi-autoregressive decoding; None: one block
@@ -132,7 +132,7 @@ class GRPOConfig(RunConfig):
         # exact (over the vocabulary), k2, k3; None: exact for fill-in and with a teacher, else k3
     kl_in_reward: bool = False  # KL as a part of the reward (k1) instead of the loss
     kl_target: Positive | None = None  # kl_beta is adapted to reach this mean_kl; None: kl_beta stays
-    reference_checkpoint: Path | None = None  # the model that the KL penalty is to; None: the generator at step 0
+    reference_checkpoint: Name | None = None  # the model that the KL penalty is to; None: the generator at step 0
     reference_mode: Annotated[str, REFERENCES] = "static"
         # static: the initial model; ema: a moving average; periodic: a copy now and then; none
     ema_alpha: Annotated[float, "[0, 1]"] = 0.99  # share of the reference that stays after each iteration
@@ -140,14 +140,15 @@ class GRPOConfig(RunConfig):
     ref_offload: bool = False  # keep the reference on the CPU while it is not used
 
     # On-policy distillation
-    teacher_checkpoint: Path | None = None  # teacher for on-policy distillation; replaces the reference
+    teacher_checkpoint: Name | None = None  # teacher for on-policy distillation; replaces the reference
     distill_beta: Positive = 1.0  # weight of the KL to the teacher
 
     # Optimizer steps
     ppo_epochs: Count = 1  # passes over each iteration's completions
     minibatches: Count = 1  # optimizer steps per pass
     gradient_accumulation_steps: Count = 1  # micro-batches per optimizer step
-    micro_batch_tokens: Steps | None = None  # tokens per forward pass; None: those of batch_size problems
+    micro_batch_tokens: Annotated[int, "[1, 1e12]"] | None = None
+        # tokens per forward pass; None: those of batch_size problems
     grad_checkpoint: bool = False  # recompute activations in the backward pass: less memory, slower
     max_iters: Natural = 200  # optimizer steps of the run; 0: it evaluates and ends
     optimizer: Literal["adamw", "muon"] = "adamw"  # adamw, or muon (Muon for weight matrices, AdamW for the rest)
@@ -156,8 +157,8 @@ class GRPOConfig(RunConfig):
     warmup_iters: Natural = 10  # steps of linear warmup
     lr_decay_iters: Steps | None = None  # the step at which cosine decay ends; None: max_iters
     weight_decay: NotNegative = 0.1  # applied to matrices and embeddings only
-    beta1: Decay = 0.9  # AdamW's decay of the mean gradient
-    beta2: Decay = 0.95  # AdamW's decay of the mean squared gradient
+    beta1: Fraction = 0.9  # AdamW's decay of the mean gradient
+    beta2: Fraction = 0.95  # AdamW's decay of the mean squared gradient
     grad_clip: Annotated[float, "[0, inf)"] = 1.0  # largest gradient norm; 0.0 turns clipping off
     max_bad_steps: Steps = 5
         # steps in a row with a number that is not finite, or without any reward, before the run stops
@@ -169,7 +170,7 @@ class GRPOConfig(RunConfig):
     sample_interval: Steps | None = None  # steps between two sets of samples for people to read; None: eval_interval
 
     # The run
-    out_dir: Path = "out-grpo"  # the folder of everything that the run writes
+    out_dir: Name = "out-grpo"  # the folder of everything that the run writes
     resume: Literal[True, False, "auto"] = False
         # True: continue from out_dir/state.pt, without a config file with its saved settings; auto: only if there is
         # one
@@ -193,17 +194,19 @@ class GRPOConfig(RunConfig):
         yield from super().features()
         yield (self.template in OF_TOKENIZER or self.task_type in PRESET_TEMPLATE, OF_CHAT_TEMPLATE,
                "chat_template_kwargs")
-        yield (self.reward_functions or self.task_type != "fill_in", "reward_functions or task_type",
-               "reward_weights reward_settings success_reward train_pass_k reward_workers reward_timeout "
-               "reward_model_checkpoint")
+        yield (self.reward_functions or self.task_type != "fill_in",
+               "reward_functions or a task_type other than fill_in",
+               "reward_weights reward_settings success_reward train_pass_k reward_workers reward_timeout")
+        yield "reward_model" in self.reward_functions, "'reward_model' in reward_functions", "reward_model_checkpoint"
         yield self.judge_checkpoint is not None, "judge_checkpoint", "gold_judge_checkpoint credit_window"
         yield self.environment is not None, "environment", "max_turns"
         yield (self.unmask_steps > 1 or self.block_length is not None, "unmask_steps above 1 or block_length",
                "unmask_order")
         yield self.sampler == "ray", "sampler='ray'", "ray_workers"
         yield self.sampler == "vllm", "sampler='vllm'", "vllm_url"
-        yield (self.kl_beta or self.teacher_checkpoint is not None, "kl_beta above 0 or teacher_checkpoint",
-               "kl_estimator kl_in_reward kl_target reference_checkpoint ref_offload")
+        has_kl = self.kl_beta or self.teacher_checkpoint is not None
+        yield has_kl, "kl_beta above 0 or teacher_checkpoint", "kl_estimator kl_in_reward ref_offload"
+        yield has_kl, "kl_beta above 0", "kl_target reference_checkpoint"
         yield self.reference_mode == "ema", "reference_mode='ema'", "ema_alpha"
         yield self.reference_mode == "periodic", "reference_mode='periodic'", "reference_update_freq"
         yield self.teacher_checkpoint is not None, "teacher_checkpoint", "distill_beta"
@@ -219,8 +222,9 @@ class GRPOConfig(RunConfig):
         if self.objective not in OBJECTIVES:
             in_lower_case = {name.lower(): name for name in OBJECTIVES}
             vars(self)["objective"] = in_lower_case.get(str(self.objective).lower(), self.objective)
+        row = OBJECTIVES.get(self.objective)
         for part, table in ROW.items():
-            check_value(part, getattr(OBJECTIVES.get(self.objective), part, None), table)
+            check_value(part, getattr(row, part, None), table, f"the row of objective={self.objective!r}")
         super().__post_init__(origin)
         check_row(self.objective)
         check_order(self.unmask_order)
@@ -240,7 +244,7 @@ class GRPOConfig(RunConfig):
     def reward_names(self):
         """The names of the rewards; none if a teacher alone teaches."""
         if self.reward_functions or self.teacher_checkpoint is not None:
-            return self.reward_functions
+            return tuple(self.reward_functions)
         return PRESETS[self.task_type]
 
     @property
@@ -262,7 +266,7 @@ class GRPOConfig(RunConfig):
         return self.varied(group_size=self.eval_completions, sample_rows=rows, fill_estimator="trajectory", seed=seed)
 
 
-# Conflicts, as Settings.conflicts yields them. Where one of several settings may be to blame, only those that are
+# Conflicts, as Settings.conflicts yields them; a row names the settings that are to blame
 
 def conflicts_of_sampling(c):
     """Conflicts of how completions are written, and where."""
@@ -278,7 +282,7 @@ def conflicts_of_sampling(c):
            "one_step estimates log-probabilities of the whole distribution, not of what was sampled; leave it out, or "
            "set top_p=1.0, top_k=0, min_p=0.0, kl_in_reward=False, ratio_to='policy'")
     yield (depends_on_policy(c.unmask_order) and of_samples, f"unmask_order {of_samples}",
-           "the order depends on the policy, and log-probabilities leave out that of the order; set another order")
+           "the order depends on the policy, and log-probabilities are those of the tokens alone; set another order")
     yield (c.sampler == "vllm" and c.vllm_url is None, "sampler",
            "needs the address of the server; set vllm_url, as in http://localhost:8000")
     yield (c.vllm_url is not None and not ADDRESS.fullmatch(c.vllm_url), "vllm_url",
@@ -304,13 +308,11 @@ def conflicts_of_rewards(c):
     changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer)
     per_token = names(credit_window=c.credit_window is not None)
     more = f"{changes} {per_token}".strip()
+    yield (not c.rewarded and c.task_type != "fill_in", "task_type teacher_checkpoint",
+           "with a teacher rewards are those of reward_functions, or none; leave task_type out")
     yield (not all(map(math.isfinite, c.reward_weights)), "reward_weights", "must be finite numbers")
     yield (c.reward_weights and len(c.reward_weights) != len(c.reward_names), "reward_weights",
            f"must have a number for each reward ({', '.join(c.reward_names)}); () weights them alike")
-    yield (c.reward_model_checkpoint is not None and "reward_model" not in c.reward_functions,
-           "reward_model_checkpoint", "needs its reward; add 'reward_model' to reward_functions")
-    yield (not c.rewarded and c.task_type != "fill_in", "task_type teacher_checkpoint",
-           "with a teacher rewards are those of reward_functions, or none; leave task_type out")
     yield (c.group_size == 1 and c.rewarded, "group_size",
            "works only with teacher_checkpoint and no rewards: a reward is compared with the others of its group; "
            "raise it")
@@ -330,14 +332,14 @@ def conflicts_of_rewards(c):
            "changes the reward")
     yield (c.baseline == "gdpo" and per_token, f"{decides} credit_window",
            "gdpo normalises rewards, and the credits of tokens would not be; set another advantage")
-    # A group of equal rewards teaches nothing only where rewards alone are compared, within the group
-    whose = names(kl_in_reward=c.kl_in_reward, teacher_checkpoint=not c.rewarded)
-    if c.baseline == "step":
-        whose += f" {decides}"
-    yield (c.zero_std != "keep" and whose, f"zero_std {whose}",
-           "groups of equal rewards teach too, because not only their rewards are compared, or not within a group; set "
-           "zero_std='keep'")
-    more = names(reward_weights=c.reward_weights not in ((), (1.0,)))
+    keep = "so groups of equal rewards teach too; set zero_std='keep'"
+    yield (c.zero_std != "keep" and c.baseline == "step", f"zero_std {decides}",
+           f"rewards are compared over the whole step, {keep}")
+    yield (c.zero_std != "keep" and c.kl_in_reward, "zero_std kl_in_reward",
+           f"the KL differs within a group of equal rewards, {keep}")
+    yield (c.zero_std != "keep" and not c.rewarded, "zero_std teacher_checkpoint",
+           f"the teacher teaches without rewards, {keep}")
+    more = names(reward_weights=tuple(c.reward_weights) not in ((), (1.0,)))
     if c.reward_names != ("judge",):
         more += " reward_functions" if c.reward_functions else " task_type"
     yield (per_token and more, f"credit_window {more}",
@@ -350,12 +352,11 @@ def conflicts_of_the_kl(c):
     of_reference = names(
         kl_beta=c.kl_beta, kl_target=c.kl_target is not None, reference_checkpoint=c.reference_checkpoint is not None,
         reference_mode=c.reference_mode != "static")
-    yield (c.reference_mode == "none" and (c.kl_beta or c.reference_checkpoint is not None),
-           "reference_mode kl_beta reference_checkpoint",
-           "the KL penalty would have no reference; set kl_beta=0.0")
     yield (c.teacher_checkpoint is not None and of_reference, f"teacher_checkpoint {of_reference}",
            "the teacher takes the place of the reference, and distill_beta that of kl_beta; set kl_beta=0.0, and leave "
            "out kl_target, reference_checkpoint and reference_mode")
+    yield (c.reference_mode == "none" and c.kl_beta, "reference_mode kl_beta",
+           "the KL penalty would have no reference; set kl_beta=0.0")
     yield (c.kl_in_reward and KL_ESTIMATORS[objective_of(c).kl_estimator or "k3"] is None, "kl_estimator kl_in_reward",
            "the KL in the reward is of samples; set kl_estimator='k3'")
     yield (c.kl_in_reward and not c.rewarded and c.baseline not in ("leave_one_out", "group_mean"),

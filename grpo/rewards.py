@@ -156,11 +156,11 @@ def success(config: Settings, names: tuple) -> str | None:
     if name in usable:
         return name
     if config.success_reward is not None or config.train_pass_k > 1:
-        asked = f"success_reward={config.success_reward!r}"
-        if config.train_pass_k > 1:
-            asked += f" with train_pass_k={config.train_pass_k}"
-        raise Mistake(f"{asked} must be a reward of this run with a highest value: "
-                      f"{', '.join(usable) or 'there is none'}")
+        asked = f"train_pass_k={config.train_pass_k}"
+        if config.success_reward is not None:
+            asked = f"success_reward={config.success_reward!r}"
+        raise Mistake(f"{asked} needs a reward of this run that has a highest value "
+                      f"({', '.join(usable) or 'there is none'}); set success_reward to one, or leave it out")
     return None
 
 

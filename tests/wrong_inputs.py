@@ -147,8 +147,8 @@ SETTINGS = [
       for order in ("--unmask_order=confidence", "{order_right.py}")
       for more in ("--kl_in_reward=True", "--ratio_to=sampler")),
     (SAMPLE, "{order_summed.py}", 1, "order_summed.py 3 unmask_order='mine'"),
-    (PRETRAIN, "--n_layer=four", 2, "n_layer='four' int"),
-    (PRETRAIN, f"--learning_rate=1{'0' * 400}", 2, "learning_rate float"),
+    (PRETRAIN, "--n_layer=four", 2, "n_layer='four' whole number"),
+    (PRETRAIN, f"--learning_rate=1{'0' * 400}", 1, "learning_rate=inf (0, 1e9]"),
     (PRETRAIN, "--masks={'random':{1,2}}", 1, "masks lists"),
     (PRETRAIN, "{typo.py}", 2, "typo.py n_layer"),
     *((PRETRAIN, f"{{{name}.py}}", 2, f"{name}.py learning_rate =") for name in ("annotated", "nested")),
@@ -161,7 +161,7 @@ SETTINGS = [
       for value in ("0", "0.0", "-1", "-0.5", "1.0", "1.5", "512.0", "1e9", "1e400", "2000000")),
     *((PRETRAIN, f"--max_prompt_length={value}", 2, "max_prompt_length whole share")
       for value in ("nan", "half", "90%", "True", "None", "[0.9]", "'0.9'")),
-    (PRETRAIN, "--mask_low=0.9", 1, "mask_low=0.9 largest 0.6"),
+    (PRETRAIN, "--mask_low=0.9", 1, "mask_low=0.9 mask_high 0.6"),
     (PRETRAIN, "--dtype=float16", 1, "dtype bfloat16"),
     (PRETRAIN, "--device=tpu", 1, "device cpu"),
     (PRETRAIN, "--report_to=wanb", 1, "report_to wandb"),

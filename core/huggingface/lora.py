@@ -45,10 +45,11 @@ def add_adapter(net, adapter):
 
 def new_adapter(net, adapter):
     """The model with a new adapter of the layers that lora_targets names."""
-    peft, named = require("peft", adapter.asked_for), f"lora_targets={adapter.lora_targets!r}"
+    peft, named = require("peft", adapter.asked_for), adapter.asked_for
     layers = "".join(f".{name}\n" for name, _ in net.named_modules())
     targets = []
     if adapter.lora_targets != ALL_LINEAR:
+        named = f"lora_targets={adapter.lora_targets!r}"
         targets = [name.strip() for name in adapter.lora_targets.split(",")]
     unknown = [name for name in targets if f".{name}\n" not in layers]  # peft would leave them out silently
     refuse(named, (unknown, f"names layers that the model does not have ({', '.join(unknown)}); name linear layers, as "

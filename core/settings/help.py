@@ -1,17 +1,16 @@
 """The text of --help: settings with their defaults and what they are for, read from the page of a class."""
 
+import ast
 import inspect
-import re
+import itertools
 import textwrap
+
+from core.settings.setting import settings_of
 
 HELP_WIDTH = 120
 START = """
 Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins."""
 ALL = "--help=all adds the settings that have an effect only with another one."
-
-HEADING = re.compile(r" {4}# (.+)")
-FIELD = re.compile(r" {4}(\w+): [^#]*?(?:  # (.+))?")  # its comment is behind it, or deeper in the lines below it
-BELOW = re.compile(r" {8}# (.+)")
 
 
 def help_lines(cls, every):
@@ -35,16 +34,38 @@ def help_lines(cls, every):
 
 
 def page_of(cls):
-    """[(heading, setting, its comment)] of a class, read from its source."""
-    page, heading = [], ""
-    for line in inspect.getsource(cls).splitlines():
-        if found := HEADING.fullmatch(line):
-            heading = found[1]
-        elif found := FIELD.fullmatch(line):
-            page.append((heading, found[1], found[2] or ""))
-        elif found := BELOW.fullmatch(line):
-            above, key, comment = page.pop()
-            page.append((above, key, f"{comment} {found[1]}".strip()))
-        elif page and line.strip():
-            break  # the methods begin
+    """[(heading, setting, its comment)] of a class and its bases, read from their source.
+    A comment begins behind a setting and ends with the comments right below it; one below an empty line is a heading"""
+    page = {}
+    for part in reversed(cls.__mro__):
+        if part is not object:
+            page |= page_of_source(textwrap.dedent(inspect.getsource(part)))
+    found = []
+    for key in settings_of(cls):
+        heading, comment = page.get(key, ("", ""))
+        found.append((heading, key, comment))
+    return found
+
+
+def is_comment(line):
+    """True for a line that has nothing but a comment."""
+    return line.lstrip().startswith("#")
+
+
+def page_of_source(source):
+    """{name with a type: (the heading above it, its comment)} of the source of a class."""
+    lines, page, heading = source.splitlines(), {}, ""
+    end = 0  # the line behind the last setting with its comment
+    for node in ast.parse(source).body[0].body:
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        for line in lines[end : node.lineno - 1]:
+            if is_comment(line):
+                heading = line.strip("# ")
+        comments = [lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()]
+        end = node.end_lineno
+        for line in itertools.takewhile(is_comment, lines[end:]):
+            comments.append(line)
+            end += 1
+        page[node.target.id] = heading, " ".join(comment.strip("# ") for comment in comments).strip()
     return page

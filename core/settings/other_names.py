@@ -80,7 +80,7 @@ scale_rewards | advantage | group is group_std, none group_mean, batch batch_std
 adv_estimator | advantage | grpo is group_std, rloo leave_one_out, reinforce_plus_plus step
 norm_adv_by_std_in_grpo | advantage | True is group_std, False group_mean
 multi_objective_aggregation | advantage=gdpo | for normalize_then_sum
-reward_normalisation reward_normalization | advantage=gdpo | for group
+reward_normalisation reward_normalization | advantage=gdpo | for group; none is the default
 epsilon clip_ratio clip_range cliprange clip_eps clip_epsilon | clip_low clip_high |
 clip_ratio_low | clip_low |
 epsilon_high clip_ratio_high | clip_high | of cispo one less: the bound is 1 + clip_high

@@ -9,18 +9,18 @@ from dataclasses import InitVar, dataclass, field, fields
 from typing import Annotated, Literal
 
 from core.errors import Mistake, one_line
+from core.files import CONFIG
 
-PATH = "a path or a name"
 # The type of a setting may name an interval, whose round bracket leaves its end out, or a table that has the value
 Count = Annotated[int, "[1, 1e6]"]
 Steps = Annotated[int, "[1, 1e12]"]
 Natural = Annotated[int, "[0, 1e12]"]
 Share = Annotated[float, "(0, 1]"]
-Decay = Annotated[float, "[0, 1)"]
+Fraction = Annotated[float, "[0, 1)"]
 Positive = Annotated[float, "(0, 1e9]"]
 NotNegative = Annotated[float, "[0, 1e9]"]
 Temperature = Annotated[float, "[1e-6, 1e3]"]
-Path = Annotated[str, PATH]
+Name = Annotated[str, "a name"]  # of a file, folder, model or function; not an empty text
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,11 @@ class Settings:
             origin = dict.fromkeys(changed(self, *settings_of(type(self))), "")
         check_values(self, origin)
         for is_on, switch, keys in self.features():
-            unused = [] if is_on else changed(self, *keys.split())
-            if unused:
-                raise Mistake(f"{assignment(self, unused[0], origin)} has an effect only with {switch}; set that, or "
-                              f"leave {unused[0]} out")
+            for key in [] if is_on else changed(self, *keys.split()):
+                if not origin.get(key, "").endswith(CONFIG):
+                    setting = assignment(self, key, origin)
+                    raise Mistake(f"{setting} has an effect only with {switch}; set that, or leave {key} out")
+                vars(self)[key] = getattr(type(self), key)  # of a run that is resumed without the feature
         for is_so, keys, why in self.conflicts():
             if is_so:
                 keys = keys.split()
@@ -104,8 +105,11 @@ def kinds_of(hint):
 
 def check_values(config, origin=types.MappingProxyType({})):
     """Raises Mistake for the first setting whose value is not allowed. origin: as of Settings"""
-    for key, (_, allowed) in settings_of(type(config)).items():
-        check_value(key, getattr(config, key), allowed, origin.get(key, ""))
+    for key, (kinds, allowed) in settings_of(type(config)).items():
+        value = getattr(config, key)
+        if value is None and types.NoneType not in kinds:
+            raise Mistake(f"{key}=None must have a value; leave it out for the default")
+        check_value(key, value, allowed, origin.get(key, ""))
 
 
 def check_value(key, value, allowed, place=""):
@@ -113,12 +117,12 @@ def check_value(key, value, allowed, place=""):
     place: the file or argument that set it"""
     if value is None or allowed is None:
         return
-    if allowed == PATH:
-        fits, what = value != "", allowed
+    if isinstance(value, str) and isinstance(allowed, str):
+        fits, what = value, allowed
     elif isinstance(allowed, str):
         fits, what = is_inside(value, allowed), f"in {allowed}"
     else:
-        fits, what = value in allowed, f"one of {', '.join(map(str, allowed))}"
+        fits, what = value in [*allowed], f"one of {', '.join(map(str, allowed))}"
     if not fits:
         from core.settings.other_names import answer_to_value
         instead = answer_to_value(key, value)

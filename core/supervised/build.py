@@ -12,6 +12,7 @@ from core.huggingface.load import model_mode
 from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
+from core.settings.setting import changed
 from core.supervised.judge_training import filled_batch, judge_report
 from core.trainer import supervised_sums
 
@@ -47,8 +48,8 @@ def build_model(config, data, dist):
     """The Hugging Face model that init_from names, with the adapter that the config asks for; or a new model."""
     if not starts_from_huggingface(config):
         return build_new_model(config, data.tokenizer).to(dist.device)
-    if config.dropout or config.judge_head != "realness":
-        raise Mistake(f"dropout and judge_head are for new models; leave them out with init_from={config.init_from}")
+    for key in changed(config, "dropout", "judge_head"):
+        raise Mistake(f"{key}={getattr(config, key)} is for new models; leave it out with init_from={config.init_from}")
     if config.export:
         check_target(config.export, config.has_adapter)
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from core.config import OF_CHAT_TEMPLATE, OF_TOKENIZER, PROMPT_TEMPLATES, READ_AGAIN, RunConfig
 from core.files import lies_in
 from core.model import JUDGE_HEADS, MASKED_FILL, MODES, SEQUENCE_SCORER, GPTConfig
-from core.settings.setting import Count, Decay, Natural, NotNegative, Path, Positive, Share, Steps, Temperature
+from core.settings.setting import Count, Fraction, Name, Natural, NotNegative, Positive, Share, Steps, Temperature
 
 
 @dataclass(frozen=True)
@@ -19,19 +19,19 @@ class PretrainConfig(RunConfig):
     n_layer: Annotated[int, "[1, 1e3]"] = 4  # blocks of the transformer
     n_head: Annotated[int, "[1, 1e3]"] = 4  # attention heads of a block
     n_embd: Annotated[int, "[2, 65536]"] = 128  # width of the hidden states; a multiple of 2 * n_head
-    dropout: Decay = 0.0  # while training; 0.0: none
+    dropout: Fraction = 0.0  # while training; 0.0: none
     tied: bool = True  # one matrix for reading and writing tokens
-    init_from: Path | None = None
+    init_from: Name | None = None
         # weights to start from; a judge takes any trunk of its size; a Hugging Face model is fine-tuned as it is
     lora_rank: Annotated[int, "[0, 1e5]"] = 0  # size of a LoRA adapter, which alone is trained; 0: no adapter
-    lora_init_from: Path | None = None  # the folder of an adapter to start from
+    lora_init_from: Name | None = None  # the folder of an adapter to start from
     lora_alpha: Positive | None = None  # the adapter's output counts lora_alpha / lora_rank times; None: twice
     lora_targets: str = "all-linear"
         # layers with an adapter: all but the output layer, or names of layers, as in q_proj,v_proj
     load_in_4bit: bool = False  # hold the weights that are not trained in 4 bits (CUDA, CPU)
 
     # Data
-    dataset: Path = "char_diffusion"
+    dataset: Name = "char_diffusion"
         # a folder (a name in data/ or a path), a .jsonl, .json, .csv or .parquet file of prompts, or hf:owner/name
     block_size: Annotated[int, "[2, 1e5]"] = 128  # tokens per text
     masks: dict | None = None
@@ -68,8 +68,8 @@ class PretrainConfig(RunConfig):
     warmup_iters: Natural = 50  # steps of linear warmup
     lr_decay_iters: Steps | None = None  # the step at which cosine decay ends; None: max_iters
     weight_decay: NotNegative = 0.1  # applied to matrices and embeddings only
-    beta1: Decay = 0.9  # AdamW's decay of the mean gradient
-    beta2: Decay = 0.95  # AdamW's decay of the mean squared gradient
+    beta1: Fraction = 0.9  # AdamW's decay of the mean gradient
+    beta2: Fraction = 0.95  # AdamW's decay of the mean squared gradient
     grad_clip: Annotated[float, "[0, inf)"] = 1.0  # largest gradient norm; 0.0 turns clipping off
     max_bad_steps: Steps = 5  # steps in a row with a number that is not finite before the run stops
 
@@ -78,8 +78,8 @@ class PretrainConfig(RunConfig):
     eval_interval: Steps = 500  # steps between two evaluations
 
     # The run
-    out_dir: Path = "out-pretrain"  # the folder of everything that the run writes
-    export: Path | None = None  # where the final model is also written, in float16, to be shipped or used
+    out_dir: Name = "out-pretrain"  # the folder of everything that the run writes
+    export: Name | None = None  # where the final model is also written, in float16, to be shipped or used
     resume: Literal[True, False, "auto"] = False
         # True: continue from out_dir/state.pt, without a config file with its saved settings; auto: only if there is
         # one
@@ -106,10 +106,11 @@ class PretrainConfig(RunConfig):
         yield from super().conflicts()
         yield self.has_adapter and lies_in(self.init_from, self.out_dir), "init_from out_dir", READ_AGAIN
         yield (self.fill_temperature_low > self.fill_temperature_high, "fill_temperature_low fill_temperature_high",
-               f"the lowest temperature, {self.fill_temperature_low:g}, must be at most the highest, "
-               f"{self.fill_temperature_high:g}")
+               f"the low one must be at most the high one, and {self.fill_temperature_low:g} is above "
+               f"{self.fill_temperature_high:g}; change one")
         yield (self.n_embd % (2 * self.n_head), "n_embd n_head",
-               f"{2 * self.n_head}, twice n_head, must divide n_embd, {self.n_embd} (rotary pairs); change one of them")
+               f"n_embd must be a multiple of 2 * n_head (rotary pairs), and {self.n_embd} is not one of "
+               f"{2 * self.n_head}; change one")
 
     def shape(self, vocab_size, base_vocab_size):
         """The GPTConfig of a new model."""

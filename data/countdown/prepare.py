@@ -15,8 +15,8 @@ import pathlib
 import random
 import sys
 from dataclasses import dataclass
-from typing import Annotated
 from fractions import Fraction
+from typing import Annotated
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
@@ -46,7 +46,7 @@ class CountdownConfig(Settings):
 
     def conflicts(self):
         yield (self.smallest > self.largest, "smallest largest",
-               f"the smallest number, {self.smallest}, must be at most the largest, {self.largest}")
+               f"smallest must be at most largest, and {self.smallest} is above {self.largest}; change one")
 
 
 def combine(a, b, operator):

@@ -22,8 +22,8 @@ fields of a record:
 import os
 import pathlib
 import sys
-from dataclasses import dataclass
 from collections import Counter
+from dataclasses import dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 

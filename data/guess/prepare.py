@@ -36,7 +36,8 @@ class GuessConfig(Settings):
 
     def conflicts(self):
         yield (not 1 <= self.fewest <= self.most <= self.largest, "fewest most largest",
-               f"1 <= fewest <= most <= largest must hold, and {self.fewest}, {self.most}, {self.largest} do not")
+               "fewest must be at least 1, most at least fewest, and largest at least most; "
+               f"they are {self.fewest}, {self.most} and {self.largest}")
         ranges = self.largest * (self.most - self.fewest + 1)
         yield (ranges > MOST_RANGES, "largest most fewest",
                f"some {ranges} ranges of {self.fewest} to {self.most} numbers are more than {MOST_RANGES}; lower "

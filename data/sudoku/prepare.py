@@ -18,8 +18,8 @@ import pathlib
 import random
 import sys
 from dataclasses import dataclass
-from typing import Annotated
 from itertools import permutations, product
+from typing import Annotated
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
@@ -54,8 +54,8 @@ class SudokuConfig(Settings):
     def conflicts(self):
         yield not 1 <= self.held_out < FAMILIES, "held_out", f"must be 1 to {FAMILIES - 1}"
         yield (not 1 <= self.fewest_hidden <= self.most_hidden <= 16, "fewest_hidden most_hidden",
-               f"1 <= fewest_hidden <= most_hidden <= 16 must hold, and {self.fewest_hidden}, {self.most_hidden} do "
-               "not")
+               "fewest_hidden must be at least 1, and most_hidden at least fewest_hidden and at most 16; "
+               f"they are {self.fewest_hidden} and {self.most_hidden}")
         yield 0 < self.prompts < 10, "prompts", "must be 10 or more; 0 writes boards for fill-in"
         yield self.evaluate and not self.prompts, "evaluate", "is for prompts; set prompts=20000, or another number"
 

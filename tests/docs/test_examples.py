@@ -153,6 +153,7 @@ def test_the_recipe_of_the_judges_starts_each_command_on_what_those_before_it_ma
         assert load_model(f"{judge}/model.safetensors")[0].mode == SEQUENCE_SCORER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OWN_ROWS)
 def test_a_config_that_adds_a_row_to_a_table_trains_with_it(name, tmp_path, monkeypatch):
     assert OWN_ROWS[name] in pathlib.Path(ROOT, "docs/getting_started.md").read_text()

@@ -7,18 +7,23 @@ import importlib
 import inspect
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
+from core.config import checked
 from core.model import SEQUENCE_SCORER
+from core.settings.other_names import names_elsewhere
 from core.settings.setting import settings_of
 from core.supervised.config import PretrainConfig
+from grpo.build import OWN
 from grpo.grpo_config import GRPOConfig
+from grpo.grpo_training_step import SHAPES
 from tests.claims import CLAIMS
 from tests.mutations import FAULTS
-from tests.tiny import ROOT, model, save
+from tests.tiny import ROOT, all_settings, model, save
 
 LAYERS = ("core", "grpo", "bench")  # a file imports those of its own layer and of the ones before it
 OURS = [str(p.relative_to(ROOT)) for folder in LAYERS for p in sorted(pathlib.Path(ROOT, folder).rglob("*.py"))]
@@ -203,15 +208,33 @@ def test_expected_names_are_importable():
 
 @pytest.mark.parametrize("cls", [GRPOConfig, PretrainConfig])
 def test_the_settings_of_a_script_are_one_page_and_what_depends_on_several_names_them(cls):
-    assert cls.__annotations__.keys() == settings_of(cls).keys(), "all are lines of the class itself"
+    known = settings_of(cls)
+    assert cls.__annotations__.keys() == known.keys(), "all are lines of the class itself"
+    for key, (kinds, allowed) in known.items():
+        default = getattr(cls, key)
+        assert type(checked(key, default, known, "the default")) is type(default), key
+        if isinstance(allowed, str) and str not in kinds:
+            low, high = allowed.partition(" or ")[0][1:-1].split(", ")
+            assert float(low) < float(high), key
     for _, _, keys in cls().features():
-        assert {*keys.split()} <= settings_of(cls).keys()
+        assert {*keys.split()} <= known.keys()
     for _, keys, _ in cls().conflicts():
-        assert {*keys.split()} <= settings_of(cls).keys()
-    tree = ast.parse(inspect.getsource(inspect.getmodule(cls)))
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "names":
-            assert {keyword.arg for keyword in call.keywords} <= settings_of(cls).keys()
+        assert {*keys.split()} <= known.keys()
+    for node in nodes_of(inspect.getsourcefile(cls)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "names":
+            assert {keyword.arg for keyword in node.keywords} <= known.keys()
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in ("c", "self"):
+            assert hasattr(cls(), node.attr), f"conflicts read {node.attr}"
+
+
+def test_other_places_name_settings_and_each_is_used():
+    known = all_settings(GRPOConfig, PretrainConfig)
+    assert {key for keys, _, _ in OWN for key in keys.split()} | SHAPES.keys() <= known
+    for name, (ours, _) in names_elsewhere().items():
+        assert {key.partition("=")[0] for key in ours} <= known, name
+    pages = ("grpo/grpo_config.py", "core/supervised/config.py", "core/settings/other_names.py")
+    code = "".join(path.read_text() for path in FILES if not str(path).endswith(pages))
+    assert not [key for key in known if not re.search(rf"\b{key}\b", code)], "settings that nothing uses"
 
 
 def test_rollouts_have_at_most_a_dozen_fields():

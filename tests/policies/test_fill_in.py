@@ -111,8 +111,9 @@ def entropy(logp, ids):
 
 @pytest.mark.parametrize("order, score", [
     ("confidence", lambda p, drawn: p.gather(1, drawn)),
-    (entropy, lambda p, drawn: (p * p.log()).sum(1)),
-    (lambda logp, ids: logp.gather(1, ids), lambda p, drawn: 1 - p.gather(1, drawn))],
+    pytest.param(entropy, lambda p, drawn: (p * p.log()).sum(1), marks=pytest.mark.slow),
+    pytest.param(lambda logp, ids: logp.gather(1, ids), lambda p, drawn: 1 - p.gather(1, drawn),
+                 marks=pytest.mark.slow)],
     ids=["confidence", "entropy", "the least likely"])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_p": 0.9}], ids=str)
 @torch.no_grad()

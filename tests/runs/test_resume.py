@@ -172,7 +172,7 @@ CHANGES = [  # (what the last start had, what this one has, {setting: (before, n
     (FULL, FULL | {"max_iters": 30}, {"max_iters": (400, 30)}),
     (FULL, FULL | {"reward_functions": ("judge", "exact_match")},
      {"reward_functions": (["exact_match"], ["judge", "exact_match"])}),
-    # rooms that close or open: their other settings have their defaults on both sides
+    # features that end or begin: their other settings have their defaults on both sides
     (FULL, FULL | {"kl_beta": 0.0}, {"kl_beta": (0.1, 0.0)}),
     (FULL | {"kl_target": 0.5}, FULL | {"kl_beta": 0.0}, {"kl_beta": (0.1, 0.0), "kl_target": (0.5, None)}),
     (FULL, FULL | {"sampler": "ray", "ray_workers": 3}, {"sampler": ("local", "ray"), "ray_workers": (1, 3)}),
