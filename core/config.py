@@ -154,16 +154,20 @@ def settings_in(argument, known):
     path = os.path.abspath(argument)  # the file may change the working directory
     names = run_config_file(argument)
     with open(path, "rb") as f:
-        tree = ast.parse(f.read())
-    for name in names_without_value(tree.body):
-        if name not in names and not name.startswith("_"):
-            raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
-    imported = set(names_of_imports(tree))
+        statements = list(statements_of(ast.parse(f.read()).body))
+    imported = set()
+    for node in statements:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            imported |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.AnnAssign) and node.value is None and isinstance(node.target, ast.Name):
+            name = node.target.id  # `learning_rate: 1e-4` is an annotation in Python
+            if name not in names and not name.startswith("_"):
+                raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
     if imported:
         WITH_CODE.add(argument)
     settings = {}
     for name, value in names.items():  # a file may import settings, too
-        is_table = name in imported and name not in known
+        is_table = isinstance(value, dict) and name in imported and name not in known
         is_helper = isinstance(value, CODE) and (name in imported or name not in known)
         if not is_table and not is_helper:
             settings[name] = value
@@ -181,21 +185,13 @@ def run_config_file(path):
     return {name: value for name, value in names.items() if not name.startswith("_")}
 
 
-def names_without_value(lines):
-    """Yields the names of lines such as `learning_rate: 1e-4`, which are annotations in Python and assign nothing.
-    lines: nodes of the syntax tree of a file"""
-    for line in lines:
-        if isinstance(line, ast.AnnAssign) and line.value is None and isinstance(line.target, ast.Name):
-            yield line.target.id
-        elif not isinstance(line, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from names_without_value(ast.iter_child_nodes(line))  # of if, try, with and loops
-
-
-def names_of_imports(tree):
-    """Yields the names that a file imports, such as the OBJECTIVES that it adds to."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield from (alias.asname or alias.name for alias in node.names)
+def statements_of(nodes):
+    """Yields the nodes of a syntax tree that run as a file runs: also those of if, try, with and loops, but none of
+    functions and classes."""
+    for node in nodes:
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+            yield from statements_of(ast.iter_child_nodes(node))
 
 
 def check_keys(given, known):

@@ -50,16 +50,18 @@ def order_of(unmask_order: str, *inputs: Tensor) -> Tensor:
     with others(f"{named} failed", "correct it", definition(function)):
         order = function(*inputs)
     shape = inputs[-1].shape
-    if not isinstance(order, Tensor) or order.shape != shape or not order.isfinite().all():
-        raise Mistake(f"{definition(function)}: {named} must return a tensor of finite numbers of the shape "
-                      f"{tuple(shape)}, that of its last argument")
-    return order.to(inputs[-1].device, torch.float32)
+    if isinstance(order, Tensor) and order.shape == shape:
+        order = order.to(inputs[-1].device, torch.float32)
+        if order.isfinite().all():
+            return order
+    raise Mistake(f"{definition(function)}: {named} must return a tensor of finite numbers in float32 of the shape "
+                  f"{tuple(shape)}, that of its last argument")
 
 
 def check_order(unmask_order: str) -> None:
     """Raises Mistake unless the function of an order returns a number for each place."""
     logp, ids = torch.zeros(2, 3).log_softmax(-1), torch.zeros(2, 4, dtype=torch.long)
-    order_of(unmask_order, *((logp, ids) if depends_on_policy(unmask_order) else [torch.rand(2, 3)]))
+    order_of(unmask_order, *((logp, ids) if depends_on_policy(unmask_order) else [torch.full((2, 3), 0.5)]))
 
 
 @torch.no_grad()

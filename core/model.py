@@ -28,7 +28,7 @@ class GPTConfig:
     mode: Annotated[str, MODES] = LANGUAGE_MODEL
     vocab_size: Annotated[int, "[1, 1e7]"] = 100       # ids it can read: the base vocabulary, then special tokens
     base_vocab_size: Annotated[int, "[1, 1e7]"] = 97   # ids below it can be written: a special token is never sampled
-    block_size: Annotated[int, "[1, 1e5]"] = 128       # longest input
+    block_size: Annotated[int, "[1, 100001]"] = 128    # longest input; that of a judge may begin with CLS
     n_layer: Annotated[int, "[1, 1e3]"] = 4            # blocks
     n_head: Annotated[int, "[1, 1e3]"] = 4             # attention heads of a block
     n_embd: Annotated[int, "[2, 65536]"] = 128         # width of the states

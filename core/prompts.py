@@ -195,7 +195,8 @@ class PromptConsumer:
         self._leave_out_long(evaluates_on_training=None in splits)
         self.longest = max(len(record["tokens"]) for record in self._all())
         if block_size and self.longest >= block_size:
-            raise Mistake(f"block_size={block_size} has no room behind prompts of {self.longest} tokens; raise it")
+            raise Mistake(f"prompts of {self.longest} tokens leave no room in texts of {block_size} tokens; raise "
+                          "block_size")
 
     def _all(self):
         """The records of both splits."""

@@ -226,9 +226,10 @@ def build_evaluation(config, models, rewards, data):
         raise Mistake(f"prompts of up to {data.longest} tokens, as the template {config.template!r} writes them, and "
                       f"{config.max_new_tokens} new ones (max_new_tokens) do not fit the {reads} tokens that the model "
                       "reads; lower max_new_tokens or, in tokens, max_prompt_length, or set another template")
-    if config.unmask_steps > (config.block_length or config.max_new_tokens):
-        raise Mistake(f"unmask_steps={config.unmask_steps} is more than the places of a block (block_length or else "
-                      "max_new_tokens); lower it")
+    places = config.block_length or config.max_new_tokens
+    if config.unmask_steps > places:
+        raise Mistake(f"unmask_steps={config.unmask_steps} is more than the {places} places of a block (block_length, "
+                      "or max_new_tokens); lower it")
     from grpo.evaluation.prompts import PromptEvaluation
     return PromptEvaluation(data, models.reference, rewards, config)
 

@@ -206,7 +206,7 @@ class GRPOConfig(RunConfig):
         yield self.sampler == "vllm", "sampler='vllm'", "vllm_url"
         has_kl = self.kl_beta or self.teacher_checkpoint is not None
         yield has_kl, "kl_beta above 0 or teacher_checkpoint", "kl_estimator kl_in_reward ref_offload"
-        yield has_kl, "kl_beta above 0", "kl_target reference_checkpoint"
+        yield has_kl, "kl_beta above 0", "kl_target reference_checkpoint"  # a conflict with a teacher, below
         yield self.reference_mode == "ema", "reference_mode='ema'", "ema_alpha"
         yield self.reference_mode == "periodic", "reference_mode='periodic'", "reference_update_freq"
         yield self.teacher_checkpoint is not None, "teacher_checkpoint", "distill_beta"

@@ -178,7 +178,7 @@ def with_settings_of_today(saved, path, say=None):
         beside = today.get("advantage")
         if beside not in (None, "batch_std", "gdpo"):
             raise Mistake(f"{path}: reward_normalisation='group' with advantage={one_line(beside, 100, repr)} is no "
-                          "longer possible; delete one of the two there: the first alone is advantage='gdpo'")
+                          "longer possible; delete one of the two there, or set --advantage=gdpo")
         today["advantage"] = "gdpo"
         if say is not None:
             say(f"{path}: reward_normalisation='group' is now advantage='gdpo'")

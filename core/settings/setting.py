@@ -50,16 +50,18 @@ class Settings:
         check_values(self, origin)
         for is_on, switch, keys in self.features():
             for key in [] if is_on else changed(self, *keys.split()):
-                if not origin.get(key, "").endswith(CONFIG):
+                is_of_resumed_run = origin.get(key, "").endswith(CONFIG)
+                if is_of_resumed_run:  # which goes on without the feature
+                    vars(self)[key] = getattr(type(self), key)
+                else:
                     setting = assignment(self, key, origin)
                     raise Mistake(f"{setting} has an effect only with {switch}; set that, or leave {key} out")
-                vars(self)[key] = getattr(type(self), key)  # of a run that is resumed without the feature
         for is_so, keys, why in self.conflicts():
             if is_so:
                 keys = keys.split()
                 named = [key for key in keys if key in origin] or keys[:1]
                 start = ", ".join(assignment(self, key, origin) for key in named)
-                raise Mistake(f"{start}{': ' if keys[1:] else ' '}{why}")
+                raise Mistake(f"{start}: {why}" if len(keys) > 1 else f"{start} {why}")
 
     def varied(self, **changes):
         """A copy with other values, unchecked: for what no user sets."""
@@ -103,8 +105,9 @@ def kinds_of(hint):
     return kinds, allowed
 
 
-def check_values(config, origin=types.MappingProxyType({})):
+def check_values(config, origin=None):
     """Raises Mistake for the first setting whose value is not allowed. origin: as of Settings"""
+    origin = origin or {}
     for key, (kinds, allowed) in settings_of(type(config)).items():
         value = getattr(config, key)
         if value is None and types.NoneType not in kinds:
@@ -123,6 +126,8 @@ def check_value(key, value, allowed, place=""):
         fits, what = is_inside(value, allowed), f"in {allowed}"
     else:
         fits, what = value in [*allowed], f"one of {', '.join(map(str, allowed))}"
+        if place.endswith(CONFIG):
+            what += "; name the config file of the run, which may add it"
     if not fits:
         from core.settings.other_names import answer_to_value
         instead = answer_to_value(key, value)

@@ -484,8 +484,8 @@ def users_function(named):
 
 def main(argv):
     """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
-    c = load_config(CheckConfig, argv[1:])[0]
-    check_value("kl", c.kl, ("none", "k2", "k3", *added_estimators()))
+    c, origin = load_config(CheckConfig, argv[1:])
+    check_value("kl", c.kl, ("none", "k2", "k3", *added_estimators()), origin.get("kl", ""))
     function = users_function("".join(argv[:1]))
     steps, weights, terms, kls = known_losses(c)
     with others("its gradient cannot be taken", "correct it", definition(function)):

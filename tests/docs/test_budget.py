@@ -34,9 +34,9 @@ MEASURED = {
     "settings": 105,
     "requirements files": 3,
     # 350: names of TRL and verl, an adapter; 485: vectors of version 2, packages, SAPO, DRO; 455: why it is so; 155:
-    # the recipe of the judges; 472: presets, templates by task, troubleshooting, the rest of what was promised; 100:
+    # the recipe of the judges; 472: presets, templates by task, troubleshooting, the rest of what was promised; 120:
     # settings as a page, KL estimators and unmasking orders of a config
-    "words of docs": 19680,
+    "words of docs": 19700,
 }
 STEP = {  # of the files that a step of the main job runs through
     "tokens": 23298,  # 1,300: type hints; 350: rewards that do not vary

@@ -19,7 +19,7 @@ BUILT_IN = tuple(UNMASK_ORDERS)
 ADDED = {  # orders that a config may add
     "first_to_last": lambda noise: torch.arange(noise.shape[1]).expand(noise.shape),
     "right_to_left": lambda noise: 5.0 - torch.arange(noise.shape[1]).expand(noise.shape),
-    "likely_first": lambda logp, ids: 9 - logp.gather(1, ids),
+    "likely_first": lambda logp, ids: -2 * logp.gather(1, ids),
     "unlikely_first": lambda logp, ids: logp.gather(1, ids)}
 
 

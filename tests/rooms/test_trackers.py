@@ -15,11 +15,11 @@ from tests.tiny import ROOT, config, read_records
 RUN = """
 import json, os, signal, sys, time
 sys.path.insert(0, sys.argv[1])
-from core.config import RunConfig
+from core.supervised.config import PretrainConfig
 from core.logger import Logger
 from core.trackers import Trackers
 settings, end = json.loads(sys.argv[2])
-config = RunConfig(**settings | {"report_to": tuple(settings["report_to"])})
+config = PretrainConfig(**settings | {"report_to": tuple(settings["report_to"])})
 os.makedirs(config.out_dir, exist_ok=True)
 logger = Logger(config.out_dir, 4, ("loss",))
 logger.trackers = Trackers(config, logger.say)

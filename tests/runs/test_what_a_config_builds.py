@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from core.config import WITH_CODE, load_config
-from core.errors import Mistake
+from core.errors import Mistake, UsageError
 from core.models import save_model
 from grpo.build import build_data, build_models, build_reference
 from grpo.grpo_config import GRPOConfig
@@ -45,7 +45,13 @@ def test_a_config_may_add_an_objective_of_its_own(tmp_path, monkeypatch):
     assert load(str(path)).objective == "mine" and OBJECTIVES["mine"] is OBJECTIVES["dapo"]
 
 
-def test_a_config_may_import_tables_and_settings(tmp_path, monkeypatch):
+def test_a_config_draws_no_random_number():
+    before = torch.get_rng_state()
+    config(unmask_steps=2, unmask_order="left_to_right", kl_estimator="k2")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_config_may_import_tables_and_settings_but_no_other_value(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "shared_by_configs.py").write_text("kl_estimator, batch_size, helper = 'k2', 3, {}\n")
     (tmp_path / "c.py").write_text("from grpo.losses import ADVANTAGES, OBJECTIVES as rows\n"
@@ -53,6 +59,10 @@ def test_a_config_may_import_tables_and_settings(tmp_path, monkeypatch):
                                    "from shared_by_configs import batch_size, helper, kl_estimator\n")
     c = load(str(tmp_path / "c.py"))
     assert (c.kl_estimator, c.batch_size) == ("k2", 3) and str(tmp_path / "c.py") in WITH_CODE
+    for wrong in ("from math import pi\n", "def helper():\n    from math import pi as lr\n\n\nlr = 1e-3\n"):
+        (tmp_path / "c.py").write_text(wrong)
+        with pytest.raises(UsageError):
+            load(str(tmp_path / "c.py"))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
