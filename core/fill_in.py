@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from core.distributions import draw_tokens, noise_on
+from core.errors import Mistake, definition, is_own_function, others, parameters_of
 
 
 # Orders of several passes
@@ -36,8 +37,35 @@ UNMASK_ORDERS = {
 }
 
 
-# One pass
+def depends_on_policy(unmask_order: str) -> bool:
+    """True if an order of UNMASK_ORDERS depends on what the policy makes likely: its function has a parameter logp."""
+    return "logp" in parameters_of(UNMASK_ORDERS[unmask_order], f"unmask_order={unmask_order!r}")
 
+
+def order_of(unmask_order: str, *inputs: Tensor) -> Tensor:
+    """The numbers that an order of UNMASK_ORDERS gives to places. inputs: its arguments, (noise,) or (logp, ids).
+    Returns a tensor of the shape of the last of them. Raises Mistake if a user's function returns anything else."""
+    function, named = UNMASK_ORDERS[unmask_order], f"unmask_order={unmask_order!r}"
+    if is_own_function(function):
+        return function(*inputs)
+    with others(f"{named} failed", "correct it", definition(function)):
+        order = function(*inputs)
+    shape = inputs[-1].shape
+    if isinstance(order, Tensor) and order.shape == shape:
+        order = order.to(inputs[-1].device, torch.float32)
+        if order.isfinite().all():
+            return order
+    raise Mistake(f"{definition(function)}: {named} must return a tensor of finite numbers in float32 of the shape "
+                  f"{tuple(shape)}, that of its last argument")
+
+
+def check_order(unmask_order: str) -> None:
+    """Raises Mistake unless the function of an order returns a number for each place."""
+    logp, ids = torch.zeros(2, 3).log_softmax(-1), torch.zeros(2, 4, dtype=torch.long)
+    order_of(unmask_order, *((logp, ids) if depends_on_policy(unmask_order) else [torch.full((2, 3), 0.5)]))
+
+
+# One pass
 
 def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor,
                               hidden: Tensor | None = None, temperature: float | Tensor = 1.0,

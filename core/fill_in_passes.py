@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from core.device import ids_on
 from core.distributions import in_parts
-from core.errors import Mistake, definition, is_own_function, others, parameters_of
-from core.fill_in import UNMASK_ORDERS, draw_hidden, fill_in
+from core.fill_in import depends_on_policy, draw_hidden, fill_in, order_of
 from core.truncation import KeptCollector
 
 
@@ -34,34 +33,6 @@ def draw_passes(order: Tensor, hidden: Tensor, passes: int, block_length: int | 
 def count_passes(places: int, block_length: int | None, passes: int) -> int:
     """The passes of all blocks of a text with this many hidden places. passes: those of a block"""
     return passes if block_length is None else math.ceil(places / block_length) * passes
-
-
-def depends_on_policy(unmask_order: str) -> bool:
-    """True if an order of UNMASK_ORDERS depends on what the policy makes likely: its function has a parameter logp."""
-    return "logp" in parameters_of(UNMASK_ORDERS[unmask_order], f"unmask_order={unmask_order!r}")
-
-
-def order_of(unmask_order: str, *inputs: Tensor) -> Tensor:
-    """The numbers that an order of UNMASK_ORDERS gives to places. inputs: its arguments, (noise,) or (logp, ids).
-    Returns a tensor of the shape of the last of them. Raises Mistake if a user's function returns anything else."""
-    function, named = UNMASK_ORDERS[unmask_order], f"unmask_order={unmask_order!r}"
-    if is_own_function(function):
-        return function(*inputs)
-    with others(f"{named} failed", "correct it", definition(function)):
-        order = function(*inputs)
-    shape = inputs[-1].shape
-    if isinstance(order, Tensor) and order.shape == shape:
-        order = order.to(inputs[-1].device, torch.float32)
-        if order.isfinite().all():
-            return order
-    raise Mistake(f"{definition(function)}: {named} must return a tensor of finite numbers in float32 of the shape "
-                  f"{tuple(shape)}, that of its last argument")
-
-
-def check_order(unmask_order: str) -> None:
-    """Raises Mistake unless the function of an order returns a number for each place."""
-    logp, ids = torch.zeros(2, 3).log_softmax(-1), torch.zeros(2, 4, dtype=torch.long)
-    order_of(unmask_order, *((logp, ids) if depends_on_policy(unmask_order) else [torch.full((2, 3), 0.5)]))
 
 
 @torch.no_grad()

@@ -21,9 +21,9 @@ from core.data import masked_positions
 from core.device import detect_device
 from core.distributions import draw_uniforms
 from core.errors import Mistake, run_script
-from core.fill_in import UNMASK_ORDERS, fill_in
+from core.fill_in import UNMASK_ORDERS, check_order, depends_on_policy, fill_in
 from core.files import CONFIG, read_object
-from core.fill_in_passes import check_order, depends_on_policy, fill_in_passes
+from core.fill_in_passes import fill_in_passes
 from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.logger import visible_lines

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 
 from core.config import OF_CHAT_TEMPLATE, OF_TOKENIZER, PROMPT_TEMPLATES, READ_AGAIN, RunConfig
 from core.files import lies_in
-from core.fill_in import UNMASK_ORDERS
-from core.fill_in_passes import check_order, depends_on_policy
+from core.fill_in import UNMASK_ORDERS, check_order, depends_on_policy
 from core.settings.setting import (
     Count, Fraction, Name, Natural, NotNegative, Positive, Share, Steps, Temperature, check_value)
 from grpo.losses import (
@@ -307,7 +306,7 @@ def conflicts_of_rewards(c):
     decides = "objective" if c.advantage is None else "advantage"
     changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer)
     per_token = names(credit_window=c.credit_window is not None)
-    more = f"{changes} {per_token}".strip()
+    all_changes = f"{changes} {per_token}".strip()
     yield (not c.rewarded and c.task_type != "fill_in", "task_type teacher_checkpoint",
            "with a teacher rewards are those of reward_functions, or none; leave task_type out")
     yield (not all(map(math.isfinite, c.reward_weights)), "reward_weights", "must be finite numbers")
@@ -324,12 +323,12 @@ def conflicts_of_rewards(c):
            f"is more than the {c.group_size} completions of a problem (group_size); lower it")
     yield (c.train_pass_k > 1 and c.baseline != "leave_one_out", "train_pass_k advantage",
            "the gradient of pass@k needs leave-one-out advantages; set advantage='leave_one_out'")
-    yield (c.train_pass_k > 1 and more, f"train_pass_k {more}",
+    yield (c.train_pass_k > 1 and all_changes, f"train_pass_k {all_changes}",
            "train_pass_k weights whole completions by a factor that is meant for their success; leave out what else "
            "changes the reward")
-    yield (c.baseline == "max_rl" and more, f"{decides} {more}",
-           "max_rl divides by the share of a group's completions that are correct; leave out what else "
-           "changes the reward")
+    yield (c.baseline == "max_rl" and all_changes, f"{decides} {all_changes}",
+           "max_rl divides by the share of a group's completions that are correct; leave out what else changes the "
+           "reward")
     yield (c.baseline == "gdpo" and per_token, f"{decides} credit_window",
            "gdpo normalises rewards, and the credits of tokens would not be; set another advantage")
     keep = "so groups of equal rewards teach too; set zero_std='keep'"
@@ -339,10 +338,10 @@ def conflicts_of_rewards(c):
            f"the KL differs within a group of equal rewards, {keep}")
     yield (c.zero_std != "keep" and not c.rewarded, "zero_std teacher_checkpoint",
            f"the teacher teaches without rewards, {keep}")
-    more = names(reward_weights=tuple(c.reward_weights) not in ((), (1.0,)))
+    beside_the_judge = names(reward_weights=tuple(c.reward_weights) not in ((), (1.0,)))
     if c.reward_names != ("judge",):
-        more += " reward_functions" if c.reward_functions else " task_type"
-    yield (per_token and more, f"credit_window {more}",
+        beside_the_judge += " reward_functions" if c.reward_functions else " task_type"
+    yield (per_token and beside_the_judge, f"credit_window {beside_the_judge}",
            "credit_window divides the judge's score among tokens; use it with the reward judge alone, without weights")
 
 

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from core.distributions import draw_uniforms
-from core.fill_in_passes import count_passes, depends_on_policy, fill_in_passes
+from core.fill_in import depends_on_policy
+from core.fill_in_passes import count_passes, fill_in_passes
 from core.generation import Stop
 from core.settings.setting import Settings
 from grpo.policies.causal import CausalPolicy, completion_texts

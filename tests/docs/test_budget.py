@@ -39,7 +39,7 @@ MEASURED = {
     "words of docs": 19700,
 }
 STEP = {  # of the files that a step of the main job runs through
-    "tokens": 23298,  # 1,300: type hints; 350: rewards that do not vary
+    "tokens": 23520,  # 1,300: type hints; 350: rewards that do not vary; 220: orders and estimators of a config
     "tokens a line": 11.21,
     "tokens a statement": 11.95,
 }
