@@ -254,8 +254,10 @@ def as_float(value):
 
 def changed_settings(config, origin):
     """{key: {"value", "default", "set in": the file or argument}} of the settings that differ from their defaults."""
-    return {key: {"value": getattr(config, key), "default": getattr(type(config), key), "set in": origin[key]}
-            for key in changed(config, *origin)}
+    found = {}
+    for key in changed(config, *origin):
+        found[key] = {"value": getattr(config, key), "default": getattr(type(config), key), "set in": origin[key]}
+    return found
 
 
 def describe(config, origin):

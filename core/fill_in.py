@@ -61,8 +61,11 @@ def order_of(unmask_order: str, *inputs: Tensor) -> Tensor:
 
 def check_order(unmask_order: str) -> None:
     """Raises Mistake unless the function of an order returns a number for each place."""
-    logp, ids = torch.zeros(2, 3).log_softmax(-1), torch.zeros(2, 4, dtype=torch.long)
-    order_of(unmask_order, *((logp, ids) if depends_on_policy(unmask_order) else [torch.full((2, 3), 0.5)]))
+    if depends_on_policy(unmask_order):
+        logp = torch.zeros(2, 3).log_softmax(-1)
+        order_of(unmask_order, logp, torch.zeros(2, 4, dtype=torch.long))
+    else:
+        order_of(unmask_order, torch.full((2, 3), 0.5))
 
 
 # One pass
