@@ -103,8 +103,12 @@ def load_config(cls, argv):
     for where, settings in given:
         values |= settings
         origin |= dict.fromkeys(settings, where)
-    for key in [key for key in known if key in values]:  # of several mistakes always the same comes first
-        value = literal(values[key], known[key]) if origin[key] == COMMAND else values[key]
+    for key in known:  # in the order of the page, so of several mistakes always the same comes first
+        if key not in values:
+            continue
+        value = values[key]
+        if origin[key] == COMMAND:
+            value = literal(value, known[key])
         values[key] = checked(key, value, known, origin[key])
     resume = values.get("resume")
     if resume and all(argument.startswith("--") for argument in argv):

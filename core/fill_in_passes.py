@@ -87,7 +87,7 @@ def fill_in_passes(model: nn.Module, input: Tensor, position: Tensor, hidden: Te
         token, drawn_logp, order_of_pass, kept, number = draw(model, *inputs, drawn, of_tokens, sampling)
         if by_policy:
             order_of_pass = order_of_pass.cpu().masked_fill(~drawn, torch.inf)
-            rank = order_of_pass.argsort(dim=1, stable=True).argsort(1)                  # (N, M)
+            rank = order_of_pass.argsort(dim=1, stable=True).argsort(1)              # (N, M)
             now = drawn & (rank < now.sum(1, keepdim=True))
         if kept is not None:
             collector.add(now.flatten().nonzero().squeeze(1), kept[number[now]])

@@ -96,7 +96,7 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
             from core.settings.other_names import with_settings_of_today
             saved = read_object(path, path, "delete it")
             starts = starts_of(saved, path)
-            with contextlib.suppress(Mistake):  # settings there contradict each other; one is replaced
+            with contextlib.suppress(Mistake):  # no longer possible together: they are compared as they were
                 saved = with_settings_of_today(saved, shortest(path), logger.say)
             if changes := changed_since(saved, config, dist.world):
                 logger.say(f"changed since the last start: {changes}")
