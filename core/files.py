@@ -142,7 +142,7 @@ def starts_of(config, path):
 
 
 def is_start(start):
-    """True for an object of the form that core/start.py records."""
+    """True for an object of the form that core/run.py records."""
     if not isinstance(start, dict):
         return False
     end, settings = start.get("end", {}), start.get("settings", {})

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from core.device import ids_on
-from core.distributions import in_parts
+from core.distributions import KeptCollector, in_parts
 from core.fill_in import depends_on_policy, draw_hidden, fill_in, order_of
-from core.truncation import KeptCollector
 
 
 def draw_passes(order: Tensor, hidden: Tensor, passes: int, block_length: int | None) -> Tensor:

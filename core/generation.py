@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from core.cache import new_cache
 from core.device import ids_on
-from core.distributions import draw_tokens, noise_on
+from core.distributions import KeptCollector, KeptTokens, draw_tokens, noise_on
 from core.errors import Mistake
 from core.performance.prepacked import prepacked
 from core.tokenizer import Tokenizer
-from core.truncation import KeptCollector, KeptTokens
 
 LEAVE_SHARE = 0.9  # finished rows leave the batch once at most this share has not ended
 

@@ -17,7 +17,7 @@ from core.errors import Mistake, described, others
 from core.files import HUB, object_from_json, on_hub, read_object, replacing
 from core.model import GPT, GPTConfig, freeze
 from core.settings.setting import check_finite
-from core.tokenizer_kinds import from_description, same_vocabulary
+from core.tokenizer import from_description, same_vocabulary
 
 AGAIN = "copy or train it again"
 

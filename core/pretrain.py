@@ -19,8 +19,7 @@ from core.errors import run_script
 from core.logger import create_logger
 from core.models import is_small
 from core.prompts import PromptConsumer
-from core.run import check_run_folder, run_folder
-from core.start import build_missing, naming_what_lowers_memory, recorded
+from core.run import build_missing, check_run_folder, naming_what_lowers_memory, recorded, run_folder
 from core.supervised.build import build_batches, build_data, build_model
 from core.supervised.config import PretrainConfig
 from core.trainer import COLUMNS, Trainer

@@ -8,8 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from core.data import PROBLEMS
-from core.data_folder import OF_CONSUMER, SPLITS, dataset_folder, is_file_of_records, load_meta
+from core.data import OF_CONSUMER, PROBLEMS, SPLITS, dataset_folder, is_file_of_records, load_meta
 from core.errors import Mistake
 from core.records import in_words, load_records, splits_of, unique_records, with_completion
 from core.settings.setting import Settings

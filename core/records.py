@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 
-from core.data_folder import FIELDS, FILES, PROMPTS, SPLITS, dataset_folder, write_folder
+from core.data import FIELDS, FILES, PROMPTS, SPLITS, dataset_folder, write_folder
 from core.errors import Mistake, one_line, others
 from core.files import HUB, on_hub, value_from_json
 from core.settings.optional import quiet_hub, require, say_opening

@@ -7,7 +7,7 @@ import shlex
 import sys
 
 from core.config import WITH_CODE
-from core.data_folder import dataset_folder, is_file_of_records
+from core.data import dataset_folder, is_file_of_records
 from core.distributed import variable
 from core.errors import is_ours
 from core.settings.setting import shown

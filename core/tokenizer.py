@@ -1,14 +1,20 @@
-"""Text to token ids and back, a character at a time."""
+"""Tokenizers of every kind, characters and byte pairs among them, by name or rebuilt from meta.json or a checkpoint."""
 
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Protocol
+
+from core.errors import Mistake, others
+from core.settings.setting import shown
 
 SPECIALS = ("mask_token_id", "pad_token_id", "cls_token_id")
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
 PLAIN = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-", "\u2026": "...",
          "\t": " "}
+BPE_ENCODINGS = ("gpt2", "cl100k_base")
+AGAIN = "prepare it again with its prepare.py"
 
 
 class Tokenizer(Protocol):
@@ -96,3 +102,77 @@ class CharTokenizer(OwnTokenizer):
         if self.tags or self.stop_token_id is not None:  # fill-in checkpoints have neither key
             out |= {"tags": list(self.tags), "stop_token_id": self.stop_token_id}
         return out | self.special_ids()
+
+
+class BPETokenizer(OwnTokenizer):
+    """tiktoken's byte pairs: 'gpt2' or 'cl100k_base', downloaded once and kept by tiktoken (TIKTOKEN_CACHE_DIR).
+    The base vocabulary ends with the special tokens, of which <|endoftext|> is the stop token."""
+
+    def __init__(self, encoding: str):
+        import tiktoken
+        self.encoding = encoding
+        with others(f"tokenizer {encoding} could not be loaded", "set TIKTOKEN_CACHE_DIR to a folder that has it"):
+            self.bpe = tiktoken.get_encoding(encoding)
+        self.words = len(self.bpe.token_byte_values())
+        self.newline_token_id = self.encode("\n")[0]
+        self.number_specials(self.bpe.n_vocab, self.bpe.eot_token, "<|endoftext|>")
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text; the name of a special token in it is read as plain characters."""
+        return self.bpe.encode_ordinary(text)
+
+    def text(self, ids: Iterable[int]) -> str:
+        pieces = [self.bpe.decode_single_token_bytes(i) if i < self.words else b"_" for i in ids]
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+    def description(self) -> dict:
+        return {"kind": "bpe", "encoding": self.encoding, "stop_token_id": self.stop_token_id, **self.special_ids()}
+
+
+def named_tokenizer(name: str, tags: Sequence[str] = (), key: str = "tokenizer") -> Tokenizer:
+    """The tokenizer of a name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', folder or hf:owner/name."""
+    if name == "char":
+        return CharTokenizer(tags=tags, stop=True)
+    if name in BPE_ENCODINGS:
+        return BPETokenizer(name)
+    from core.huggingface.tokenizer import load_huggingface_tokenizer
+    return load_huggingface_tokenizer(name, key)
+
+
+def from_description(description: dict, where: str) -> Tokenizer:
+    """The tokenizer that wrote `description`; `where` names its file, for the error."""
+    kind = description.get("kind")
+    with others(f"{where}: its tokenizer of kind={shown(kind)} cannot be read", AGAIN):
+        tags = tuple(description.get("tags", ()))
+        texts = [description.get(key, "") for key in ("characters", "encoding", "name")]
+        if not all(isinstance(text, str) for text in (*texts, *tags)):
+            raise Mistake(f"{where}: what describes its tokenizer must be texts; {AGAIN}")
+        if kind == "char":
+            stop = description.get("stop_token_id") is not None
+            tokenizer = CharTokenizer(description["characters"], tags, stop)
+        else:
+            tokenizer = named_tokenizer(description["encoding" if kind == "bpe" else "name"], key=f"{where}: tokenizer")
+    if not same_vocabulary(description, tokenizer):
+        raise Mistake(f"{where}: the vocabulary of its tokenizer is not the one that it describes; {AGAIN}")
+    return tokenizer
+
+
+def same_vocabulary(description: dict, tokenizer: Tokenizer) -> bool:
+    """Tells whether a description is that of the tokenizer."""
+    other = tokenizer.description()
+    if description.get("kind") == other["kind"] == "huggingface":  # known by its words, wherever its folder is
+        return description.get("vocabulary") == other["vocabulary"]
+    return description == other
+
+
+def character_ends(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    """The number of characters of the text up to and with each token."""
+    if len(tokenizer.decode(ids)) == len(ids):  # a character each
+        return list(range(1, len(ids) + 1))
+    return [len(tokenizer.decode(ids[: i + 1])) for i in range(len(ids))]
+
+
+def filled(tokenizer: Tokenizer, ids: list[int], masked: list[bool]) -> list[list[int]]:
+    """[[first, end]] of the characters of each masked token in the text of ids."""
+    ends = list(accumulate(character_ends(tokenizer, ids), max))
+    return [[first, end] for first, end, hidden in zip([0, *ends], ends, masked, strict=False) if hidden]

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from core.checkpoint_manager import shapes
-from core.data import DatasetConsumer
-from core.data_folder import has_prompts, is_file_of_records
+from core.data import DatasetConsumer, has_prompts, is_file_of_records
 from core.errors import Mistake
 from core.files import CONFIG
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.models import freeze_in, is_huggingface, load_model, load_tokenizer
 from core.performance.prepacked import has_fast_bfloat16
 from core.settings.setting import changed, shown
-from core.start import build_missing
-from core.tokenizer_kinds import same_vocabulary
+from core.run import build_missing
+from core.tokenizer import same_vocabulary
 from grpo.reference import needs_reference
 from grpo.reward_functions.registry import load_reward_file
 from grpo.rewards import Rewards

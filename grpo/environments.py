@@ -25,7 +25,7 @@ import sys
 import numpy as np
 import torch
 
-from core.data_folder import OF_CONSUMER
+from core.data import OF_CONSUMER
 from core.device import keep_torch_defaults
 from core.errors import Mistake, definition, one_line, others, time_limit
 from core.prompts import PromptFormat, prefill

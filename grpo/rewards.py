@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from core.data_folder import OF_CONSUMER
+from core.data import OF_CONSUMER
 from core.errors import Mistake, UsageError, is_own_function, run_script
 from core.settings.setting import Settings, shown
 from grpo.reward_functions.registry import (

@@ -253,6 +253,6 @@ class DataBuffer:
         if saved := state["rollouts"]:
             inputs = saved["inputs"]
             if "kept" in inputs:
-                from core.truncation import KeptTokens
+                from core.distributions import KeptTokens
                 inputs["kept"] = [KeptTokens(**kept) for kept in inputs["kept"]]
             self.rollouts = moved(Rollouts(**saved), device)

@@ -18,13 +18,12 @@ import torch
 
 from core.checkpoint_manager import states
 from core.config import load_config
-from core.data_folder import has_prompts
+from core.data import has_prompts
 from core.distributed import Distributed
 from core.errors import check_version, run_script
 from core.logger import create_logger
 from core.models import is_small
-from core.run import check_run_folder, run_folder
-from core.start import naming_what_lowers_memory, recorded
+from core.run import check_run_folder, naming_what_lowers_memory, recorded, run_folder
 from grpo.build import build_data, build_evaluation, build_models, build_rewards, build_what_is_missing
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_trainer import GRPOTrainer

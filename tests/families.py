@@ -247,7 +247,7 @@ def write_sums(path, count=60):
 
 def write_prose(folder, tokenizer):
     """A prepared data set of running text in the tokens of this tokenizer (core's interface)."""
-    from core.data_folder import write_dataset
+    from core.data import write_dataset
     cut = len(TEXT) * 4 // 5
     write_dataset(str(folder), {"train": tokenizer.encode(TEXT[:cut]), "val": tokenizer.encode(TEXT[cut:])}, tokenizer)
     return str(folder)

@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from core.data import DatasetConsumer, masked_positions
-from core.data_folder import write_dataset
+from core.data import DatasetConsumer, masked_positions, write_dataset
 from core.distributed import Distributed
 from core.errors import exit_code
 from core.files import each_record
@@ -26,8 +25,7 @@ from core.optim import build_optimizers
 from core.prompts import PromptConsumer, PromptFormat
 from core.records import write_prompts
 from core.settings.setting import settings_of
-from core.tokenizer import CharTokenizer
-from core.tokenizer_kinds import BPETokenizer
+from core.tokenizer import BPETokenizer, CharTokenizer
 from grpo.build import make_rewards
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import (

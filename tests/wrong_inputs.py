@@ -545,7 +545,7 @@ BUGS = [
     (PRETRAIN, LEARN, "core.config.checked"),
     (PRETRAIN, f"{LEARN} --max_iters=1", "core.supervised.config.PretrainConfig.shape"),
     (TRAIN, f"{FILL} --masks={{'random':1.0}} --max_iters=1", "core.data.in_lines"),
-    (TRAIN, SUMS, "core.tokenizer_kinds.CharTokenizer"),
+    (TRAIN, SUMS, "core.tokenizer.CharTokenizer"),
     (TRAIN, f"{SUMS} --generator_checkpoint={{llama}}", "core.huggingface.tokenizer.ids_around"),
     (TRAIN, RECORDS % ("task", "countdown"), "grpo.reward_functions.verify_math.number"),
     (TRAIN, f"{SUMS} --reward_functions=json_valid --max_iters=1", "grpo.reward_functions.text.is_read"),

@@ -13,7 +13,7 @@ from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.settings.optional import local_name, opening, quiet_transformers, require
 from core.settings.setting import check_finite
-from core.tokenizer_kinds import same_vocabulary
+from core.tokenizer import same_vocabulary
 
 CLASSES = {LANGUAGE_MODEL: "AutoModelForCausalLM", MASKED_FILL: "AutoModelForMaskedLM",
            SEQUENCE_SCORER: "AutoModelForPreTraining"}

@@ -12,12 +12,11 @@ from torch import nn
 
 from core.cache import RowCache, new_cache
 from core.device import ids_on
-from core.distributions import draw_tokens, rows_at_once
+from core.distributions import KeptCollector, KeptTokens, draw_tokens, rows_at_once
 from core.errors import one_line
 from core.generation import Generation
 from core.model import LANGUAGE_MODEL
 from core.performance.sharding import has_parts
-from core.truncation import KeptCollector, KeptTokens
 
 LOOK = 16        # steps between two looks of the host at the rows
 ROWS = 8         # rows of the smallest batch

@@ -4,8 +4,7 @@ from functools import partial
 
 import torch
 
-from core.data import DatasetConsumer, unpack_batch
-from core.data_folder import has_prompts, is_file_of_records
+from core.data import DatasetConsumer, has_prompts, is_file_of_records, unpack_batch
 from core.errors import Mistake
 from core.huggingface.files import check_target
 from core.huggingface.load import model_mode

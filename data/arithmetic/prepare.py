@@ -26,7 +26,7 @@ from core.config import load_config
 from core.errors import run_script
 from core.records import write_prompts
 from core.settings.setting import Settings
-from core.tokenizer_kinds import named_tokenizer
+from core.tokenizer import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 TAGS = ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>")

@@ -29,7 +29,7 @@ import zlib
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from core.data_folder import write_dataset
+from core.data import write_dataset
 from core.errors import Mistake, UsageError, run_script
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.settings.setting import shown

@@ -30,7 +30,7 @@ from core.config import load_config
 from core.errors import Mistake, run_script
 from core.records import write_prompts
 from core.settings.setting import Settings
-from core.tokenizer_kinds import named_tokenizer
+from core.tokenizer import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 OPENINGS = ("Write {f} that returns {what}.\n", "Define {f} to return {what}.\n", "{f} returns {what}.\n")

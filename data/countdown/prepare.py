@@ -24,7 +24,7 @@ from core.config import load_config
 from core.errors import Mistake, run_script
 from core.records import unique_prompts, write_prompts
 from core.settings.setting import Count, Settings
-from core.tokenizer_kinds import named_tokenizer
+from core.tokenizer import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 MOST_TRIES = 30_000  # expressions for one problem

@@ -32,8 +32,7 @@ from core.errors import Mistake, UsageError, run_script
 from core.prompts import plain
 from core.records import in_words, read_records, with_completion, write_prompts
 from core.settings.setting import Settings
-from core.tokenizer import CharTokenizer, fold_to_ascii
-from core.tokenizer_kinds import named_tokenizer
+from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 

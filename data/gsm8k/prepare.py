@@ -23,8 +23,7 @@ from core.config import load_config
 from core.errors import Mistake, UsageError, run_script
 from core.records import read_records, write_prompts
 from core.settings.setting import Settings
-from core.tokenizer import CharTokenizer, fold_to_ascii
-from core.tokenizer_kinds import named_tokenizer
+from core.tokenizer import CharTokenizer, fold_to_ascii, named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 SOURCE = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/"

@@ -25,7 +25,7 @@ from core.errors import Mistake, others, run_script
 from core.records import side, unique_prompts, write_prompts
 from core.settings.optional import require
 from core.settings.setting import Count, Settings
-from core.tokenizer_kinds import named_tokenizer
+from core.tokenizer import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 SMALL = {  # tasks and their settings, in sizes for a small model

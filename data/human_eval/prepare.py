@@ -22,7 +22,7 @@ from core.errors import Mistake, run_script
 from core.records import read_records, write_prompts
 from core.settings.optional import require
 from core.settings.setting import Settings
-from core.tokenizer_kinds import named_tokenizer
+from core.tokenizer import named_tokenizer
 
 HERE = os.path.dirname(os.path.relpath(__file__))
 QUESTION = "Complete this function. Answer with the whole of it in one block of Python code.\n\n```python\n{}\n```"

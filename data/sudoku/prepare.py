@@ -24,7 +24,7 @@ from typing import Annotated
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config
-from core.data_folder import write_dataset
+from core.data import write_dataset
 from core.errors import Mistake, others, run_script
 from core.records import write_prompts
 from core.settings.setting import Settings

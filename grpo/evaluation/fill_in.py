@@ -4,7 +4,7 @@ import re
 from bisect import bisect_left, bisect_right
 from functools import cached_property
 
-from core.tokenizer_kinds import character_ends, filled
+from core.tokenizer import character_ends, filled
 from grpo.evaluation.samples import Evaluation, reward_sums
 from grpo.metrics import unique_completions
 

@@ -18,7 +18,7 @@ from grpo.losses import exact_kl
 from grpo.rollout import Rollouts, Scores, counts, join
 
 if TYPE_CHECKING:
-    from core.truncation import KeptTokens
+    from core.distributions import KeptTokens
 
 
 class Policy:

@@ -12,7 +12,7 @@ from core.errors import Mistake, others
 from core.files import (
     CONFIG, METRICS, REPORT, SAMPLES, each_metrics, each_record, read_object, replacing, starts_of, writing)
 from core.logger import format_number, visible
-from core.start import now, without_home
+from core.run import now, without_home
 from grpo.evaluation.samples import compared, evaluations, format_reward, held_out
 
 STEPS = 500     # most steps in a chart, so that the page of a long run stays small

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from core import data
-from core.data_folder import FIELDS, OF_CONSUMER
+from core.data import FIELDS, OF_CONSUMER
 from core.device import keep_torch_defaults
 from core.errors import USER_FILES, Mistake, calling, definition, is_own_function, one_line, others
 from core.settings.setting import shown

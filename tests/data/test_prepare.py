@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from core.data_folder import load_meta
+from core.data import load_meta
 from core.prompts import PromptConsumer
 from core.records import read_records
 from grpo.reward_functions import verify_code, verify_math

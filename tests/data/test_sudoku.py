@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from core.data_folder import load_meta
+from core.data import load_meta
 from core.records import read_records
 from grpo.reward_functions.registry import load_reward_file
 from tests.data.test_prepare import ids_in, prepare

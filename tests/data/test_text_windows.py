@@ -7,8 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from core.data import MASKS, DatasetConsumer, draw_mask, unpack_batch
-from core.data_folder import write_dataset
+from core.data import MASKS, DatasetConsumer, draw_mask, unpack_batch, write_dataset
 from core.errors import Mistake
 from core.model import LANGUAGE_MODEL
 from core.tokenizer import CharTokenizer

@@ -3,8 +3,7 @@
 import json
 
 
-from core.tokenizer import CharTokenizer, fold_to_ascii
-from core.tokenizer_kinds import from_description, named_tokenizer
+from core.tokenizer import CharTokenizer, fold_to_ascii, from_description, named_tokenizer
 from tests.tiny import small_bpe
 
 TAGS = ["<end_working_out>", "<SOLUTION>", "</SOLUTION>"]

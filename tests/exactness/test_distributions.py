@@ -9,17 +9,17 @@ import torch
 
 from core import distributions
 from core.distributions import (
-    draw_uniforms, entropy, in_parts, restrict, sample_from, sample_tokens, sampling_logp, token_logp)
+    KeptTokens, draw_uniforms, entropy, in_parts, kept_tokens, nucleus, restrict, sample_from, sample_tokens,
+    sampling_logp, token_logp)
 from core.huggingface.model import BANNED
-from core.truncation import KeptTokens, kept_tokens, nucleus
 
 JUST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
 def enlarge(monkeypatch, vocabulary, top_part):
     """A vocabulary counts as large from this many tokens on."""
-    monkeypatch.setattr("core.truncation.LARGE_VOCABULARY", vocabulary)
-    monkeypatch.setattr("core.truncation.TOP_PART", top_part)
+    monkeypatch.setattr("core.distributions.LARGE_VOCABULARY", vocabulary)
+    monkeypatch.setattr("core.distributions.TOP_PART", top_part)
 
 
 def drawn_by_a_loop(p, u):

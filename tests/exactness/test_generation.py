@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from core.distributions import draw_uniforms, restrict, sampling_logp
+from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
 from core.generation import Stop, generate
 from core.model import LANGUAGE_MODEL
 from core.tokenizer import CharTokenizer
-from core.truncation import kept_tokens
 from tests.tiny import CAUSAL, causal_model, count_rows, counted, expect_frequencies, model
 
 V = CAUSAL.base_vocab_size
@@ -50,8 +49,8 @@ def expect_same(out, expected, V=V):
 
 @pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}])
 def test_a_completion_does_not_depend_on_the_batch_that_it_is_in(truncation, monkeypatch):
-    monkeypatch.setattr("core.truncation.LARGE_VOCABULARY", 64)
-    monkeypatch.setattr("core.truncation.TOP_PART", 8)  # some rows have their nucleus in it, and others do not
+    monkeypatch.setattr("core.distributions.LARGE_VOCABULARY", 64)
+    monkeypatch.setattr("core.distributions.TOP_PART", 8)  # some rows have their nucleus in it, and others do not
     net, (ids, padding), sizes = causal_model(), PROMPTS, []
     monkeypatch.setattr(net, "project", counted(net.project, sizes))
     sampling = {"temperature": 1.3} | truncation

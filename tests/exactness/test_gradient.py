@@ -4,8 +4,7 @@
 import pytest
 import torch
 
-from core.distributions import restrict, sampling_logp
-from core.truncation import kept_tokens
+from core.distributions import kept_tokens, restrict, sampling_logp
 from grpo.losses import ADVANTAGES, OBJECTIVES, compute_advantages, token_weights
 from grpo.reference import with_reference
 from grpo.rewards import Rewards

@@ -6,9 +6,8 @@ from unittest import mock
 import pytest
 import torch
 
-from core.distributions import restrict, sampling_logp
+from core.distributions import kept_tokens, restrict, sampling_logp
 from core.fill_in import UNMASK_ORDERS
-from core.truncation import kept_tokens
 from grpo.policies import prompt_fill
 from tests.tiny import (
     CAUSAL, clear_gradient, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled)

@@ -4,12 +4,11 @@ with."""
 import pytest
 import torch
 
-from core.distributions import draw_uniforms, restrict, sampling_logp
+from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
 from core.fill_in import UNMASK_ORDERS, predict_and_sample_tokens
 from core.fill_in_passes import draw_passes, fill_in_passes
 from core.supervised.judge_training import fill_once
 from core.tokenizer import CharTokenizer
-from core.truncation import kept_tokens
 from tests.tiny import TOKENIZER, config, consumer, expect_frequencies, masked_problems, model
 
 MASK = TOKENIZER.mask_token_id

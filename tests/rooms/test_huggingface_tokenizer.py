@@ -8,8 +8,7 @@ transformers = pytest.importorskip("transformers")
 
 from core.errors import Mistake
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.tokenizer import CharTokenizer
-from core.tokenizer_kinds import from_description, same_vocabulary
+from core.tokenizer import CharTokenizer, from_description, same_vocabulary
 from tests.families import tokenizer_of
 
 TEXTS = ("the quick brown fox", "7+8=15\n", " caf\u00e9 \u4e2d", "</a> {1}")

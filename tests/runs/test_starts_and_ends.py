@@ -11,7 +11,6 @@ import sys
 import pytest
 import torch
 
-from core import start
 from core.models import save_model
 from core.run import SET_ASIDE, STAYING
 from grpo.losses import KL_ESTIMATORS, OBJECTIVES
@@ -334,7 +333,7 @@ def clone(tmp_path_factory):
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_dry_run_in_a_fresh_clone_says_what_would_be_built(clone, monkeypatch, config):
     monkeypatch.chdir(clone)
-    monkeypatch.setattr(start.subprocess, "run", lambda *arguments, **settings: pytest.fail("it builds"))
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **settings: pytest.fail("it builds"))
     before = everything(clone)
     done = run_here(TRAIN, f"config/{config}", "--dry_run=True")
     assert done.returncode == 0 and done.stderr == ""
