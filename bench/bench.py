@@ -32,8 +32,10 @@ from core.tokenizer import CharTokenizer
 from grpo.build import make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import rollout_loss
-from grpo.losses import compute_advantages, objective_of, token_weights
-from grpo.reference import penalty_weight, with_reference
+from grpo.losses import compute_advantages, token_weights
+from grpo.reference import with_reference
+from grpo.step_settings import StepSettings
+from grpo.sums import Sums
 
 TOKENIZER = CharTokenizer(stop=True)
 MASKED = 0.3     # share of a text to fill in
@@ -78,8 +80,7 @@ class Comparison:
         weight = token_weights(rollouts.mask, "sequence", self.config.max_new_tokens)
         rollouts = replace(rollouts, advantage=self.advantage)
         scores = self.policy.score(rollouts, self.config.temperature)
-        loss, _ = rollout_loss(scores, rollouts, weight, objective_of(self.config), penalty_weight(self.config))
-        loss.backward()
+        rollout_loss(scores, rollouts, weight, StepSettings.of(self.config, self.policy), Sums()).backward()
 
     def learn_naively(self, logp, target, mask, penalty=0.0):
         """The loss of completions (N, M) with log-probabilities logp (N, M, V), and its backward pass."""
@@ -141,7 +142,8 @@ class Fill(Comparison):
         self.rollouts = self.policy.sample(self.batch, 0, self.config)
 
     def shared(self):
-        rollouts = with_reference(self.policy.sample(self.batch, 0, self.config), self.reference, "exact", self.config)
+        settings = replace(StepSettings.of(self.config, self.policy), kl_estimator="exact")
+        rollouts = with_reference(self.policy.sample(self.batch, 0, self.config), self.reference, settings)
         with self.dist.autocast():
             calculate_judge_scores(self.judge, torch.stack(rollouts.texts.tokens), TOKENIZER.cls_token_id)
         self.learn(rollouts)

@@ -1,13 +1,13 @@
 """The learning rate, the optimizers, and the end of every optimizer step."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from core.distributed import Distributed, is_sharded
+from core.distributed import is_sharded
 from core.settings.setting import Settings
 
 
@@ -58,45 +58,25 @@ def set_learning_rate(optimizers: list, lr: float) -> None:
             group["lr"] = lr
 
 
-def total_over_ranks(sums: dict, dist: Distributed, largest: Sequence[str] = ()) -> dict:
-    """Adds the numbers of all ranks up.
-
-    sums: {name: 0-d tensor or number}; largest: the names of which the largest over ranks counts, not the sum
-    Returns {name: 0-d float32 tensor on the device}
-    """
-    numbers = [0.0 if torch.is_tensor(x) else x for x in sums.values()]
-    numbers = torch.tensor(numbers).to(dist.device, non_blocking=True)  # all in one copy
-    pairs = zip(sums.values(), numbers, strict=True)
-    x = torch.stack([x.to(number, non_blocking=True) if torch.is_tensor(x) else number for x, number in pairs])
-    totals = dict(zip(sums, dist.total(x), strict=True))
-    if set(largest) & set(sums):
-        most = dict(zip(sums, dist.largest(x), strict=True))
-        totals |= {name: most[name] for name in largest if name in sums}
-    return totals
-
-
-def apply_gradients(parameters: Iterable[Tensor], optimizers: list, grad_clip: float, totals: dict, count: str,
-                    deciding: Sequence[str] = ("loss",)) -> dict:
-    """Ends an optimizer step whose gradients are summed over ranks: clips them, then steps or skips. One host sync.
-
-    totals: {name: 0-d tensor} of `total_over_ranks`; count: the name of the one that counts the tokens in the loss
-    deciding: names of sums that skip the step if they are NaN or infinite
-    A step without a token in the loss changes nothing either: momentum and weight decay alone must not move weights.
-    Returns {name: float} of totals with grad_norm, and skipped_steps and empty_steps (0 or 1 each), added
-    """
+def clip_gradients(parameters: Iterable[Tensor], grad_clip: float) -> Tensor:
+    """Clips gradients, which are summed over ranks, to a norm of grad_clip; 0 leaves them. Returns the norm before."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else math.inf)
-    if is_sharded(norm):
-        norm = norm.full_tensor()
-    numbers = torch.stack([*totals.values(), norm.float()]).tolist()
-    out = dict(zip([*totals, "grad_norm"], numbers, strict=True))
-    wrong = [name for name in not_finite(out) if name in ("grad_norm", *deciding)]
-    good = not wrong
-    empty = good and out[count] == 0
+    return norm.full_tensor() if is_sharded(norm) else norm
+
+
+def step_optimizers(optimizers: list, good: bool, tokens: float) -> dict:
+    """Ends an optimizer step: moves the weights if it is good, and lets go of the gradients. Without a token in the
+    loss nothing moves either: momentum and weight decay alone must not move weights.
+
+    tokens: the number of those in the loss, over all ranks
+    Returns {"skipped_steps", "empty_steps"}, 0 or 1 each
+    """
+    empty = good and tokens == 0
     for optimizer in optimizers:
         if good and not empty:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return out | {"skipped_steps": int(not good), "empty_steps": int(empty)}
+    return {"skipped_steps": int(not good), "empty_steps": int(empty)}
 
 
 def not_finite(metrics: dict) -> list[str]:

@@ -1,5 +1,6 @@
 """Supervised training: the loss of each mode, the optimizer step, the run."""
 
+import math
 import time
 
 import torch
@@ -11,7 +12,7 @@ from core.data import masked_positions
 from core.distributions import in_parts, token_logp
 from core.model import SEQUENCE_SCORER
 from core.models import save_model
-from core.optim import CosineLRScheduler, apply_gradients, build_optimizers, set_learning_rate, total_over_ranks
+from core.optim import CosineLRScheduler, build_optimizers, clip_gradients, set_learning_rate, step_optimizers
 from core.run import BadSteps, StopSignal, run_loop
 
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
@@ -80,14 +81,19 @@ def training_step(model, batches: list, optimizers: list, grad_clip: float, dist
             part = supervised_sums(model, input, target, mask)
         part["loss"].backward()
         sums = {name: sums[name] + part[name].detach() for name in sums}
-    totals = total_over_ranks(sums, dist)
+    totals = dist.total(torch.stack([sums["loss"], sums["correct"], sums["count"]]).float())
     dist.sum_gradients(model.parameters())
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
-    torch._foreach_div_(gradients, totals["count"].clamp(min=1))  # from the sum of the losses to their mean
-    out = apply_gradients(model.parameters(), optimizers, grad_clip, totals, "count")
-    count = max(1.0, out["count"])
-    return {"loss": out["loss"] / count, "accuracy": out["correct"] / count,
-            "grad_norm": out["grad_norm"], "skipped_steps": out["skipped_steps"]}
+    torch._foreach_div_(gradients, totals[2].clamp(min=1))  # from the sum of the losses to their mean
+    norm = clip_gradients(model.parameters(), grad_clip)
+    loss, correct, count, norm = torch.stack((*totals, norm.float())).tolist()  # the one wait of the step
+    good = math.isfinite(loss) and math.isfinite(norm)
+    out = step_optimizers(optimizers, good, count)
+    return {
+        "loss": loss / max(1.0, count),
+        "accuracy": correct / max(1.0, count),
+        "grad_norm": norm,
+        "skipped_steps": out["skipped_steps"]}
 
 
 class Trainer:

@@ -6,7 +6,7 @@ effect only with another is also named in `features`, one that cannot be with an
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from core.config import OF_CHAT_TEMPLATE, OF_TOKENIZER, PROMPT_TEMPLATES, READ_AGAIN, RunConfig
@@ -15,8 +15,7 @@ from core.fill_in import UNMASK_ORDERS, check_order, depends_on_policy
 from core.settings.setting import (
     Count, Fraction, Name, Natural, NotNegative, Positive, Share, Steps, Temperature, check_value)
 from grpo.losses import (
-    ADVANTAGES, AVERAGES, KL_ESTIMATORS, OBJECTIVES, RATIOS, SURROGATES, baseline_of, check_estimator, check_row,
-    objective_of)
+    ADVANTAGES, AVERAGES, KL_ESTIMATORS, OBJECTIVES, RATIOS, SURROGATES, check_estimator, check_row)
 from grpo.reference import REFERENCES
 from grpo.reward_functions.presets import PRESET_TEMPLATE, PRESETS
 
@@ -227,7 +226,7 @@ class GRPOConfig(RunConfig):
         super().__post_init__(origin)
         check_row(self.objective)
         check_order(self.unmask_order)
-        check_estimator(objective_of(self).kl_estimator or "k3")
+        check_estimator(self.objective_row.kl_estimator or "k3")
 
     @property
     def problems(self):
@@ -236,8 +235,36 @@ class GRPOConfig(RunConfig):
 
     @property
     def baseline(self):
-        """A name in ADVANTAGES: what the rewards are compared with."""
-        return baseline_of(self)
+        """A name in ADVANTAGES, of what rewards are compared with: the setting, or what pass@k needs, or the
+        objective's own."""
+        if self.advantage is not None:
+            return self.advantage
+        if self.train_pass_k > 1:
+            return "leave_one_out"
+        return OBJECTIVES[self.objective].advantage
+
+    @property
+    def objective_row(self):
+        """The row of OBJECTIVES, with what settings replace in it."""
+        given = {"clip_low": self.clip_low, "clip_high": self.clip_high, "kl_estimator": self.kl_estimator}
+        given = {key: value for key, value in given.items() if value is not None}
+        row = OBJECTIVES[self.objective]
+        return replace(row, advantage=self.baseline, entropy_bonus=self.entropy_bonus, **given)
+
+    @property
+    def kl_weight(self):
+        """The weight of the KL: kl_beta of a reference, distill_beta of a teacher."""
+        return self.kl_beta if self.teacher_checkpoint is None else self.distill_beta
+
+    def kl_estimator_of(self, policy):
+        """The kl_estimator of the settings or the objective's row, or the policy's own. KL in the reward needs an
+        estimator from samples; a teacher teaches more with its whole distribution."""
+        named = self.objective_row.kl_estimator
+        if named is not None:
+            return named
+        if self.kl_in_reward:
+            return "k3"
+        return policy.kl_estimator if self.teacher_checkpoint is None else "exact"
 
     @property
     def reward_names(self):
@@ -356,7 +383,7 @@ def conflicts_of_the_kl(c):
            "out kl_target, reference_checkpoint and reference_mode")
     yield (c.reference_mode == "none" and c.kl_beta, "reference_mode kl_beta",
            "the KL penalty would have no reference; set kl_beta=0.0")
-    yield (c.kl_in_reward and KL_ESTIMATORS[objective_of(c).kl_estimator or "k3"] is None, "kl_estimator kl_in_reward",
+    yield (c.kl_in_reward and KL_ESTIMATORS[c.objective_row.kl_estimator or "k3"] is None, "kl_estimator kl_in_reward",
            "the KL in the reward is of samples; set kl_estimator='k3'")
     yield (c.kl_in_reward and not c.rewarded and c.baseline not in ("leave_one_out", "group_mean"),
            f"kl_in_reward teacher_checkpoint {decides}",

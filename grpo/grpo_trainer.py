@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,11 @@ from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from core.run import BadSteps, StopSignal, run_loop
 from core.settings.setting import Settings
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples, held_out
-from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
-from grpo.metrics import NO_MISMATCH, SKIPPED, VARIED
+from grpo.grpo_training_step import Timer, grpo_training_step
+from grpo.metrics import SKIPPED
 from grpo.reference import REFERENCES, adapted
 from grpo.reward_functions.registry import REWARDS
-from grpo.rollout import DataBuffer, Rollouts
+from grpo.rollout import DataBuffer, Facts, Rollouts
 
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
@@ -67,7 +67,7 @@ class GRPOTrainer:
         self.taught = False  # whether a reward has taught anything
         self.step_of_page = 0
         self.told = set()  # names of metrics of which a line was said once
-        self.first_steps = [] if config.rewarded else None  # metrics of the first FIRST_STEPS of this start
+        self.first_steps = [] if config.rewarded else None  # (metrics, Facts) of the first FIRST_STEPS of this start
         self.said_at = 0  # the step after which it said that nothing was learned
         self.evaluated = False  # whether the evaluation of this step, if it has one, is done
 
@@ -114,47 +114,26 @@ class GRPOTrainer:
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         self.progress.global_step = self.step
-        timer = Timer()
-        begins = not self.buffer.queue
-        if begins:
-            self.collect(c, timer)
-        self.logger.doing("training")
-        rollouts, sums = self.buffer.next_minibatch()
-        if not begins:  # the policy has moved: what it differs from the sampler by is no mismatch
-            sums = NO_MISMATCH | sums
-        elif c.ratio_to == "policy":  # the first ratio is exactly 1
-            rollouts = replace(rollouts, proximal_logp=None)
-        metrics = train_on_rollouts(self.policy, rollouts, sums, self.optimizers, c, self.dist)
-        timer.end("train")
+        problems = partial(self.problems_of, self.iteration)
+        metrics = grpo_training_step(
+            self.policy, self.reference, self.rewards, problems, self.optimizers, self.iteration, c, self.dist,
+            buffer=self.buffer, sample=self.sample, timer=Timer(self.show))
         self.step += 1
-        self.spent += sum(timer.times.values())
-        metrics |= timer.times | {"lr": lr, "kl_beta": self.kl_beta}
+        self.spent += sum(x for name, x in metrics.items() if name.startswith("time/"))
+        metrics |= {"lr": lr, "kl_beta": self.kl_beta}
         metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
-        self.end_step(metrics)
+        self.end_step(metrics, self.buffer.facts)
         return metrics
 
-    def collect(self, config: Settings, timer: Timer) -> None:
-        """Fills the buffer with the rollouts of an iteration."""
-        with self.dist.gathered():
-            rollouts, sums, _ = collect_rollouts(
-                self.policy, self.reference, self.rewards, self.sample, config, self.dist, timer)
-        id = self.buffer.store_rollout_data(rollouts, sums)
-        self.buffer.prepare_training_batch(id, config.ppo_epochs, config.minibatches)
-
-    def end_step(self, metrics: dict) -> None:
+    def end_step(self, metrics: dict, facts: Facts) -> None:
         """Counts the step; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
-        bad_rollouts, taught = metrics.pop("bad_rollouts"), metrics.pop("taught")
-        not_scored = "mean_reward" not in metrics and not taught  # resampled ones may have been scored
-        self.taught = self.taught or bool(taught)
+        self.taught = self.taught or facts.taught
         self.tell_first_skips(metrics)
-        self.tell_equal_rewards(metrics | {"taught": taught})
-        for key in [*metrics]:
-            if key.startswith(VARIED):
-                del metrics[key]
+        self.tell_equal_rewards(metrics, facts)
         if metrics["skipped_steps"]:
             self.bad.add_not_finite(self.step, metrics)
-        elif not_scored:
+        elif not facts.scored:
             self.bad.add(f"step {self.step} teaches nothing, because the rewards skipped all its completions",
                          "see why they return None or NaN")
         else:
@@ -162,8 +141,6 @@ class GRPOTrainer:
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
         metrics |= {"skipped_steps": self.skipped_steps, "empty_steps": self.empty_steps}
-        if bad_rollouts or not_scored:
-            self.buffer.skip_rest()  # every other step on these rollouts would teach nothing, too
         if not self.buffer.queue:
             self.iteration += 1
             self.spent = 0.0
@@ -179,52 +156,57 @@ class GRPOTrainer:
                 self.logger.say(f"step {self.step}: the reward {key.removeprefix(SKIPPED)} skipped {skipped:.0f} "
                                 f"completions; metrics.jsonl counts them as {key}, and this line comes once")
 
-    def tell_equal_rewards(self, metrics: dict) -> None:
+    def tell_equal_rewards(self, metrics: dict, facts: Facts) -> None:
         """Says after the first steps of a start that no group of them had different rewards, or which of several
         rewards, below their highest value, differed in none."""
         first = self.first_steps
         if first is None:
             return
-        first.append(metrics)
+        first.append((metrics, facts))
         if len(first) < FIRST_STEPS and self.step < self.config.max_iters:
             return
         self.first_steps = None
         pairs = zip(getattr(self.rewards, "names", ()), getattr(self.rewards, "weights", ()), strict=True)
         weighted = [name for name, weight in pairs if weight]
-        means = {name: mean for name in weighted if (mean := range_of(first, f"reward/{name}"))}
-        mean = range_of(first, "mean_reward")
+        logged = [metrics for metrics, _ in first]
+        means = {name: mean for name in weighted if (mean := range_of(logged, f"reward/{name}"))}
+        mean = range_of(logged, "mean_reward")
         steps = f"steps {self.step - len(first) + 1} to {self.step}" if len(first) > 1 else f"step {self.step}"
         where = f"{steps}: no group had different"
         remedy = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward "
                   "with partial credit")
-        if mean and not any(step.get(VARIED, 1) or step["taught"] for step in first):  # older states have no counts
+        if mean and not any(facts.differed or facts.taught for _, facts in first):
             self.said_at = self.step
             shown = ", ".join(f"{name} {x}" for name, x in means.items()) or mean
             self.logger.say(f"{where} rewards (mean: {shown}), so nothing was learned from them: {remedy}")
             return
         equal = []
         for name in means:
-            differed = any(step.get(VARIED + name, 1) for step in first)
-            is_below = any(step.get(f"reward/{name}", math.inf) < REWARDS[name].high for step in first)
+            differed = any(facts.varied.get(name, 1) for _, facts in first)  # an older state did not count them
+            is_below = any(metrics.get(f"reward/{name}", math.inf) < REWARDS[name].high for metrics, _ in first)
             if is_below and not differed:
                 equal.append(name)
         if equal:
             shown = ", ".join(f"{name} (mean: {means[name]})" for name in equal)
             self.logger.say(f"{where} values of {shown}, so they compared no completions: {remedy}")
 
-    def sample(self, again: int, count: int | None = None) -> tuple[Rollouts, dict]:
-        """Completions of this iteration's problems, or of the first `count` of another round, and sums for metrics."""
+    def sample(self, problems: dict, again: int) -> tuple[Rollouts, dict]:
+        """Completions of problems of this iteration, of a round as grpo_training_step has them, and {metric: (sum,
+        count)}."""
         c = self.config
-        problems = {key: x[:count] for key, x in self.problems_of(self.iteration, again).items()}
         self.logger.doing(f"generating {len(problems['number']) * c.group_size} completions")
         if self.prefetcher is None:
-            sampled = self.policy.sample(problems, self.iteration, c), {}
-        else:
-            iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
-            last = self.iteration + iterations_left - 1
-            sampled = self.prefetcher.get(problems, self.iteration, again, last)
-        self.logger.doing("scoring")
-        return sampled
+            return self.policy.sample(problems, self.iteration, c), {}
+        iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
+        last = self.iteration + iterations_left - 1
+        return self.prefetcher.get(problems, self.iteration, again, last)
+
+    def show(self, phase: str) -> None:
+        """Shows the phase of a step that begins; `sample` shows how many completions are generated."""
+        if phase == "reference":
+            self.logger.doing("scoring")
+        elif phase == "train":
+            self.logger.doing("training")
 
     def problems_of(self, iteration: int, again: int = 0) -> dict:
         """This rank's problems of an iteration; again: the round of other problems for zero_std='resample'."""

@@ -1,120 +1,160 @@
 """The algorithm: one GRPO optimizer step, and its phases: collect, reward, advantage, train."""
 
+import math
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from core.distributed import Distributed
+from core.optim import clip_gradients, step_optimizers
 from core.settings.setting import Settings
-from grpo.losses import (
-    Objective, baseline_of, compute_advantages, kl_penalty, kl_per_token, objective_of, policy_loss, token_weights)
-from grpo.metrics import VARIED, add_up, end_step, logged_sums, mismatch, rollout_sums, varied_sums
-from grpo.reference import choose_estimator, penalty_weight, with_proximal, with_reference
-from grpo.rollout import Rollouts, Scored, Scores
+from grpo.losses import compute_advantages, k3, kl_penalty, kl_per_token, policy_loss, token_weights
+from grpo.metrics import add_mismatch, add_rollouts, add_varied, check_mismatch, taken
+from grpo.reference import logp_in_batches, with_reference
+from grpo.rollout import DataBuffer, Facts, Rollouts, Scored, Scores
+from grpo.shaping import drop_equal, resample_equal
+from grpo.step_settings import StepSettings
+from grpo.sums import Sums
 
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
-# What a step does with rewards beyond the algorithm, in this order:
-# {setting, and function of grpo/shaping.py: its value without it}
-SHAPES = {
-    "train_pass_k": 1,
-    "overlong_buffer": 0,
-    "kl_in_reward": False,
-    "mask_truncated": False,
-}
+OF_ROLLOUTS = ("mean_reward", "mean_log_prob", "mean_advantage")  # where one is not finite, so is every step on them
+DECIDING = ("loss", "grad_norm", *OF_ROLLOUTS)                    # a step in which one is not finite is skipped
 
 
 class Timer:
-    """{"time/<phase>": seconds}. A phase lasts from the end of the one before it to its own end."""
+    """The clock of a step. A phase lasts until the next one begins, or until `end`."""
 
-    def __init__(self):
-        self.times = {}
-        self.last = time.perf_counter()
+    def __init__(self, show: Callable = lambda phase: None):
+        """show: is told the name of each phase as it begins"""
+        self.times = {}  # {"time/<phase>": seconds}
+        self.show = show
+        self.phase = None
+        self.began = 0.0
 
-    def end(self, phase: str) -> None:
+    def begin(self, phase: str) -> None:
+        self.end()
+        self.phase = f"time/{phase}"
+        self.show(phase)
+
+    def end(self) -> None:
+        """Ends the phase that lasts, if there is one."""
         now = time.perf_counter()
-        self.times[f"time/{phase}"] = self.times.get(f"time/{phase}", 0.0) + now - self.last
-        self.last = now
+        if self.phase is not None:
+            self.times[self.phase] = self.times.get(self.phase, 0.0) + now - self.began
+        self.phase = None
+        self.began = now
 
 
 def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Callable, problems: Callable,
-                       optimizers: list, iteration: int, config: Settings, dist: Distributed) -> dict:
-    """One optimizer step of GRPO (arXiv 2402.03300) on rollouts of its own, for callers from Python. The trainer calls
-    the phases itself, because several steps may share rollouts.
+                       optimizers: list, iteration: int, config: Settings, dist: Distributed,
+                       buffer: DataBuffer | None = None, sample: Callable | None = None,
+                       timer: Timer | None = None) -> dict:
+    """One optimizer step of GRPO (arXiv 2402.03300). The first step of an iteration fills the buffer with rollouts, and
+    every step trains on a minibatch from it: all of them, or a part (minibatches), perhaps again (ppo_epochs).
 
     policy, reference (or None): policies; rewards: a Rewards, or any function rollouts -> Scored
     problems: again -> this rank's problems; 0 for the iteration's own, 1, 2, ... for others that replace groups of
         equal rewards
     iteration: number of the round of rollouts; the sampling noise depends on it
-    Returns the metrics of docs/metrics.md as floats, and what a trainer needs besides (`end_step`, VARIED)
+    buffer: the DataBuffer of the run, the same in every step; None: this is the one step on rollouts of its own
+    sample: (problems, again) -> (Rollouts, {metric: (sum, count)}), who samples; None: the policy
+    timer: the clock that is told of each phase; None: a new one
+    Returns the metrics of docs/metrics.md as floats
     """
-    timer = Timer()
-    sample = sampler_of(policy, problems, iteration, config)
-    with dist.gathered():
-        rollouts, sums, _ = collect_rollouts(policy, reference, rewards, sample, config, dist, timer)
-    metrics = train_on_rollouts(policy, rollouts, sums, optimizers, config, dist)
-    timer.end("train")
+    settings = StepSettings.of(config, policy)
+    if buffer is None:
+        if settings.steps > 1:
+            warnings.warn(f"ppo_epochs={settings.epochs} minibatches={settings.minibatches} have no effect: without a "
+                          "buffer the step has rollouts of its own; hand the same buffer=DataBuffer() to every step",
+                          stacklevel=2)
+            settings = replace(settings, epochs=1, minibatches=1)
+        buffer = DataBuffer(config.seed, dist.rank)
+    timer = timer or Timer()
+    is_first = not buffer.queue
+    if is_first:
+        collect = round_of(policy, problems, iteration, config, sample)
+        with dist.gathered():
+            rollouts, sums = collect_rollouts(policy, reference, rewards, collect, settings, dist, timer)
+        id = buffer.store_rollout_data(rollouts, sums)
+        buffer.prepare_training_batch(id, settings.epochs, settings.minibatches)
+
+    timer.begin("train")
+    rollouts, sums = buffer.next_minibatch()
+    if is_first and settings.ratio_to == "policy":
+        rollouts = replace(rollouts, proximal_logp=None)  # the policy has not moved: the ratio is exactly 1
+    metrics, facts = train_on_rollouts(policy, rollouts, sums, optimizers, settings, dist, is_first)
+    timer.end()
+    buffer.facts = facts
+    if not facts.scored or not all_finite(metrics, OF_ROLLOUTS):
+        buffer.skip_rest()  # every other step on these rollouts would teach nothing, too
     return metrics | timer.times
 
 
-def sampler_of(policy: "Policy", problems: Callable, iteration: int, config: Settings) -> Callable:
-    """The function `sample` of collect_rollouts for a policy that samples by itself; problems: again -> problems."""
-    def sample(again, count=None):
-        return policy.sample({key: x[:count] for key, x in problems(again).items()}, iteration, config), {}
-    return sample
+def round_of(policy: "Policy", problems: Callable, iteration: int, config: Settings,
+             sample: Callable | None = None) -> Callable:
+    """A function (again, count) that samples a round of an iteration: its own problems (again=0), or the first `count`
+    of other ones (again=1, 2, ...). It returns (Rollouts, {metric: (sum, count)}). Arguments: as grpo_training_step"""
+    def collect(again, count=None):
+        chosen = {key: x[:count] for key, x in problems(again).items()}
+        if sample is not None:
+            return sample(chosen, again)
+        return policy.sample(chosen, iteration, config), {}
+    return collect
 
 
-def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Callable, sample: Callable,
-                     config: Settings, dist: Distributed, timer: Timer) -> tuple:
+def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Callable, sample_round: Callable,
+                     settings: StepSettings, dist: Distributed, timer: Timer) -> tuple[Rollouts, Sums]:
     """Phases 1 to 3 for this rank's share of an iteration.
 
-    sample: (again, count) -> (Rollouts, sums of metrics) of the iteration's own problems (again=0), or of the first
-        `count` of other problems (again=1, 2, ...)
-    Returns the rollouts to train on, with their advantage; {metric: (sum, count)} as in grpo/metrics.py; and the first
-    round as it was sampled: (Rollouts with texts, Scored)
+    sample_round: (again, count) -> (Rollouts, {metric: (sum, count)}), as round_of makes it
+    Returns the rollouts to train on, with their advantage, and what is known of their metrics
     """
-    sums, objective = {}, objective_of(config)
+    sums = Sums()
+    objective = settings.objective
 
     def collect(again, count=None):
         """Phases 1 and 2 of one round: rollouts and their Scored."""
-        rollouts, more = sample(again, count)
-        timer.end("collect")
-        rollouts = with_reference(rollouts, reference, choose_estimator(config, policy), config)
-        timer.end("reference")
+        timer.begin("collect")
+        rollouts, more = sample_round(again, count)
+        for name, pair in more.items():
+            sums.mean(name, *pair)
+        timer.begin("reference")
+        rollouts = with_reference(rollouts, reference, settings)
+        timer.begin("reward")
         scored = rewards(rollouts)
         if objective.advantage != "step":  # that one compares groups, too
-            add_up(sums, varied_sums(scored))
-        for shape in shapes_of(config):
-            rollouts, scored = shape(rollouts, scored, rewards, config)
-        add_up(sums, more | {VARIED: (scored.differ().sum(), None)})
-        timer.end("reward")
+            add_varied(sums, scored)
+        for shape in settings.shapes:
+            rollouts, scored = shape(rollouts, scored, rewards)
+        sums.part("differing groups", scored.differ().sum())
+        timer.begin("advantage")
         return rollouts, scored
 
-    first = rollouts, scored = collect(0)
-    sums |= rollout_sums(rollouts, scored, scored.differ(), objective.discriminative) | logged_sums(scored, dist)
-    if config.zero_std != "keep":
-        from grpo.shaping import zero_std
-        rollouts, scored, more = zero_std(rollouts, scored, collect, config, dist)
-        sums |= more
+    rollouts, scored = collect(0)
+    add_rollouts(sums, rollouts, scored, objective.discriminative)
+    if settings.zero_std == "drop":
+        rollouts, scored = drop_equal(rollouts, scored)
+    elif settings.zero_std == "resample":
+        rollouts, scored = resample_equal(rollouts, scored, collect, dist, sums)
     rollouts = with_advantage(rollouts, scored, objective.advantage, dist)
-    sums["_taught"] = ((rollouts.advantage != 0) * rollouts.train_mask).sum(), None
-    sums["mean_advantage"] = (rollouts.advantage * rollouts.train_mask).sum(), rollouts.train_mask.sum()
-    timer.end("advantage")
-    rollouts, mismatches = with_proximal(rollouts, policy, config, timer)
-    return replace(rollouts, texts=None), sums | mismatches, first
-
-
-def shapes_of(config: Settings) -> list[Callable]:
-    """The functions of grpo/shaping.py that the advantage and the settings ask for."""
-    names = ["gdpo"] if baseline_of(config) == "gdpo" else []
-    names += [key for key, value in SHAPES.items() if getattr(config, key) != value]
-    return [getattr(import_module("grpo.shaping"), name) for name in names]
+    trained = rollouts.train_mask                                                    # (N, M)
+    sums.mean("mean_advantage", (rollouts.advantage * trained).sum(), trained.sum())
+    sums.part("taught", ((rollouts.advantage != 0) * trained).sum())  # tokens with an advantage
+    # What the ratio is to, if not the policy of this very step (the proximal policy of arXiv 2110.00641)
+    if settings.ratio_to == "sampler":
+        rollouts = replace(rollouts, proximal_logp=rollouts.old_logp)
+    elif settings.steps > 1:
+        timer.begin("rescore")
+        rollouts = replace(rollouts, proximal_logp=logp_in_batches(policy, rollouts, settings))
+        add_mismatch(sums, rollouts.proximal_logp, rollouts)
+    return replace(rollouts, texts=None), sums
 
 
 def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist: Distributed) -> Rollouts:
@@ -127,28 +167,37 @@ def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist: Dis
     return replace(rollouts, train_mask=rollouts.train_mask * seen, advantage=A.flatten(0, 1))
 
 
-def train_on_rollouts(policy: "Policy", rollouts: Rollouts, sums: dict, optimizers: list, config: Settings,
-                      dist: Distributed) -> dict:
-    """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats. sums: those of collect_rollouts
+def train_on_rollouts(policy: "Policy", rollouts: Rollouts, sums: Sums, optimizers: list, settings: StepSettings,
+                      dist: Distributed, is_first: bool = True) -> tuple[dict, Facts]:
+    """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats, and the Facts of the rollouts.
+
+    sums: those of collect_rollouts; is_first: the policy is still the one that began to train on these rollouts
 
     The backward pass runs in micro-batches. The weights are those of the whole step over all ranks, so that neither the
     cut nor the number of ranks changes the gradient.
     """
-    objective, beta = objective_of(config), penalty_weight(config)
-    weight = token_weights(rollouts.train_mask, objective.average, rollouts.max_tokens, dist.total)
-    problems, learned = needed_problems(rollouts, objective, beta)
-    trained = sums_of_nothing(rollouts, objective, beta)
-    for part in dist.micro_batches(rollouts.micro_batches(config, problems), policy, rollouts):
+    sums = sums.copy()  # other steps on these rollouts begin with the same
+    sums.sum("loss", 0.0)  # there may be no token to train on
+    sums.sum("pg_loss", 0.0)
+    if rollouts.has_reference:
+        sums.sum("kl_penalty", 0.0)
+    # Later the policy has moved: what it then differs from the sampler by is no mismatch
+    measure_mismatch = is_first and not sums.has_mean("mismatch_kl")
+    weight = token_weights(rollouts.train_mask, settings.objective.average, rollouts.max_tokens, dist.total)
+    problems, learned = needed_problems(rollouts, settings)
+    parts = rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens, problems)
+    for part in dist.micro_batches(parts, policy, rollouts):
         micro, rows = rollouts.select(part)
-        scores = policy.score(micro, config.temperature, objective.entropy_bonus > 0)
-        loss, more = rollout_loss(scores, micro, weight[rows], objective, beta)
+        scores = policy.score(micro, settings.temperature, settings.objective.entropy_bonus > 0)
+        loss = rollout_loss(scores, micro, weight[rows], settings, sums)
+        if measure_mismatch:
+            add_mismatch(sums, scores.logp, micro)
         dist.backward(loss)
-        add_up(trained, more)
-    trained["_loss_tokens"] = learned.sum(), None
-    return end_step(policy, optimizers, trained | sums, config, dist)  # the mismatch is that before the first step
+    sums.part("learned", learned.sum())
+    return end_step(policy, optimizers, sums, settings, dist)
 
 
-def needed_problems(rollouts: Rollouts, objective: Objective, beta: float) -> tuple:
+def needed_problems(rollouts: Rollouts, settings: StepSettings) -> tuple:
     """The problems that the loss or its metrics must read, as indices, and (N, M) 1.0 where a token has a gradient.
 
     Without entropy bonus and KL in the loss, advantages of 0 give no gradient. With a reference the KL of all problems
@@ -156,7 +205,8 @@ def needed_problems(rollouts: Rollouts, objective: Objective, beta: float) -> tu
     """
     problems = torch.arange(rollouts.problems)
     learned = rollouts.train_mask                                                    # (N, M)
-    if objective.entropy_bonus == 0 and (beta == 0 or not rollouts.has_reference):
+    has_penalty = settings.kl_beta > 0 and rollouts.has_reference
+    if settings.objective.entropy_bonus == 0 and not has_penalty:
         learned = learned * (rollouts.advantage != 0)
         if not rollouts.has_reference:
             useful = rollouts.by_problem(learned.any(1)).any(1)                      # (P,)
@@ -164,34 +214,66 @@ def needed_problems(rollouts: Rollouts, objective: Objective, beta: float) -> tu
     return problems, learned
 
 
-def sums_of_nothing(rollouts: Rollouts, objective: Objective, beta: float) -> dict:
-    """The sums of rollout_loss before the first micro-batch: all ranks have the same, though one may train on none."""
-    nothing, _ = rollouts.select(torch.arange(0))
-    x = nothing.old_logp                                                             # (0, M)
-    scores = Scores(x, x, x if "reference" in nothing.inputs else None)
-    return rollout_loss(scores, nothing, x, objective, beta)[1]
-
-
-def rollout_loss(scores: Scores, rollouts: Rollouts, weight: Tensor, objective: Objective, beta: float) -> tuple:
-    """Loss of a micro-batch of rollouts, and {metric: (sum, count)}, so that both add up over micro-batches and ranks.
+def rollout_loss(scores: Scores, rollouts: Rollouts, weight: Tensor, settings: StepSettings, sums: Sums) -> Tensor:
+    """The loss of a micro-batch of rollouts. Its metrics are added to sums.
 
     scores: of the policy; rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
-    objective: of objective_of; beta: the weight of the KL penalty
     """
+    objective = settings.objective
     counted = rollouts.train_mask                                                    # (N, M)
     tokens = counted.sum()
-    proximal = scores.logp.detach() if rollouts.proximal_logp is None else rollouts.proximal_logp
-    loss, ratio, changed = policy_loss(scores.logp, proximal, rollouts.advantage, weight, objective)
-    sums = mismatch(scores.logp, rollouts) | {name: (x, tokens) for name, x in changed.items()}
-    sums["pg_loss"] = loss.detach(), None
-    sums["entropy"] = (scores.entropy.detach() * counted).sum(), tokens
-    kl = kl_per_token(scores, rollouts, objective.kl_estimator, ratio)
+    old_logp = rollouts.proximal_logp
+    if old_logp is None:
+        old_logp = scores.logp.detach()
+
+    loss, ratio, clipped = policy_loss(scores.logp, old_logp, rollouts.advantage, weight, objective)
+    away = torch.where(weight > 0, k3(old_logp, scores.logp.detach()), 0.0)          # (N, M)
+    sums.sum("pg_loss", loss.detach())
+    sums.mean("clip_fraction", clipped.sum(), tokens)
+    sums.mean("kl_to_old", away.sum(), tokens)
+    sums.mean("entropy", (scores.entropy.detach() * counted).sum(), tokens)
+
+    kl = kl_per_token(scores, rollouts, settings.kl_estimator, ratio)
     if kl is not None:
-        penalty = kl_penalty(kl, weight, beta)
+        penalty = kl_penalty(kl, weight, settings.kl_beta)
         loss = loss + penalty
-        sums["mean_kl"] = (kl.detach() * counted).sum(), tokens
-        sums["kl_penalty"] = penalty.detach(), None
+        sums.mean("mean_kl", (kl.detach() * counted).sum(), tokens)
+        sums.sum("kl_penalty", penalty.detach())
+
     if objective.entropy_bonus > 0:
-        loss = loss - objective.entropy_bonus * torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
-    sums["loss"] = loss.detach(), None
-    return loss, sums
+        bonus = torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
+        loss = loss - objective.entropy_bonus * bonus
+    sums.sum("loss", loss.detach())
+    return loss
+
+
+def end_step(policy: "Policy", optimizers: list, sums: Sums, settings: StepSettings,
+             dist: Distributed) -> tuple[dict, Facts]:
+    """Adds the sums and gradients of all ranks up, clips, and steps or skips. Waits for the device once."""
+    dist.sum_gradients(policy.parameters())
+    sums.highest("grad_norm", clip_gradients(policy.parameters(), settings.grad_clip))  # the same on every rank
+    found = sums.over_ranks(dist).values()
+    metrics, parts = found.metrics, found.parts
+    metrics |= step_optimizers(optimizers, all_finite(metrics, DECIDING), tokens=parts["learned"])
+    if tokens := parts.get("tokens of the mismatch"):
+        # Kish's effective sample size, as a share of the tokens
+        metrics["effective_sample_size"] = parts["ratio"] ** 2 / (tokens * parts["ratio_square"])
+    else:
+        metrics.pop("mismatch_max", None)
+    for name, x in found.logged.items():
+        if name in metrics:
+            raise taken(name)
+        metrics[name] = x
+    if settings.sampler is not None:
+        check_mismatch(metrics, settings.sampler)
+    taught = parts.get("taught", 0.0) != 0
+    return metrics, Facts(
+        scored="mean_reward" in metrics or taught,  # resampled completions may be scored, too
+        taught=taught,
+        differed=parts.get("differing groups", 1.0) > 0,
+        varied=found.varied)
+
+
+def all_finite(metrics: dict, names: Sequence[str]) -> bool:
+    """True if none of these metrics is infinite or NaN; one that was not measured is neither."""
+    return all(math.isfinite(metrics.get(name, 0.0)) for name in names)

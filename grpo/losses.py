@@ -5,14 +5,13 @@ An objective is an advantage, a ratio, a surrogate and an average; a new one is 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from core.errors import Mistake, calling, definition, others, parameters_of
-from core.settings.setting import Settings
 
 if TYPE_CHECKING:
     from grpo.rollout import Rollouts, Scores
@@ -197,22 +196,6 @@ OBJECTIVES = {
 OBJECTIVES["drgrpo"] = OBJECTIVES["dr_grpo"]
 
 
-def baseline_of(config: Settings) -> str:
-    """A name in ADVANTAGES: the setting, or what pass@k needs, or the objective's own."""
-    if config.advantage is not None:
-        return config.advantage
-    if config.train_pass_k > 1:
-        return "leave_one_out"
-    return OBJECTIVES[config.objective].advantage
-
-
-def objective_of(config: Settings) -> Objective:
-    """The row of the config's objective, with what its settings replace."""
-    keys = "clip_low", "clip_high", "entropy_bonus", "kl_estimator"
-    replaced = {key: value for key in keys if (value := getattr(config, key)) is not None}
-    return replace(OBJECTIVES[config.objective], advantage=baseline_of(config), **replaced)
-
-
 def clip(r: Tensor, low: float, high: float, logp: Tensor, advantage: Tensor) -> Tensor:
     """min(r A, clip(r) A) of PPO (arXiv 1707.06347)."""
     clipped = r.clamp(1 - low, 1 + high)
@@ -299,7 +282,7 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tenso
     advantage:      (N, 1) of each completion, or (N, M) of each token
     weight:         (N, M) from token_weights, zero on padding
     objective:      a row of OBJECTIVES
-    Returns the loss (), the ratio per token (N, M), and metrics {name: ()} as sums over tokens
+    Returns the loss (), the ratio per token (N, M), and (N, M) bool: where the bounds changed the term
     """
     counted = weight > 0                                                             # (N, M)
     log_ratio = torch.where(counted, logp - old_logp, 0.0).clamp(-20, 20)            # (N, M)
@@ -315,8 +298,7 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tenso
     with torch.no_grad():
         unclipped = surrogate(used, math.inf, math.inf, logp, advantage, **constants)  # (N, M)
         clipped = (term != unclipped) & counted                                      # (N, M)
-        away = torch.where(counted, k3(old_logp, logp), 0.0)                         # (N, M)
-    return loss, r, {"clip_fraction": clipped.sum(), "kl_to_old": away.sum()}
+    return loss, r, clipped
 
 
 # The KL divergence to a reference or teacher

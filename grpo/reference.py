@@ -7,41 +7,20 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from core.settings.setting import Settings
-from grpo.losses import KL_ESTIMATORS, objective_of
-from grpo.metrics import mismatch
+from grpo.losses import KL_ESTIMATORS
 from grpo.rollout import Rollouts
+from grpo.step_settings import StepSettings
 
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
 ADAPT_RATE, ADAPT_RANGE = 0.1, 100.0  # kl_beta moves by at most a fifth of the rate at once, within this factor
-
-
-def choose_estimator(config: Settings, policy: "Policy") -> str:
-    """The kl_estimator of the config or its objective's row, or the policy's default. KL in the reward needs an
-    estimator from samples; a teacher teaches more with its whole distribution."""
-    named = objective_of(config).kl_estimator
-    if named is not None:
-        return named
-    if config.kl_in_reward:
-        return "k3"
-    return policy.kl_estimator if config.teacher_checkpoint is None else "exact"
-
-
-def kl_weight(config: Settings) -> float:
-    """The weight of the KL: kl_beta of a reference, distill_beta of a teacher."""
-    return config.kl_beta if config.teacher_checkpoint is None else config.distill_beta
-
-
-def penalty_weight(config: Settings) -> float:
-    """The weight of the KL in the loss: 0 with kl_in_reward, where the reward has it."""
-    return 0.0 if config.kl_in_reward else kl_weight(config)
 
 
 @contextmanager
@@ -60,41 +39,29 @@ def visiting(policy: "Policy", device: torch.device) -> Iterator:
 
 
 @torch.no_grad()
-def with_reference(rollouts: Rollouts, reference: "Policy | None", estimator: str, config: Settings) -> Rollouts:
-    """The rollouts with what the reference says about their tokens.
-    estimator: "exact" stores its distributions at every state, others the log-probabilities of the sampled tokens"""
+def with_reference(rollouts: Rollouts, reference: "Policy | None", settings: StepSettings) -> Rollouts:
+    """The rollouts with what the reference says about their tokens: with kl_estimator="exact" its distributions at
+    every state, with others the log-probabilities of the sampled tokens."""
     if reference is None:
         return rollouts
     with visiting(reference, rollouts.target.device):
-        if KL_ESTIMATORS[estimator] is not None:
-            return replace(rollouts, ref_logp=logp_in_batches(reference, rollouts, config))
+        if KL_ESTIMATORS[settings.kl_estimator] is not None:
+            return replace(rollouts, ref_logp=logp_in_batches(reference, rollouts, settings))
         found = {}
-        for part in rollouts.micro_batches(config):
+        for part in rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens):
             micro, _ = rollouts.select(part)
-            found |= zip(part.tolist(), reference.distributions(micro, config.temperature), strict=True)
+            found |= zip(part.tolist(), reference.distributions(micro, settings.temperature), strict=True)
         return replace(rollouts, inputs=rollouts.inputs | {"reference": [found[p] for p in sorted(found)]})
 
 
 @torch.no_grad()
-def logp_in_batches(policy: "Policy", rollouts: Rollouts, config: Settings) -> Tensor:
+def logp_in_batches(policy: "Policy", rollouts: Rollouts, settings: StepSettings) -> Tensor:
     """Log-probabilities (N, M) of the sampled tokens, a micro-batch at a time."""
     logp = torch.empty_like(rollouts.old_logp)
-    for part in rollouts.micro_batches(config):
+    for part in rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens):
         micro, rows = rollouts.select(part)
-        logp[rows] = policy.score(micro, config.temperature).logp
+        logp[rows] = policy.score(micro, settings.temperature).logp
     return logp
-
-
-def with_proximal(rollouts: Rollouts, policy: "Policy", config: Settings, timer: Any) -> tuple[Rollouts, dict]:
-    """The rollouts with the log-probabilities that the ratio is to (the proximal policy of arXiv 2110.00641), if it is
-    not the policy of this step; and the sums of `mismatch`, if the policy scores them before the first of several."""
-    if config.ratio_to == "sampler":
-        return replace(rollouts, proximal_logp=rollouts.old_logp), {}
-    if config.ppo_epochs * config.minibatches == 1:
-        return rollouts, {}
-    proximal = logp_in_batches(policy, rollouts, config)
-    timer.end("rescore")
-    return replace(rollouts, proximal_logp=proximal), mismatch(proximal, rollouts)
 
 
 # How the reference and kl_beta move
@@ -131,4 +98,4 @@ REFERENCES = {"none": None, "static": static, "ema": ema, "periodic": periodic}
 
 def needs_reference(config: Settings) -> bool:
     """True if a run has a reference: with kl_beta=0 there is nothing to keep near it. A teacher is one."""
-    return REFERENCES[config.reference_mode] is not None and kl_weight(config) > 0
+    return REFERENCES[config.reference_mode] is not None and config.kl_weight > 0

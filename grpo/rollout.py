@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from core.checkpoint_manager import as_plain
 from core.device import moved
-from core.settings.setting import Settings
+from grpo.sums import Sums
 
 REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
 TURNS = "environment_turns"    # ... with [(column in which a turn begins, its reward)] of each episode
@@ -99,15 +99,15 @@ class Rollouts:
         x = x.view(len(x), -1).expand_as(index)                                      # (K, g)
         return x.new_zeros(self.target.numel()).index_copy(0, index.flatten(), x.flatten()).view_as(self.target)
 
-    def micro_batches(self, config: Settings, problems: Tensor | None = None) -> list:
-        """The problems, all or those given by their indices, in parts that are read together: config.batch_size of
-        them, or with micro_batch_tokens as many of like size as have that many tokens. A list of index tensors."""
+    def micro_batches(self, size: int, tokens: int | None = None, problems: Tensor | None = None) -> list:
+        """The problems, all or those given by their indices, in parts that are read together: `size` of them or, if
+        `tokens` is a number, as many of like size as have that many tokens. A list of index tensors."""
         if problems is None:
             problems = torch.arange(self.problems)
-        if config.micro_batch_tokens is None:
-            return [part for part in problems.split(config.batch_size) if len(part)]
+        if tokens is None:
+            return [part for part in problems.split(size) if len(part)]
         from core.performance.batching import parts_of_tokens
-        return [problems[part] for part in parts_of_tokens(self.inputs["size"][problems], config.micro_batch_tokens)]
+        return [problems[part] for part in parts_of_tokens(self.inputs["size"][problems], tokens)]
 
     def select(self, problems: Tensor) -> tuple:
         """The rollouts of these problems, given by their indices on the CPU, and the indices of their completions."""
@@ -192,19 +192,31 @@ def join(parts: Sequence) -> Any:
     return first
 
 
+@dataclass(frozen=True)
+class Facts:
+    """The findings of an optimizer step about its rollouts, over all ranks."""
+    scored: bool    # whether a reward scored any completion
+    taught: bool    # whether the rewards gave an advantage to any token
+    differed: bool  # whether the rewards of any group differ
+    varied: dict    # {reward: the number of groups in which its values differ}
+
+
 class DataBuffer:
-    """Holds the rollouts of one iteration, hands out their minibatches, and keeps the results of evaluations. Only the
-    trainer touches it. The order depends on (seed, rank, id of the rollout, epoch) alone: a resumed run goes on where
-    it stopped."""
+    """Holds the rollouts of one iteration, hands out their minibatches, and keeps the results of evaluations.
+
+    The trainer owns it, and a training step fills and reads it. The order of minibatches depends on (seed, rank, id of
+    the rollout, epoch) alone: a resumed run goes on where it stopped.
+    """
 
     def __init__(self, seed: int = 0, rank: int = 0):
         self.seed, self.rank = seed, rank
-        self.rollouts, self.sums = None, {}  # those that are held, and the sums of their metrics
+        self.rollouts, self.sums = None, None  # those that are held, and the Sums of their metrics
         self.stored = 0                      # rollouts that have been stored, the id of the last one
         self.queue = []                      # [(epoch, part, parts)] of the minibatches to come
         self.evaluations = []                # [{"step": step, metric: number}], the first is always there
+        self.facts = None                    # what the last step found out about its rollouts
 
-    def store_rollout_data(self, rollouts: Rollouts, sums: dict) -> int:
+    def store_rollout_data(self, rollouts: Rollouts, sums: Sums) -> int:
         """Takes rollouts with their advantage and the sums of their metrics. Returns their id."""
         assert self.rollouts is None and rollouts.advantage is not None
         self.stored += 1
@@ -231,7 +243,7 @@ class DataBuffer:
 
     def skip_rest(self) -> None:
         """Lets go of what is queued: its policy has moved too far from the one that sampled it."""
-        self.rollouts, self.sums, self.queue = None, {}, []
+        self.rollouts, self.sums, self.queue = None, None, []
 
     def store_evaluation_data(self, step: int, metrics: dict) -> None:
         """Keeps the metrics {name: number} of an evaluation. Of too many every second one goes."""
@@ -245,14 +257,40 @@ class DataBuffer:
 
     def state_dict(self) -> dict:
         """Plain tensors and values."""
-        return as_plain(vars(self))
+        return {
+            "rollouts": as_plain(self.rollouts),
+            "sums": [] if self.sums is None else [*self.sums.entries.items()],
+            "stored": self.stored,
+            "queue": self.queue,
+            "evaluations": self.evaluations}
 
     def load_state_dict(self, state: dict, device: torch.device | str = "cpu") -> None:
-        self.sums, self.stored, self.queue = state["sums"], state["stored"], state["queue"]
-        self.evaluations = state["evaluations"]
+        self.stored, self.queue, self.evaluations = state["stored"], state["queue"], state["evaluations"]
         if saved := state["rollouts"]:
+            sums = state["sums"]
+            self.sums = sums_of_before(sums) if isinstance(sums, dict) else Sums(sums)
             inputs = saved["inputs"]
             if "kept" in inputs:
                 from core.distributions import KeptTokens
                 inputs["kept"] = [KeptTokens(**kept) for kept in inputs["kept"]]
             self.rollouts = moved(Rollouts(**saved), device)
+
+
+def sums_of_before(saved: dict) -> Sums:
+    """The Sums that a state of version 1.0.0 has as {name: (sum, count)}, where names began with what they are."""
+    sums = Sums()
+    for name, (total, count) in saved.items():
+        if name == "_mismatch_max":
+            sums.highest("mismatch_max", total)
+        elif name.startswith("_"):
+            sums.part(name.removeprefix("_"), total)
+        elif name.startswith("logged by a reward: "):
+            sums.logged(name.removeprefix("logged by a reward: "), total, count)
+        elif count is None:
+            sums.sum(name, total)
+        else:
+            sums.mean(name, total, count)
+    if sums.has_mean("mismatch_kl"):
+        _, tokens = saved["mismatch_kl"]
+        sums.part("tokens of the mismatch", tokens)
+    return sums

@@ -1,7 +1,7 @@
 """Optional changes of rewards and of what is trained on.
 
-Each function has the name of the setting or advantage that asks for it (shapes_of in grpo/grpo_training_step.py), and
-takes and returns rollouts and their Scored; rewards: the Rewards that scored them.
+Those that a setting or an advantage turns on (shapes_of in grpo/step_settings.py) take and return rollouts and their
+Scored; rewards: the Rewards that scored them.
 """
 
 from collections.abc import Callable
@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from core.distributed import Distributed
-from core.settings.setting import Settings
 from grpo.losses import compute_advantages, kl_as_reward
 from grpo.metrics import equal_completions
-from grpo.reference import kl_weight
 from grpo.rollout import Rollouts, Scored, join
+from grpo.sums import Sums
 
 ROUNDING = 1e-3     # nats: penalties of equal completions that are as near are one
 MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are then still equal are dropped
 
 
-def gdpo(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
+def gdpo(rollouts: Rollouts, scored: Scored, rewards: Any) -> tuple[Rollouts, Scored]:
     """The credit is the sum of rewards that are each normalised within their group (GDPO, arXiv 2601.05242). Without
     their values, as from a function that is no Rewards, the reward is the only one."""
     left_out, G = scored.reward.isnan().flatten().cpu(), rollouts.group_size         # (N,)
@@ -45,11 +44,11 @@ def normalised(values: dict, G: int) -> dict:
     return out
 
 
-def train_pass_k(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
+def train_pass_k(rollouts: Rollouts, scored: Scored, rewards: Any, k: int) -> tuple[Rollouts, Scored]:
     """Advantages are weighted so that their expected gradient is the one of pass@k."""
     right = rewards.right(scored.values).view_as(scored.reward)                      # (P, G)
     right = right.masked_fill(scored.reward.isnan(), torch.nan)
-    return rollouts, replace(scored, weight=pass_k_weight(right, config.train_pass_k)[..., None])
+    return rollouts, replace(scored, weight=pass_k_weight(right, k)[..., None])
 
 
 def pass_k_weight(right: Tensor, k: int) -> Tensor:
@@ -69,19 +68,18 @@ def pass_k_weight(right: Tensor, k: int) -> Tensor:
     return torch.where(others < k - 1, 1.0, weight)
 
 
-def overlong_buffer(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
-    """The soft punishment of DAPO (arXiv 2503.14476 eq. 13): 0 up to overlong_buffer tokens below the limit, then down
-    to -1 at it."""
-    buffer = config.overlong_buffer
+def overlong_buffer(rollouts: Rollouts, scored: Scored, rewards: Any, buffer: int) -> tuple[Rollouts, Scored]:
+    """The soft punishment of DAPO (arXiv 2503.14476 eq. 13): 0 up to `buffer` tokens below the limit, then down to -1
+    at it."""
     length = rollouts.mask.sum(1)                                                    # (N,)
     penalty = ((rollouts.max_tokens - buffer - length) / buffer).clamp(-1.0, 0.0)    # (N,)
     return rollouts, penalised(scored, "overlong", penalty, rollouts.by_problem(penalty)[..., None])
 
 
-def kl_in_reward(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
-    """-kl_beta times the KL to the reference is a part of the reward, of each token if the credit is. Equal completions
+def kl_in_reward(rollouts: Rollouts, scored: Scored, rewards: Any, beta: float) -> tuple[Rollouts, Scored]:
+    """-beta times the KL to the reference is a part of the reward, of each token if the credit is. Equal completions
     of a group get equal penalties: rounding must not make a difference to learn from."""
-    per_token = of_first_equal(kl_as_reward(rollouts, kl_weight(config)), rollouts)  # (N, M)
+    per_token = of_first_equal(kl_as_reward(rollouts, beta), rollouts)  # (N, M)
     whole = per_token.sum(1)                                                         # (N,)
     penalty = per_token if scored.per_token else whole
     return rollouts, penalised(scored, "kl", whole, penalty.view(scored.credit.shape))
@@ -101,36 +99,34 @@ def penalised(scored: Scored, name: str, value: Tensor, penalty: Tensor) -> Scor
     return replace(scored, penalty=scored.penalty + penalty, values=scored.values | {name: value})
 
 
-def mask_truncated(rollouts: Rollouts, scored: Scored, rewards: Any, config: Settings) -> tuple[Rollouts, Scored]:
+def mask_truncated(rollouts: Rollouts, scored: Scored, rewards: Any) -> tuple[Rollouts, Scored]:
     """Completions that hit the limit on their tokens are not in the loss."""
     return replace(rollouts, train_mask=rollouts.train_mask * ~rollouts.truncated[:, None]), scored
 
 
-def zero_std(rollouts: Rollouts, scored: Scored, collect: Callable, config: Settings,
-             dist: Distributed) -> tuple[Rollouts, Scored, dict]:
-    """Groups of equal rewards, from which nothing is learned, are dropped, or with "resample" replaced by other
-    problems, in at most MOST_RESAMPLES rounds (dynamic sampling, arXiv 2503.14476 section 3.2).
+def drop_equal(rollouts: Rollouts, scored: Scored) -> tuple[Rollouts, Scored]:
+    """Only the groups whose rewards differ: from others nothing is learned."""
+    useful = scored.differ().cpu().nonzero().squeeze(1)                              # (p,)
+    return rollouts.select(useful)[0], scored.select(useful)
+
+
+def resample_equal(rollouts: Rollouts, scored: Scored, collect: Callable, dist: Distributed,
+                   sums: Sums) -> tuple[Rollouts, Scored]:
+    """Groups of equal rewards are replaced by other problems, in at most MOST_RESAMPLES rounds (dynamic sampling, arXiv
+    2503.14476 section 3.2).
 
     collect: (again, count) -> rollouts and Scored of `count` problems of another round
-    Returns sums for metrics, too
     """
-    wanted, resampled = rollouts.problems, 0.0
-    rollouts, scored = drop(rollouts, scored)
-    if config.zero_std == "drop":
-        return rollouts, scored, {}
+    wanted, resampled = rollouts.problems, 0
+    rollouts, scored = drop_equal(rollouts, scored)
     for again in range(1, MOST_RESAMPLES + 1):
         missing = wanted - rollouts.problems
         if not dist.agree(missing):  # no rank misses a group
             break
         if missing:
             resampled += missing
-            more_rollouts, more_scored = drop(*collect(again, missing))
+            more_rollouts, more_scored = drop_equal(*collect(again, missing))
             rollouts = join([rollouts, more_rollouts])
             scored = join([scored, more_scored])
-    return rollouts, scored, {"resampled": (resampled, float(wanted))}
-
-
-def drop(rollouts: Rollouts, scored: Scored) -> tuple[Rollouts, Scored]:
-    """Only the groups whose rewards differ."""
-    useful = scored.differ().cpu().nonzero().squeeze(1)                              # (p,)
-    return rollouts.select(useful)[0], scored.select(useful)
+    sums.mean("resampled", resampled, wanted)
+    return rollouts, scored

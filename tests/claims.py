@@ -272,6 +272,10 @@ CLAIMS = {
             "runs/test_resume.py::test_max_iters_is_the_number_of_optimizer_steps_and_everything_is_written",
         "a rollout serves all its epochs; the reference reads it once":
             "runs/test_iterations.py::test_a_rollout_serves_all_its_epochs_and_everything_else_runs_once",
+        "steps from Python with a buffer are those of the trainer":
+            "runs/test_iterations.py::test_steps_from_python_with_a_buffer_are_those_of_the_trainer",
+        "a step without a buffer is one step on rollouts of its own, and says that epochs have no effect":
+            "runs/test_iterations.py::test_a_step_without_a_buffer_is_the_one_step_on_its_rollouts_and_says_so",
         "adaptive kl_beta moves towards its target within bounds":
             "runs/test_iterations.py::test_kl_beta_moves_towards_its_target_and_stays_within_a_hundredth_and_a_hundredfold",
         "reference and kl_beta move once after each iteration":

@@ -130,8 +130,8 @@ FAULTS = [
     ("gradients are averaged over ranks once more", "core/distributed.py", "g.copy_(summed.view_as(g))",
      "g.copy_(summed.view_as(g) / self.world)", "tests/runs/test_ranks.py tests/runs/test_waiting_ranks.py"),
     # refusals
-    ("a loss that is not finite takes the step", "core/optim.py", "good = not wrong", "good = True",
-     "tests/runs/test_optimizer_step.py tests/runs/test_bad_steps.py"),
+    ("a loss that is not finite takes the step", "grpo/grpo_training_step.py", "all_finite(metrics, DECIDING)", "True",
+     "tests/runs/test_bad_steps.py"),
     ("the state of another run is read", "core/checkpoint_manager.py", "if differing:", "if False:",
      "tests/runs/test_states.py"),
     ("a generator is taken for a judge", "core/models.py", "if mode is not None and config.mode != mode:", "if False:",

@@ -29,16 +29,16 @@ from core.tokenizer import BPETokenizer, CharTokenizer
 from grpo.build import make_rewards
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import (
-    Timer, collect_rollouts, grpo_training_step, rollout_loss, sampler_of, shapes_of, train_on_rollouts)
-from grpo.losses import objective_of
+    Timer, collect_rollouts, grpo_training_step, rollout_loss, round_of, train_on_rollouts)
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
-from grpo.reference import penalty_weight
 from grpo.reward_functions import workers
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.registry import run_reward_file
 from grpo.rewards import REWARDS, Scored
+from grpo.step_settings import StepSettings, shapes_of
+from grpo.sums import Sums
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d",
@@ -311,28 +311,39 @@ def step_gradient(policy, reference, scorer, data, c):
 
 def collect(policy, scorer, data, c, reference=None, dist=None, number=0):
     """(rollouts, sums) of step `number`."""
-    sample = sampler_of(policy, step_problems(data, c, number), number, c)
-    return collect_rollouts(policy, reference, scorer, sample, c, dist or one_process(), Timer())[:2]
+    sample = round_of(policy, step_problems(data, c, number), number, c)
+    settings = StepSettings.of(c, policy)
+    return collect_rollouts(policy, reference, scorer, sample, settings, dist or one_process(), Timer())
 
 
 def train(policy, rollouts, sums, c, optimizers=None, dist=None):
     """One optimizer step on rollouts. Returns its metrics."""
     optimizers = optimizers or build_optimizers(policy, c)
-    return train_on_rollouts(policy, rollouts, sums, optimizers, c, dist or one_process())
+    settings = StepSettings.of(c, policy)
+    metrics, _ = train_on_rollouts(policy, rollouts, sums, optimizers, settings, dist or one_process())
+    return metrics
 
 
 def shaped(rollouts, scored, c, rewards=None):
     """Rollouts and Scored as the shapes of the settings leave them."""
     for shape in shapes_of(c):
-        rollouts, scored = shape(rollouts, scored, rewards, c)
+        rollouts, scored = shape(rollouts, scored, rewards)
     return rollouts, scored
 
 
 def loss_of(policy, rollouts, weight, c, on_policy=False):
-    """The loss of rollouts as one micro-batch, and its sums. on_policy: the ratio is 1; else it is to old_logp"""
+    """The loss of rollouts as one micro-batch, and {metric: (total, count)}.
+    on_policy: the ratio is 1; else it is to old_logp"""
     rollouts = replace(rollouts, proximal_logp=None if on_policy else rollouts.old_logp)
     scores = policy.score(rollouts, c.temperature, c.entropy_bonus > 0)
-    return rollout_loss(scores, rollouts, weight, objective_of(c), penalty_weight(c))
+    sums = Sums()
+    loss = rollout_loss(scores, rollouts, weight, StepSettings.of(c, policy), sums)
+    return loss, pairs(sums)
+
+
+def pairs(sums):
+    """{metric: (total, count)} of Sums."""
+    return {name: pair for (_, name), pair in sums.entries.items()}
 
 
 def without_clock(records):

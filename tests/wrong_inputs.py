@@ -340,7 +340,7 @@ VERSIONS = [
 RECORDS = "--dataset={%s.jsonl} --generator_checkpoint={causal} --reward_functions=%s"
 MINE = SUMS + " --reward_file={rewards.py} --max_iters=1"
 # Names of a run's own metrics
-TAKEN = "step", "lr", "taught", "time/train", "eval/x", "skipped/x", "entropy", "sampled_accuracy", "pg_loss"
+TAKEN = "step", "lr", "time/train", "eval/x", "skipped/x", "entropy", "sampled_accuracy", "pg_loss"
 EPISODES = SUMS + " --reward_functions=environment --reward_file={rewards.py} --environment="
 FILES |= {
     "half.jsonl": "".join(json.dumps({"prompt": f"{n}-9:"} | ({"answer": "1"} if n != 2 else {})) + "\n"

@@ -19,7 +19,7 @@ from core.prompts import PromptConsumer, as_columns, as_messages, plain, prefill
 from core.records import answer_texts
 from core.tokenizer import fold_to_ascii
 from grpo.environments import Episode
-from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
+from grpo.grpo_training_step import grpo_training_step
 from grpo.rewards import REWARDS
 
 MOST = 16    # problems of the step
@@ -52,11 +52,15 @@ def examine(config, models, rewards, data, dist):
     def problems(again):
         return {key: x[: c.batch_size] for key, x in data.problems("train", 0, again).items()}
 
-    sample = sampler_of(models.policy, problems, 0, c)
-    trained, sums, first = collect_rollouts(models.policy, models.reference, rewards, sample, c, dist, Timer())
-    train_on_rollouts(models.policy, trained, sums, [], c, dist)  # without an optimizer the gradient stays
-    rollouts, _ = first
-    return DoctorStep(config, models, rewards, data, problems(0), rollouts, gradient_norms(models.policy.model))
+    rounds = []
+
+    def sample(problems, again):
+        rounds.append(models.policy.sample(problems, 0, c))
+        return rounds[-1], {}
+
+    grpo_training_step(models.policy, models.reference, rewards, problems, [], 0, c, dist, sample=sample)
+    gradient = gradient_norms(models.policy.model)  # without an optimizer it stays
+    return DoctorStep(config, models, rewards, data, problems(0), rounds[0], gradient)
 
 
 def gradient_norms(model):

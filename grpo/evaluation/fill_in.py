@@ -2,11 +2,13 @@
 
 import re
 from bisect import bisect_left, bisect_right
+from dataclasses import replace
 from functools import cached_property
 
 from core.tokenizer import character_ends, filled
 from grpo.evaluation.samples import Evaluation, reward_sums
 from grpo.metrics import unique_completions
+from grpo.step_settings import StepSettings
 
 WORD = re.compile("[A-Za-z]+")
 PROBLEMS_PER_STEP = 16   # the fixed problems are drawn in batches of this size, whatever batch_size is
@@ -75,7 +77,8 @@ class FillInEvaluation(Evaluation):
         if config.unmask_steps > 1:
             first_pass = policy.sample(batch, step, config.varied(unmask_steps=1))
         every = rollouts.group_size  # all of a group are equal
-        sums |= self.model_sums(policy, first_pass, "exact", config, every)
+        exact = replace(StepSettings.of(config, policy), kl_estimator="exact")
+        sums |= self.model_sums(policy, first_pass, exact, every)
         target = rollouts.by_problem(rollouts.target)                                # (P, G, M)
         unique = unique_completions(target, rollouts.by_problem(rollouts.mask))      # (P,)
         return sums | {"unique_completions": (unique.sum(), len(unique))}

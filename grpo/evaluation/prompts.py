@@ -3,7 +3,7 @@
 import numpy as np
 
 from grpo.evaluation.samples import Evaluation, reward_sums, sum_and_count
-from grpo.reference import choose_estimator
+from grpo.step_settings import StepSettings
 
 NOISE_SEED = 99  # seed of the sampling noise of every evaluation, whatever the seed of the run
 
@@ -33,7 +33,7 @@ class PromptEvaluation(Evaluation):
     def sums(self, policy, step, batch, rollouts, values, config):
         """{metric: (sum, count)} of accuracy, rewards, length, truncation, entropy and KL."""
         sums = self._accuracy_sums(policy, batch, values) | reward_sums(values) | rollouts.texts.metrics
-        sums |= self.model_sums(policy, rollouts, choose_estimator(config, policy), config)
+        sums |= self.model_sums(policy, rollouts, StepSettings.of(config, policy))
         return {name: (float(total), float(count)) for name, (total, count) in sums.items()}
 
     def _accuracy_sums(self, policy, batch, values):

@@ -67,15 +67,15 @@ class Evaluation:
             return trained, self.rewards.total(trained, rollouts.group_size)
         return {}, values.get("judge", torch.zeros(len(rollouts.target)))
 
-    def model_sums(self, policy, rollouts, estimator, config, every=1):
-        """{metric: (sum, count)} of entropy and KL, of one completion in `every`."""
+    def model_sums(self, policy, rollouts, settings, every=1):
+        """{metric: (sum, count)} of entropy and KL, of one completion in `every`. settings: StepSettings"""
         parts = []
-        for problems in rollouts.micro_batches(config):
-            part = with_reference(rollouts.select(problems)[0], self.reference, estimator, config)
-            scores = policy.score(part, config.temperature)
+        for problems in rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens):
+            part = with_reference(rollouts.select(problems)[0], self.reference, settings)
+            scores = policy.score(part, settings.temperature)
             mask = part.mask[::every]
             sums = {"entropy": ((scores.entropy[::every] * mask).sum(), mask.sum())}
-            if (kl := kl_per_token(scores, part, estimator)) is not None:
+            if (kl := kl_per_token(scores, part, settings.kl_estimator)) is not None:
                 sums["kl"] = (kl[::every] * mask).sum(), mask.sum()
             parts.append(sums)
         return join(parts)

@@ -71,7 +71,7 @@ ENVIRONMENTS = {}  # {name: class}, see grpo/environments.py
 OWN_MASKS = dict(data.MASKS)
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
 # Names of metrics that the trainer adds to those of a step, and beginnings by which it knows a metric
-RESERVED = re.compile("step|lr|kl_beta|tokens_per_second|bad_rollouts|taught|(eval|time|skipped)/.*")
+RESERVED = re.compile("step|lr|kl_beta|tokens_per_second|(eval|time|skipped)/.*")
 OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
 event_loop = functools.cache(asyncio.new_event_loop)  # one, so that connections of async rewards stay usable

@@ -19,7 +19,6 @@ from core.settings.setting import settings_of
 from core.supervised.config import PretrainConfig
 from grpo.build import OWN
 from grpo.grpo_config import GRPOConfig
-from grpo.grpo_training_step import SHAPES
 from tests.claims import CLAIMS
 from tests.mutations import FAULTS
 from tests.tiny import ROOT, all_settings, model, save
@@ -157,9 +156,9 @@ def test_nothing_evaluates_text_or_catches_every_error():
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_the_trainer_knows_the_buffer():
+def test_only_the_trainer_and_the_step_know_the_buffer():
     uses = [str(p.relative_to(ROOT)) for p in FILES if "DataBuffer(" in p.read_text()]
-    assert uses == ["grpo/grpo_trainer.py"]
+    assert uses == ["grpo/grpo_trainer.py", "grpo/grpo_training_step.py"]
 
 
 @pytest.mark.slow
@@ -228,16 +227,20 @@ def test_the_settings_of_a_script_are_one_page_and_what_depends_on_several_names
 
 def test_other_places_name_settings_and_each_is_used():
     known = all_settings(GRPOConfig, PretrainConfig)
-    assert {key for keys, _, _ in OWN for key in keys.split()} | SHAPES.keys() <= known
+    assert {key for keys, _, _ in OWN for key in keys.split()} <= known
     for name, (ours, _) in names_elsewhere().items():
         assert {key.partition("=")[0] for key in ours} <= known, name
     pages = ("grpo/grpo_config.py", "core/supervised/config.py", "core/settings/other_names.py")
     used = set()
-    for name in set(OURS) - set(pages):
-        for node in nodes_of(name):
-            used |= {getattr(node, "attr", "")}  # config.top_p
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                used |= {*node.value.split()}    # a name in a table
+    nodes = [node for name in set(OURS) - set(pages) for node in nodes_of(name)]
+    for name in pages:  # properties use settings, features and conflicts only compare them
+        for function in nodes_of(name):
+            if isinstance(function, ast.FunctionDef) and not function.name.startswith(("features", "conflicts")):
+                nodes += ast.walk(function)
+    for node in nodes:
+        used |= {getattr(node, "attr", "")}  # config.top_p
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            used |= {*node.value.split()}    # a name in a table
     assert not known - used, "settings that nothing uses"
 
 

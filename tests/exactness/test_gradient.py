@@ -1,5 +1,6 @@
 """The gradient of a GRPO step: against loops over tokens, finite differences, and other cuts of the step."""
 
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from core.distributions import kept_tokens, restrict, sampling_logp
 from grpo.losses import ADVANTAGES, OBJECTIVES, compute_advantages, token_weights
 from grpo.reference import with_reference
 from grpo.rewards import Rewards
+from grpo.step_settings import StepSettings
 from tests.tiny import (
     causal_policy,
     clear_gradient,
@@ -116,7 +118,8 @@ def test_the_gradient_passes_finite_differences(dataset, prompts, kind, estimato
     build, folder = (fill_policy, dataset) if kind == "fill" else (causal_policy, prompts)
     c, reference = config(kl_beta=0.2, objective="plain", max_new_tokens=6), build(seed=2).frozen()
     policy = build(seed=1, scale=4.0)
-    rollouts = with_reference(sampled(policy, folder, c), reference, estimator, c)
+    settings = replace(StepSettings.of(c, policy), kl_estimator=estimator)
+    rollouts = with_reference(sampled(policy, folder, c), reference, settings)
     policy.model.double()
     rollouts.train_mask, rollouts.advantage = rollouts.mask.double(), torch.randn(len(rollouts.target), 1).double()
     weight = token_weights(rollouts.train_mask, "sum", 1)

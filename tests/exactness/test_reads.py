@@ -1,5 +1,6 @@
 """Nothing is read twice or padded in vain, with the numbers of the plain way; logits need bounded memory."""
 
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from grpo.policies import causal
 from grpo.policies.causal import CausalPolicy
 from grpo.reference import with_reference
 from grpo.rollout import Rollouts
+from grpo.step_settings import StepSettings
 from tests.tiny import (
     CAUSAL,
     causal_model,
@@ -91,10 +93,11 @@ def test_the_reference_pass_of_the_exact_kl_makes_bounded_logits(dataset, prompt
     policy, reference = build(seed=1), build(seed=2).frozen()
     c = prompt_config(batch_size=4, temperature=0.8, unmask_steps=3 if kind == "three passes" else 1)
     rollouts = sampled(policy, prompts if kind == "prompts" else dataset, c)
-    whole = torch.cat(with_reference(rollouts, reference, "exact", c).inputs["reference"])
+    settings = replace(StepSettings.of(c, policy), kl_estimator="exact")
+    whole = torch.cat(with_reference(rollouts, reference, settings).inputs["reference"])
     monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", 1000)
     sizes, project = [], reference.model.project
     reference.model.project = lambda states: (sizes.append(len(states) * reference.vocabulary), project(states))[1]
-    parts = torch.cat(with_reference(rollouts, reference, "exact", c).inputs["reference"])
+    parts = torch.cat(with_reference(rollouts, reference, settings).inputs["reference"])
     assert whole.numel() > 3000 and max(sizes) <= 1000 and sum(sizes) == whole.numel(), "nothing is made twice"
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)

@@ -8,7 +8,7 @@ import pytest
 from core.logger import Logger
 from core.optim import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
-from grpo.grpo_training_step import Timer, collect_rollouts, sampler_of, train_on_rollouts
+from grpo.grpo_training_step import grpo_training_step
 from grpo.rewards import Scored
 from grpo.samplers.sampler import Prefetcher
 from tests.tiny import (
@@ -46,9 +46,9 @@ def by_hand(c, policy, data, reward, version_of, first=0, optimizers=None):
     """The steps of a run without a trainer. version_of: iteration -> the iteration whose weights sample its rollouts"""
     optimizers, copies = optimizers or build_optimizers(policy, c), {first: copy.deepcopy(policy)}
     for i in range(first, c.max_iters):
-        sample = sampler_of(copies[version_of(i)], step_problems(data, c, i), i, c)
-        rollouts, sums, _ = collect_rollouts(policy, None, reward, sample, c, one_process(), Timer())
-        train_on_rollouts(policy, rollouts, sums, optimizers, c, one_process())
+        sampler = copies[version_of(i)]
+        grpo_training_step(policy, None, reward, step_problems(data, c, i), optimizers, i, c, one_process(),
+                           sample=lambda problems, again: (sampler.sample(problems, i, c), {}))
         copies[i + 1] = copy.deepcopy(policy)
 
 

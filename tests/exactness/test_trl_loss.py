@@ -12,7 +12,7 @@ from core.optim import build_optimizers
 from core.prompts import PromptConsumer
 from core.supervised.config import PretrainConfig
 from grpo.losses import OBJECTIVES, token_weights
-from grpo.metrics import DECIDING
+from grpo.grpo_training_step import DECIDING
 from grpo.policies.causal import CausalPolicy
 from tests.families import adapter_folder, model_folder, write_sums
 from tests.tiny import loss_of, prompt_config, train

@@ -5,7 +5,6 @@ import dataclasses
 import torch
 
 from grpo.grpo_training_step import with_advantage as compared
-from grpo.losses import objective_of
 from grpo.rewards import Scored
 from grpo.policies.policy import Policy
 from grpo.rollout import Rollouts
@@ -63,4 +62,4 @@ def with_advantage(estimator, rollouts, reference, reward, c):
     elif estimator != "none":
         rollouts = dataclasses.replace(rollouts, ref_logp=chosen)
     rollouts, scored = shaped(rollouts, Scored(reward), c)
-    return compared(rollouts, scored, objective_of(c).advantage, one_process())
+    return compared(rollouts, scored, c.baseline, one_process())

@@ -22,6 +22,7 @@ from tests.tiny import (
     grpo_step,
     one_process,
     optimizer_state,
+    pairs,
     prompt_config,
     prompt_consumer,
     sampled,
@@ -53,7 +54,7 @@ def test_groups_of_equal_rewards_are_counted_and_cost_no_backward(dataset):
 def test_groups_of_equal_rewards_are_dropped_from_the_normaliser(dataset):
     c, policy = config(zero_std="drop", kl_beta=0.0), fill_policy(seed=1, scale=3.0)
     dropped, sums = collect(policy, equal_rewards_in([1, 2]), consumer(dataset, c), c)
-    assert dropped.problems == 2 and sums["frac_reward_zero_std"] == (2, 4)
+    assert dropped.problems == 2 and pairs(sums)["frac_reward_zero_std"] == (2, 4)
     share = dropped.mask / dropped.mask.sum(1, keepdim=True) / 8
     torch.testing.assert_close(token_weights(dropped.train_mask, "sequence", 1), share)
 
@@ -63,7 +64,7 @@ def test_groups_of_equal_rewards_are_replaced_by_other_problems(dataset):
     data = consumer(dataset, c)
     rollouts, sums = collect(policy, equal_rewards_in([0, 2]), data, c)
     texts = rollouts.inputs["texts"][:, 0]
-    assert rollouts.problems == 4 and sums["resampled"] == (2, 4)
+    assert rollouts.problems == 4 and pairs(sums)["resampled"] == (2, 4)
     first, spare = (torch.from_numpy(data.problems("train", 0, again)["input"]) for again in (0, 1))
     assert torch.equal(texts, torch.cat((first[[1, 3]], spare[:2])))
     assert (rollouts.advantage.view(4, 4).abs().sum(1) > 0).all()
@@ -78,7 +79,7 @@ def test_resampling_is_bounded_and_groups_that_are_left_are_dropped(prompts):
         return Scored(torch.full((rollouts.problems, 4), 0.5))
 
     rollouts, sums = collect(policy, equal, data, c)
-    assert calls == [4] * (1 + MOST_RESAMPLES) and sums["resampled"] == (4 * MOST_RESAMPLES, 4)
+    assert calls == [4] * (1 + MOST_RESAMPLES) and pairs(sums)["resampled"] == (4 * MOST_RESAMPLES, 4)
     assert rollouts.problems == 0
     metrics = train(policy, rollouts, sums, c)
     assert metrics["grad_norm"] == 0 and metrics["frac_reward_zero_std"] == 1 and metrics["empty_steps"] == 1

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from grpo.metrics import discriminative_sums, rollout_sums
+from grpo.metrics import add_rollouts, discriminative_sums
+from grpo.sums import Sums
 from grpo.rewards import Scored
 from tests.tiny import (
-    causal_policy, collect, config, consumer, fill_policy, fixed_rewards, sampled,
-    train)
+    causal_policy, collect, config, consumer, fill_policy, fixed_rewards, pairs, sampled, train)
 
 NAN = math.nan
 
@@ -44,7 +44,9 @@ def test_the_sums_of_rollouts_by_hand(prompts):
     value = torch.rand(16)
     value[3] = NAN
     scored = Scored(reward, values={"mine": value})
-    sums = rollout_sums(rollouts, scored, scored.differ())
+    parts = Sums()
+    add_rollouts(parts, rollouts, scored)
+    sums = pairs(parts)
     groups = [[x for x in row if not math.isnan(x)] for row in reward.tolist()]
     written = [[(rollouts.target[n, m].item(), rollouts.old_logp[n, m].item()) for m in range(rollouts.target.shape[1])
                 if rollouts.mask[n, m]] for n in range(16)]
@@ -57,5 +59,5 @@ def test_the_sums_of_rollouts_by_hand(prompts):
                 "reward/mine": (float(value.nansum()), 15), "completion_length": (tokens, 16)}
     for name, pair in expected.items():
         assert [float(x) for x in sums[name]] == pytest.approx(pair, rel=1e-4), name
-    assert sums["text_tokens"] == (tokens, None) and sums["skipped_samples"] == (5, None)
+    assert sums["text_tokens"][0] == tokens and sums["skipped_samples"][0] == 5
     assert tokens < rollouts.mask.numel()

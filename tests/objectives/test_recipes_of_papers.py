@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from grpo.grpo_training_step import with_advantage
-from grpo.losses import OBJECTIVES, objective_of, token_weights
+from grpo.losses import OBJECTIVES, token_weights
 from grpo.rewards import Scored
-from grpo.shaping import drop, normalised
+from grpo.shaping import drop_equal, normalised
 from tests.tiny import config, loss_of, one_process
 from tests.objectives.tables import MAX_TOKENS, G, M, N, P, table_rollouts
 
@@ -113,8 +113,8 @@ def test_a_recipe_gives_the_gradient_of_the_papers_formula(paper, formula):
         scored, of_formula = Scored(reward), reward.tolist()
     kept = rollouts
     if c.zero_std == "drop":
-        kept, scored = drop(rollouts, scored)
-    kept = with_advantage(kept, scored, objective_of(c).advantage, one_process())
+        kept, scored = drop_equal(rollouts, scored)
+    kept = with_advantage(kept, scored, c.baseline, one_process())
     weight = token_weights(kept.train_mask, OBJECTIVES[c.objective].average, MAX_TOKENS)
     loss, sums = loss_of(policy, kept, weight, c, on_policy=paper == "GPG")
     loss.backward()

@@ -21,9 +21,10 @@ from core.huggingface.export import write_generator
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer
 from core.supervised.config import PretrainConfig
-from grpo.grpo_training_step import Timer, collect_rollouts, train_on_rollouts
+from grpo.grpo_training_step import grpo_training_step
 from grpo.policies.causal import CausalPolicy
 from grpo.reference import logp_in_batches
+from grpo.step_settings import StepSettings
 from grpo.samplers.vllm import VllmSampler
 from tests.families import model_folder, write_sums
 from tests.rooms.vllm_server import running
@@ -84,15 +85,14 @@ class World:
 
     def apart(self, rollouts):
         """The largest difference of the policy's log-probabilities from those that came with the completions."""
-        logp = logp_in_batches(self.policy, rollouts, self.config)
+        logp = logp_in_batches(self.policy, rollouts, StepSettings.of(self.config, self.policy))
         return float(((logp - rollouts.old_logp) * rollouts.mask).abs().max())
 
     def step(self):
         """The metrics of a step on what the server samples. The policy stays as it is."""
         reward = fixed_rewards(torch.rand(self.config.batch_size, self.config.group_size))
-        rollouts, sums, _ = collect_rollouts(self.policy, None, reward, lambda *_: (self.sample(), {}), self.config,
-                                             one_process(), Timer())
-        return train_on_rollouts(self.policy, rollouts, sums, [], self.config, one_process())
+        return grpo_training_step(self.policy, None, reward, lambda _: {}, [], 0, self.config, one_process(),
+                                  sample=lambda *_: (self.sample(), {}))
 
 
 @pytest.fixture

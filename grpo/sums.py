@@ -1,0 +1,109 @@
+"""The metrics of a step while it is made of parts: they add up over micro-batches, and then over ranks."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from core.distributed import Distributed
+
+Number = Tensor | float  # a 0-d tensor, or a number that the host knows
+
+
+@dataclass
+class Values:
+    """The numbers of a step, over its micro-batches and all ranks."""
+    metrics: dict = field(default_factory=dict)  # {name: value}
+    logged: dict = field(default_factory=dict)   # {name: value} of the metrics that rewards log
+    parts: dict = field(default_factory=dict)    # {name: sum} of sums that are no metrics themselves
+    varied: dict = field(default_factory=dict)   # {reward: the number of groups in which its values differ}
+
+
+class Sums:
+    """The parts of a step's metrics that are known so far. Only `values` waits for the device."""
+
+    def __init__(self, entries: Sequence = ()):
+        """entries: those that other Sums had"""
+        self.entries = dict(entries)  # {(kind, name): (total, count)}
+
+    def mean(self, name: str, total: Number, count: Number) -> None:
+        """Adds to a metric that is total / count. A mean of nothing is left out."""
+        self._add("mean", name, total, count)
+
+    def sum(self, name: str, total: Number) -> None:
+        """Adds to a metric that is a sum."""
+        self._add("sum", name, total)
+
+    def highest(self, name: str, value: Tensor) -> None:
+        """Adds to a metric that is the highest value of all micro-batches and ranks."""
+        self._add("highest", name, value)
+
+    def logged(self, name: str, total: Number, count: Number) -> None:
+        """Adds to a mean that a reward logs."""
+        self._add("logged", name, total, count)
+
+    def part(self, name: str, total: Number) -> None:
+        """Adds to a sum that is no metric, but of which metrics or decisions are made."""
+        self._add("part", name, total)
+
+    def varied(self, reward: str, groups: Number) -> None:
+        """Adds to the number of groups in which the values of a reward differ."""
+        self._add("varied", reward, groups)
+
+    def has_mean(self, name: str) -> bool:
+        return ("mean", name) in self.entries
+
+    def copy(self) -> "Sums":
+        """Sums of the same parts, to which others can be added."""
+        return Sums(self.entries)
+
+    def over_ranks(self, dist: Distributed) -> "Sums":
+        """The sums over all ranks, with the names that any rank has; one that lacks a name adds nothing to it."""
+        keys = dist.names_of_all(self.entries)
+        numbers = []
+        for key in keys:
+            numbers += self.entries.get(key, (0.0, 0.0))
+        summed = dist.total(stacked(numbers, dist.device)).view(-1, 2)
+        entries = dict(zip(keys, summed, strict=True))
+        own = {key: self.entries.get(key, (-torch.inf, 0.0))[0] for key in keys if key[0] == "highest"}
+        if own:
+            highest = dist.largest(stacked([*own.values()], dist.device))
+            for key, value in zip(own, highest, strict=True):
+                entries[key] = torch.stack((value, torch.zeros_like(value)))
+        return Sums(entries)
+
+    def values(self) -> Values:
+        """The numbers of Sums that `over_ranks` returned. Waits for the device, once."""
+        found = Values()
+        numbers = torch.stack([*self.entries.values()]).tolist()
+        for (kind, name), (total, count) in zip(self.entries, numbers, strict=True):
+            if kind == "part":
+                found.parts[name] = total
+            elif kind == "varied":
+                found.varied[name] = total
+            elif kind in ("sum", "highest"):
+                found.metrics[name] = total
+            elif count > 0 or not math.isfinite(total):  # else a mean of nothing
+                group = found.logged if kind == "logged" else found.metrics
+                group[name] = total / count if count > 0 else math.nan
+        return found
+
+    def _add(self, kind, name, total, count=0.0):
+        key = kind, name
+        if key in self.entries:
+            before, count_before = self.entries[key]
+            total = torch.maximum(before, total) if kind == "highest" else before + total
+            count = count_before + count
+        self.entries[key] = total, count
+
+
+def stacked(numbers: Sequence[Number], device: torch.device) -> Tensor:
+    """The numbers as one float32 tensor (n,) on the device. Those that the host knows travel in one copy."""
+    known = [0.0 if torch.is_tensor(x) else x for x in numbers]
+    known = torch.tensor(known, dtype=torch.float32).to(device, non_blocking=True)
+    parts = []
+    for x, number in zip(numbers, known, strict=True):
+        parts.append(x.to(number, non_blocking=True) if torch.is_tensor(x) else number)
+    return torch.stack(parts)
