@@ -29,7 +29,7 @@ from core.judge import calculate_judge_scores
 from core.model import GPT, LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER, GPTConfig, freeze
 from core.settings.setting import Settings
 from core.tokenizer import CharTokenizer
-from grpo.build import make_policy
+from grpo.build import FILL_IN, LEFT_TO_RIGHT, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import rollout_loss
 from grpo.losses import compute_advantages, token_weights
@@ -69,7 +69,8 @@ class Comparison:
         self.advantage = compute_advantages(reward, "group_std").view(-1, 1)         # (N, 1)
         self.config = GRPOConfig(batch_size=c.batch_size, group_size=c.group_size, temperature=1.0, top_p=1.0,
                                  **settings)
-        self.policy = make_policy(self.model(mode), TOKENIZER, self.config, self.dist)
+        kind = LEFT_TO_RIGHT if mode == LANGUAGE_MODEL else FILL_IN
+        self.policy = make_policy(kind, self.model(mode), TOKENIZER, self.config, self.dist)
 
     def model(self, mode):
         sizes = (self.length, self.c.n_layer, max(1, self.c.n_embd // HEAD_WIDTH), self.c.n_embd)

@@ -18,7 +18,7 @@ from core.model import LANGUAGE_MODEL
 from core.optim import build_optimizers
 from core.settings.optional import quiet_transformers, require
 from core.settings.setting import Count, Settings
-from grpo.build import build_reference, make_policy
+from grpo.build import LEFT_TO_RIGHT, build_reference, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step
 from grpo.policies import causal
@@ -92,7 +92,7 @@ def our_steps(work, device, dtype, turn):
         base_vocab_size=work.vocab_size, vocab_size=work.vocab_size, banned_token_ids=(), mask_token_id=None,
         stop_token_ids=(work.stop_id,) if work.mixed else (), decode=lambda ids: "".join(map(letter, ids)))
     model = HuggingFaceModel(gpt2(quiet_transformers("GPT-2", "model"), work), tokenizer, LANGUAGE_MODEL)
-    policy = make_policy(model.to(dist.device), tokenizer, config, dist)
+    policy = make_policy(LEFT_TO_RIGHT, model.to(dist.device), tokenizer, config, dist)
     reference = build_reference(config, policy, dist)
     optimizers = build_optimizers(policy, config, dist.device.type)
     if work.mixed:

@@ -26,7 +26,7 @@ class RunConfig(Settings):
     def features(self):
         yield self.has_adapter, "lora_rank above 0", "lora_alpha lora_targets"
         yield self.has_adapter, "lora_rank above 0 or lora_init_from", "load_in_4bit"
-        yield self.wandb_log or self.report_to, "report_to='wandb' or 'trackio'", "wandb_project wandb_run_name"
+        yield self.trackers, "report_to='wandb' or 'trackio'", "wandb_project wandb_run_name"
 
     def conflicts(self):
         yield (self.prompt_format is not None and "{prompt}" not in self.prompt_format, "prompt_format",
@@ -46,6 +46,12 @@ class RunConfig(Settings):
         for key, parts in INTERVALS.items():
             if getattr(self, key, 1) is None:
                 vars(self)[key] = max(1, self.eval_interval // parts)
+
+    @property
+    def trackers(self):
+        """The names of the trackers that the run reports to, each once."""
+        names = ("wandb", *self.report_to) if self.wandb_log else self.report_to
+        return list(dict.fromkeys(names))
 
     @property
     def has_adapter(self):

@@ -211,6 +211,8 @@ class DatasetConsumer:
     tokenizer: the one that is used, whose vocabulary must be that of the files; None: the one that wrote them
     """
 
+    has_prompts = False
+
     def __init__(self, dataset: str, mode: str, block_size: int, batch_size: int, seed: int = 1337, rank: int = 0,
                  world: int = 1, masks: dict | None = None, mask_low: float = 0.2, mask_high: float = 0.5,
                  tokenizer: Tokenizer | None = None):

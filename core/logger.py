@@ -21,7 +21,7 @@ def create_logger(config, dist, total_steps, columns):
     """A Logger for rank 0; the other ranks get one that writes nothing.
     config: a RunConfig; columns: metrics of the console line, in order"""
     logger = Logger(config.absolute_out_dir, total_steps, columns, silent=not dist.is_main)
-    if dist.is_main and (config.wandb_log or config.report_to):
+    if dist.is_main and config.trackers:
         from core.trackers import Trackers
         logger.trackers = Trackers(config, logger.say)
     return logger

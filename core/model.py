@@ -175,8 +175,9 @@ class GPT(nn.Module):
     """Tokens in, logits out; what a logit means depends on config.mode.
 
     The model interface, which every kind of model offers to the rest of the code: mode, judge_head,
-    layers, states, project, longest_input, vocabulary, parameters_by_kind, weights, load_weights, frozen, suffix,
-    and the setting grad_checkpoint; new_cache, if core.cache.Cache does not suit it. Nobody else reads its config.
+    layers, states, project, longest_input, vocabulary, parameters_by_kind, weights, load_weights, identity, frozen,
+    suffix, and the setting grad_checkpoint; new_cache, if core.cache.Cache does not suit it. Nobody else reads its
+    config.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
@@ -292,6 +293,10 @@ class GPT(nn.Module):
 
     def load_weights(self, weights: dict) -> None:
         self.load_state_dict(weights)
+
+    def identity(self) -> dict:
+        """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
+        return {}
 
     def frozen(self) -> "GPT":
         """A model that stays as this one is now."""

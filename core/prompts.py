@@ -162,6 +162,8 @@ class PromptConsumer:
     masked: whether `batch` is for a model that fills in masks
     """
 
+    has_prompts = True
+
     def __init__(self, dataset: str, batch_size: int, seed: int = 1337, rank: int = 0, world: int = 1,
                  tokenizer: Tokenizer | None = None, format: PromptFormat | None = None, block_size: int | None = None,
                  masked: bool = False):

@@ -1,5 +1,6 @@
 """A run: what it needs is built, one at a time in its folder, step after step until the last one, and its record.
 
+`job` and `launch` are the beginning and the end of every training script; Run is the base of the trainers.
 config.json records every start with its settings and its end.
 """
 
@@ -15,18 +16,25 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 
-from core.checkpoint_manager import no_state, states
+from core.checkpoint_manager import CheckpointManager, check_same_step, no_state, states
 from core.config import changed_settings
 from core.data import dataset_folder
+from core.distributed import Distributed
 from core.errors import ROOT, Mistake, described, is_out_of_memory, one_line, shortest
 from core.files import (
     BEFORE, CONFIG, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, read_object, starts_of, write_json, writing)
-from core.optim import not_finite
+from core.logger import Logger, create_logger
+from core.models import is_small
+from core.optim import CosineLRScheduler, build_optimizers, not_finite
 from core.resume import PREVIOUS, changed_since, earlier_runs, resume_command
+from core.settings.setting import Settings
 
 try:
     import fcntl
@@ -47,11 +55,11 @@ MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_bat
 
 # Before a run: what is missing is built
 
-def build_missing(config, checkpoints, dist):
-    """Builds what is missing of the dataset, if its folder has a prepare.py, and of MODELS; a dry run only says so.
-    Returns whether something is still missing, the same on every rank.
+def build_missing(config, checkpoints, dist, plan=()):
+    """Builds what is missing of the dataset, if its folder has a prepare.py, and of MODELS; a dry run only says so,
+    with the plan. Returns whether something is still missing, the same on every rank: then the dry run ends.
 
-    checkpoints: the names of the settings that name models
+    checkpoints: the names of the settings that name models; plan: its lines that need none of them
     """
     missing = False
     if dist.is_main:
@@ -61,7 +69,10 @@ def build_missing(config, checkpoints, dist):
             if getattr(config, key) in MODELS:
                 missing |= build(key, getattr(config, key), config.dry_run)
     dist.barrier()
-    return dist.agree(missing)
+    missing = bool(dist.agree(missing))
+    if missing and dist.is_main:
+        print(*plan, "dry run: nothing was built or trained, and what is there was not checked", sep="\n")
+    return missing
 
 
 def build(key, path, dry=False):
@@ -215,71 +226,191 @@ class BadSteps:
                           f"{self.checkpoints.how_to_resume()}")
 
 
-def run_loop(trainer, stop) -> bool:
-    """Takes the steps of a trainer, evaluating and saving on the way. Returns whether a signal ended it early.
+class Run:
+    """A run of optimizer steps, with evaluations and saves on the way and an end by max_iters or by a signal.
 
-    trainer: has config, dist, logger, step, evaluated (whether the evaluation of this step, if it has one, is done),
-             stopped_by, bad (a BadSteps), and the methods
-        train_step()         takes one optimizer step and counts it; returns its metrics
-        log_step(metrics)    logs them
-        evaluation_is_due()  tells whether an evaluation follows this step; one always follows the last
-        run_evaluation()     evaluates on held-out data and logs the metrics
-        save()               writes the model and the state to resume from
-    stop: a StopSignal
+    A subclass defines train_step, log_step, evaluation_is_due and evaluate, and what else a state holds.
+    learner: the model or policy that is trained; write_model, identity: as in CheckpointManager
     """
-    c, save_is_due = trainer.config, False
-    if not trainer.evaluated:  # a new run, or one that a signal stopped before the evaluation of its step
-        evaluate(trainer)
-    while trainer.step < c.max_iters:
-        trainer.log_step(trainer.train_step())
-        last = trainer.step == c.max_iters
-        came = stop.came()
-        trainer.evaluated = not (last or trainer.evaluation_is_due())
-        # Whoever sends a signal does not wait for an evaluation: the resumed run makes it up
-        if not trainer.evaluated and (last or not came):
-            evaluate(trainer)
+
+    holds = ""  # what the run holds besides, in words
+
+    def __init__(self, learner: Any, write_model: Callable, identity: dict, config: Settings, logger: Logger,
+                 dist: Distributed):
+        self.learner, self.config, self.logger, self.dist = learner, config, logger, dist
+        self.optimizers = build_optimizers(learner, config, dist.device.type)
+        self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
+                                          config.lr_decay_iters or config.max_iters)
+        self.checkpoints = CheckpointManager(
+            config.absolute_out_dir, write_model, learner.suffix, identity, dist.is_main)
+        self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
+        self.step = self.skipped_steps = 0
+        self.facts = {}  # metrics of the last evaluation
+        self.evaluated = True  # whether the evaluation of this step, if it has one, is done
+        self.stopped_by = None  # the signal that ended the run early
+
+    # What a subclass defines
+
+    def train_step(self) -> dict:
+        """Takes one optimizer step and counts it. Returns its metrics."""
+        raise NotImplementedError
+
+    def log_step(self, metrics: dict) -> None:
+        """Logs the metrics of the step that was taken."""
+        raise NotImplementedError
+
+    def evaluation_is_due(self) -> bool:
+        """Tells whether an evaluation follows this step; one always follows the last."""
+        raise NotImplementedError
+
+    def evaluate(self) -> None:
+        """Evaluates on held-out data, logs the metrics and keeps them in `facts`. Rank 0 calls it."""
+        raise NotImplementedError
+
+    def state(self) -> dict:
+        """The rest of what `save` writes. Every rank calls it."""
+        return {}
+
+    def load_state(self, state: dict) -> None:
+        """Takes over what `state` gave."""
+
+    def open(self) -> None:
+        """Starts what works beside this process. An earlier run in out_dir is not set aside yet."""
+
+    def close(self) -> None:
+        """Ends what `open` has started, after an error too."""
+
+    def begin(self) -> None:
+        """Comes before the first step of this start."""
+
+    def finish(self) -> None:
+        """Comes after the last step; stopped_by tells whether a signal came."""
+
+    def write_page(self) -> None:
+        """Writes the page about the run anew, if it has one."""
+
+    # What all runs do
+
+    def run(self, record: AbstractContextManager | None = None) -> None:
+        """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
+        record: the block around it, from where everything works that the run needs (`recorded`)"""
+        self.open()
+        with (record or contextlib.nullcontext(), self.checkpoints.keeping(), StopSignal(self.dist) as stop,
+              contextlib.closing(self)):
+            self.dist.broadcast(self.learner.parameters())
+            self.logger.start(self.step)
+            self.begin()
+            self.take_steps(stop)
+            self.logger.close()
+            self.finish()
+            self.dist.barrier()
+
+    def take_steps(self, stop: StopSignal) -> None:
+        """Takes steps up to the last one, or to a signal, evaluating and saving on the way."""
+        c, save_is_due = self.config, False
+        if not self.evaluated:  # a new run, or one that a signal stopped before the evaluation of its step
+            self.run_evaluation()
+        while self.step < c.max_iters:
+            self.log_step(self.train_step())
+            last = self.step == c.max_iters
             came = stop.came()
-        save_is_due = save_is_due or trainer.step % c.save_interval == 0
-        in_good_state = not trainer.bad.in_a_row  # a good state is not replaced by one from the middle of bad steps
-        if last or came or (save_is_due and in_good_state):
-            trainer.save()
-            save_is_due = False
-        trainer.logger.tick()
-        if came and not last:
-            trainer.stopped_by = came
-            command = resume_command(c.absolute_out_dir)
-            trainer.logger.say(f"stopped by {came} after step {trainer.step}; resume with {command}")
-            return True
-    return False
+            self.evaluated = not (last or self.evaluation_is_due())
+            # Whoever sends a signal does not wait for an evaluation: the resumed run makes it up
+            if not self.evaluated and (last or not came):
+                self.run_evaluation()
+                came = stop.came()
+            save_is_due = save_is_due or self.step % c.save_interval == 0
+            in_good_state = not self.bad.in_a_row  # a good state is not replaced by one from the middle of bad steps
+            if last or came or (save_is_due and in_good_state):
+                self.save()
+                save_is_due = False
+            self.logger.tick()
+            if came and not last:
+                self.stopped_by = came
+                command = resume_command(c.absolute_out_dir)
+                self.logger.say(f"stopped by {came} after step {self.step}; resume with {command}")
+                return
+
+    def run_evaluation(self) -> None:
+        """The evaluation of a step, for which the other ranks wait."""
+        with self.dist.gathered():
+            if self.dist.is_main:
+                self.evaluate()
+        self.dist.barrier()
+        self.evaluated = True
+
+    def save(self) -> None:
+        """Writes the model, and the state to resume from."""
+        self.checkpoints.save(self.step, self.learner.weights(), self.optimizers, self.facts, evaluated=self.evaluated,
+                              skipped_steps=self.skipped_steps, **self.state())
+        self.dist.barrier()  # it may take longer than an exchange
+
+    def resume(self) -> None:
+        """Resumes from the state in out_dir."""
+        state = self.checkpoints.load(self.learner.weights(), self.optimizers, self.logger.say)
+        self.step, self.facts = state["step"], state["facts"]
+        check_same_step(self.dist, self.step, self.config.out_dir)
+        self.learner.load_weights(state["model"])
+        self.skipped_steps = state["skipped_steps"]
+        self.evaluated = state.get("evaluated", True)  # it is not in states of version 1.0.0
+        self.load_state(state)
 
 
-def evaluate(trainer):
-    """The evaluation of a step, for which the other ranks wait."""
-    trainer.run_evaluation()
-    trainer.dist.barrier()
-    trainer.evaluated = True
-
-
-# Its record
+# From the command to its record
 
 @contextlib.contextmanager
-def recorded(config, origin, dist, trainer, resume, write_page=None):
+def job(config: Settings, checkpoint: str | None, check: Callable | None = None) -> Generator[Distributed, None, None]:
+    """Checks what can be checked before anything is loaded, and gives the ranks and the device during the block.
+
+    checkpoint: the model that the script starts from, or None; check: config -> None, checks more
+    """
+    check_run_folder(config.absolute_out_dir, config.resume)
+    if config.trackers:
+        from core.trackers import check_trackers
+        check_trackers(config)
+    if check is not None:
+        check(config)
+    small = is_small(checkpoint)
+    with Distributed(config.device, config.dtype, small) as dist, naming_what_lowers_memory(config):
+        yield dist
+
+
+def launch(make: Callable, config: Settings, origin: dict, plan: Iterable[str], columns: Sequence[str],
+           dist: Distributed) -> None:
+    """Runs what `make` makes, in out_dir and with its record. A dry run only prints the plan.
+
+    make: (logger, dist) -> Run; origin, plan: as in `recorded`; columns: metrics of the console line
+    """
+    plan = list(plan)
+    if config.dry_run:
+        if dist.is_main:
+            print(*plan, "dry run: everything is in place, nothing was trained", sep="\n")
+        return
+    with run_folder(config, dist) as resume:
+        run = make(create_logger(config, dist, config.max_iters, columns), dist)
+        if resume:
+            run.resume()
+        run.run(recorded(run, origin, plan, resume))
+
+
+@contextlib.contextmanager
+def recorded(run: Run, origin: dict, plan: list[str], resume: bool) -> Generator[None, None, None]:
     """Records in config.json how the run of the block starts and ends: settings with their origin, hardware, command;
     without the name of the user.
 
     An earlier run in the folder, unless this one resumes it, is set aside when the block begins, so that a start that
     fails leaves it alone.
-    origin: {key: the file or argument that set it}; trainer: a Trainer or GRPOTrainer, which has resumed if it does
-    write_page: writes the page about the run anew, if there is one
+    run: it has resumed if it does; origin: {key: the file or argument that set it}; plan: lines for the user
     """
+    config, dist, logger = run.config, run.dist, run.logger
     dist.barrier()  # every rank has read its checkpoints, which may be about to move
     if not dist.is_main:
         yield
         return
-    path, starts, logger = os.path.join(config.absolute_out_dir, CONFIG), [], trainer.logger
+    path, starts = os.path.join(config.absolute_out_dir, CONFIG), []
     if resume:
-        where = f"resuming from {shortest(trainer.checkpoints.last)}, step {trainer.step} of {config.max_iters}"
-        logger.say(f"{where}; its buffer: {trainer.holds}" if trainer.holds else where)
+        where = f"resuming from {shortest(run.checkpoints.last)}, step {run.step} of {config.max_iters}"
+        logger.say(f"{where}; its buffer: {run.holds}" if run.holds else where)
         if os.path.exists(path):
             from core.settings.other_names import with_settings_of_today
             saved = read_object(path, path, "delete it")
@@ -292,26 +423,26 @@ def recorded(config, origin, dist, trainer, resume, write_page=None):
         logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
     else:  # the first file: by it check_run_folder knows the folder of a run that is killed before the next one
         logger.write_console(f"{now()}: a run begins")
-    starts.append(json.loads(without_home(json.dumps(start(config, origin, dist, trainer.step)))))
+    starts.append(json.loads(without_home(json.dumps(start(config, origin, dist, run.step)))))
     record = dataclasses.asdict(config) | {"starts": starts}
     write_json(path, record)
 
     def end(ended, why):
-        starts[-1]["end"] = {"time": now(), "step": trainer.step, "ended": ended, "why": why}
+        starts[-1]["end"] = {"time": now(), "step": run.step, "ended": ended, "why": why}
         write_json(path, record)
-        if write_page is not None:
-            write_page()
+        run.write_page()
 
     try:
+        logger.say("\n".join(plan))
         yield
     finally:
         if error := sys.exception():
             why = described(error)
             trace = "".join(traceback.format_exception(error))
             with contextlib.suppress(Mistake, FileNotFoundError):  # the error is told, not what follows from it
-                logger.write_console(f"failed at step {trainer.step}: {why}\n{trace}")
+                logger.write_console(f"failed at step {run.step}: {why}\n{trace}")
                 end("failed", why)
-    end("stopped" if trainer.stopped_by else "finished", trainer.stopped_by)
+    end("stopped" if run.stopped_by else "finished", run.stopped_by)
 
 
 def start(config, origin, dist, step):

@@ -53,15 +53,9 @@ class TensorBoard:
 TRACKERS = {"wandb": Wandb, "tensorboard": TensorBoard, "trackio": Trackio}  # by the name of the package
 
 
-def tracker_names(config):
-    """The trackers that the config asks for, each once."""
-    names = ("wandb", *config.report_to) if config.wandb_log else config.report_to
-    return list(dict.fromkeys(names))
-
-
 def check_trackers(config):
     """Raises Mistake for a tracker that there is not or that is not installed. Imports no tracker."""
-    for name in tracker_names(config):
+    for name in config.trackers:
         if name not in TRACKERS:
             raise Mistake(f"report_to: there is no tracker {name!r}; choose among {', '.join(TRACKERS)}")
         if importlib.util.find_spec(name) is None:
@@ -79,7 +73,7 @@ class Trackers:
         """Starts the trackers; a resumed run is a new one for them. Raises Mistake if one does not start."""
         settings = dataclasses.asdict(self.config)
         del settings["system_prompt"], settings["prompt_format"]  # texts stay here
-        for name in tracker_names(self.config):
+        for name in self.config.trackers:
             with others(f"{name} did not start", "leave it out of report_to", ours_too=True):
                 self.running[name] = TRACKERS[name](self.config, settings)
 

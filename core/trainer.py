@@ -2,18 +2,18 @@
 
 import math
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from core.checkpoint_manager import CheckpointManager, check_same_step
 from core.data import masked_positions
 from core.distributions import in_parts, token_logp
 from core.model import SEQUENCE_SCORER
 from core.models import save_model
-from core.optim import CosineLRScheduler, build_optimizers, clip_gradients, set_learning_rate, step_optimizers
-from core.run import BadSteps, StopSignal, run_loop
+from core.optim import clip_gradients, set_learning_rate, step_optimizers
+from core.run import Run
 
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
 
@@ -96,56 +96,29 @@ def training_step(model, batches: list, optimizers: list, grad_clip: float, dist
         "skipped_steps": out["skipped_steps"]}
 
 
-class Trainer:
+class Trainer(Run):
     """Trains any model on batches(split, step, micro) -> (input, target, mask).
-    evaluate: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0"""
+    evaluation: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0"""
 
-    holds = ""  # it has no buffer of rollouts
+    def __init__(self, model, config, batches: Callable, evaluation: Callable, tokenizer, logger, dist):
+        super().__init__(model, self.write_model, model.identity(), config, logger, dist)
+        self.model, self.tokenizer = model, tokenizer
+        self.batches, self.evaluation = batches, evaluation
+        if config.compile:
+            model.states = torch.compile(model.states)
 
-    def __init__(self, model, config, batches, evaluate, tokenizer, logger, dist):
-        self.model, self.config, self.tokenizer = model, config, tokenizer
-        self.batches, self.evaluate = batches, evaluate
-        self.logger, self.dist = logger, dist
-        self.optimizers = build_optimizers(model, config, dist.device.type)
-        self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
-                                          config.lr_decay_iters or config.max_iters)
-        self.checkpoints = CheckpointManager(config.absolute_out_dir, self.write_model, model.suffix,
-                                             getattr(model, "identity", dict)())
-        self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
-        self.step = self.skipped_steps = 0
-        self.facts = {}         # metrics of the last evaluation
-        self.stopped_by = None  # the signal that ended the run early
-        self.evaluated = True   # whether the evaluation that this step may have is done
-
-    def write_model(self, path, **facts):
+    def write_model(self, path: str, **facts) -> None:
         save_model(path, self.model, self.tokenizer, **facts)
 
-    def resume(self):
-        state = self.checkpoints.load(self.model.weights(), self.optimizers, self.logger.say)
-        check_same_step(self.dist, state["step"], self.config.out_dir)
-        self.model.load_weights(state["model"])
-        self.step, self.facts = state["step"], state["facts"]
-        self.skipped_steps, self.evaluated = state["skipped_steps"], state.get("evaluated", True)
+    def begin(self) -> None:
+        self.since, self.tokens = time.monotonic(), 0  # the time and the tokens since the last record
 
-    def save(self):
-        if self.dist.is_main:
-            self.checkpoints.save(self.step, self.model.weights(), self.optimizers, self.facts,
-                                  skipped_steps=self.skipped_steps, evaluated=self.evaluated)
-        self.dist.barrier()  # it may take longer than an exchange
+    def finish(self) -> None:
+        export = self.config.export
+        if export and self.dist.is_main and self.stopped_by is None:
+            save_model(export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
 
-    def run(self):
-        """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves."""
-        with self.checkpoints.keeping(), StopSignal(self.dist) as stop:
-            self.dist.broadcast(self.model.parameters())
-            self.logger.start(self.step)
-            self.since, self.tokens = time.monotonic(), 0  # the time and the tokens since the last record
-            stopped = run_loop(self, stop)
-            self.logger.close()
-            if self.config.export and self.dist.is_main and not stopped:
-                save_model(self.config.export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
-            self.dist.barrier()
-
-    def train_step(self):
+    def train_step(self) -> dict:
         c = self.config
         self.model.train(c.dropout > 0)
         if c.dropout > 0:  # a resumed run draws the same dropout masks
@@ -163,23 +136,19 @@ class Trainer:
         self.tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
         return metrics | {"lr": lr}
 
-    def log_step(self, metrics):
+    def log_step(self, metrics: dict) -> None:
         if self.step % self.config.log_interval == 0 or self.step == self.config.max_iters:
             speed = self.tokens / (time.monotonic() - self.since)
             self.logger.log(self.step, metrics | {"tokens_per_second": speed, "skipped_steps": self.skipped_steps})
             self.since, self.tokens = time.monotonic(), 0
 
-    def evaluation_is_due(self):
+    def evaluation_is_due(self) -> bool:
         return self.step % self.config.eval_interval == 0
 
     @torch.no_grad()
-    def run_evaluation(self):
-        """Held-out metrics, on rank 0."""
-        self.facts = {}
-        if not self.dist.is_main:
-            return
+    def evaluate(self) -> None:
         self.model.eval()
         with self.dist.autocast():
-            self.facts = self.evaluate(self.model)
+            self.facts = self.evaluation(self.model)
         self.logger.log(self.step, self.facts, show=False)
         self.logger.say("  validation: " + ", ".join(f"{name} {value:.4f}" for name, value in self.facts.items()))

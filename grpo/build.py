@@ -2,12 +2,13 @@
 
 import os
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 
 from core.checkpoint_manager import shapes
 from core.data import DatasetConsumer, has_prompts, is_file_of_records
-from core.errors import Mistake
+from core.errors import Mistake, check_version
 from core.files import CONFIG
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.models import freeze_in, is_huggingface, load_model, load_tokenizer
@@ -33,14 +34,34 @@ OWN = (  # settings of some kinds of runs, these kinds, and what they have
 @dataclass
 class Models:
     """The models of a run. The frozen ones are None if the config does not ask for them."""
+    kind: str  # of the run
     policy: object
     reference: object
     judge: object
     gold_judge: object
 
 
-def build_what_is_missing(config, dist):
-    """Runs the prepare.py of what is missing; a dry run only says so. Returns whether something still is."""
+def check_features(config):
+    """Raises Mistake if what a sampler elsewhere or shards need is missing: packages, a server."""
+    if config.sampler != "local":
+        import_module(f"grpo.samplers.{config.sampler}").check(config)
+    if config.parallel == "fsdp":
+        check_version("torch.distributed.fsdp", torch.__version__, "parallel='fsdp'", "-r requirements.txt")
+
+
+def make_sampler(policy, config, dist):
+    """Who samples: a Sampler (grpo/samplers/sampler.py), or None for the policy, at once."""
+    if config.sampler != "local":
+        return import_module(f"grpo.samplers.{config.sampler}").build(policy, config, dist)
+    if config.max_staleness:
+        from grpo.samplers.sampler import LocalSampler
+        return LocalSampler(policy, config)
+    return None
+
+
+def build_what_is_missing(config, dist, plan):
+    """Runs the prepare.py of what is missing; a dry run only says so, with the plan. Returns whether something still
+    is. plan: its lines that need no model and no data"""
     if config.generator_checkpoint is None:
         if config.resume is True and not os.path.exists(os.path.join(config.absolute_out_dir, CONFIG)):
             raise Mistake(f"generator_checkpoint is not set, and {config.out_dir} has no {CONFIG} to take it from; "
@@ -48,7 +69,15 @@ def build_what_is_missing(config, dist):
         raise Mistake("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
                       "config/grpo_example.py, or name a model with --generator_checkpoint=PATH")
     checkpoints = ("generator_checkpoint", "teacher_checkpoint", "judge_checkpoint", "gold_judge_checkpoint")
-    return build_missing(config, checkpoints, dist)
+    return build_missing(config, checkpoints, dist, plan)
+
+
+def with_template(config, origin):
+    """The config with the template of its prompts, if it has some. `origin` then says where it was set."""
+    if has_prompts(config.dataset):
+        from grpo.template import with_template_of_prompts
+        return with_template_of_prompts(config, origin)
+    return config if config.template else config.varied(template="plain")
 
 
 def build_data(config, dist):
@@ -69,10 +98,12 @@ def build_data(config, dist):
 def build_models(config, data, dist):
     """The models that a config names: Models. Raises Mistake naming the setting that does not fit the others, or a
     dataset that is not of the generator's kind."""
-    policy = load_policy("generator_checkpoint", config, data.tokenizer, dist, adapter=config)
-    check_kind(config, policy.model.mode, data)
-    judge = load_judge("judge_checkpoint", config, policy, dist)
-    gold_judge = load_judge("gold_judge_checkpoint", config, policy, dist)
+    generator = load_generator("generator_checkpoint", config, data.tokenizer, dist, adapter=config)
+    kind = kind_of(generator.mode, data)
+    check_kind(config, kind, data)
+    policy = make_policy(kind, generator, data.tokenizer, config, dist)
+    judge = load_judge("judge_checkpoint", config, kind, policy, dist)
+    gold_judge = load_judge("gold_judge_checkpoint", config, kind, policy, dist)
     if config.credit_window is not None and judge is not None and judge.model.judge_head == "cls":
         raise Mistake(f"credit_window needs a judge of positions, not judge_checkpoint={config.judge_checkpoint}; "
                       "use credit_window=None")
@@ -81,9 +112,9 @@ def build_models(config, data, dist):
         policy.compile()
         if reference is not None:
             reference.compile()
-    models = Models(policy, reference, judge, gold_judge)
-    shard_models([part.model for part in vars(models).values() if part is not None], config, dist)
-    return models
+    parts = [part.model for part in (policy, reference, judge, gold_judge) if part is not None]
+    shard_models(parts, config, dist)
+    return Models(kind, policy, reference, judge, gold_judge)
 
 
 def is_sharded(config, dist):
@@ -103,12 +134,11 @@ def shard_models(models, config, dist):
         shard_all(models, dist)
 
 
-def check_kind(config, mode, data):
-    """Raises Mistake for a dataset, or a setting, of another kind of generator. mode: the generator's"""
-    if mode == LANGUAGE_MODEL and not has_prompts(config.dataset):
-        raise Mistake(f"generator_checkpoint={config.generator_checkpoint} has mode {mode} and needs a dataset of "
-                      f"prompts, such as data/arithmetic, which {config.dataset} is not; set dataset")
-    kind = kind_of(config, mode)
+def check_kind(config, kind, data):
+    """Raises Mistake for a dataset, or a setting, of another kind of generator."""
+    if kind == LEFT_TO_RIGHT and not data.has_prompts:
+        raise Mistake(f"generator_checkpoint={config.generator_checkpoint} has mode {LANGUAGE_MODEL} and needs a "
+                      f"dataset of prompts, such as data/arithmetic, which {config.dataset} is not; set dataset")
     for keys, kinds, needed in OWN:
         wrong = [] if kind in kinds else changed(config, *keys.split())
         if wrong:
@@ -116,16 +146,15 @@ def check_kind(config, mode, data):
                           "(generator_checkpoint, dataset); leave it out")
 
 
-def kind_of(config, mode):
-    """The kind of run that a generator of this mode makes of the dataset: FILL_IN, LEFT_TO_RIGHT or ANY_ORDER."""
+def kind_of(mode, data):
+    """The kind of run that a generator of this mode makes of the data: FILL_IN, LEFT_TO_RIGHT or ANY_ORDER."""
     if mode == LANGUAGE_MODEL:
         return LEFT_TO_RIGHT
-    return ANY_ORDER if has_prompts(config.dataset) else FILL_IN
+    return ANY_ORDER if data.has_prompts else FILL_IN
 
 
-def make_policy(model, tokenizer, config, dist):
-    """The policy of the kind that the model's mode and the dataset say."""
-    kind = kind_of(config, model.mode)
+def make_policy(kind, model, tokenizer, config, dist):
+    """The policy for a kind of run."""
     if kind == FILL_IN:
         from grpo.policies.fill import FillPolicy as KindOfPolicy
     elif kind == LEFT_TO_RIGHT:
@@ -135,14 +164,14 @@ def make_policy(model, tokenizer, config, dist):
     return KindOfPolicy(model, tokenizer, dist.dtype, config.grad_checkpoint)
 
 
-def load_policy(key, config, tokenizer, dist, mode=None, adapter=None):
-    """The policy of the checkpoint that the setting `key` names.
+def load_generator(key, config, tokenizer, dist, mode=None, adapter=None):
+    """The model, which can be sampled, of the checkpoint that the setting `key` names.
     mode: the one that it must have; adapter: a RunConfig, which says whether an adapter of it is trained"""
     path = getattr(config, key)
     model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
     if model.mode == SEQUENCE_SCORER:
         raise Mistake(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed here")
-    return make_policy(model, tokenizer, config, dist)
+    return model
 
 
 def build_reference(config, policy, dist):
@@ -155,7 +184,8 @@ def build_reference(config, policy, dist):
     if path is None:
         reference = policy.frozen()
     else:
-        reference = load_policy(key, config, policy.tokenizer, dist, policy.model.mode)
+        model = load_generator(key, config, policy.tokenizer, dist, policy.model.mode)
+        reference = type(policy)(model, policy.tokenizer, dist.dtype, config.grad_checkpoint)
         if hasattr(policy.model, "banned_ids"):  # those of the policy: its model may declare other end tokens
             reference.model.banned_ids = policy.model.banned_ids
         if config.reference_mode != "static" and shapes(reference.weights()) != shapes(policy.weights()):
@@ -167,14 +197,14 @@ def build_reference(config, policy, dist):
     return reference
 
 
-def load_judge(key, config, policy, dist):
+def load_judge(key, config, kind, policy, dist):
     """The frozen judge that the setting `key` names, or None. A judge of fill-in reads the generator's token ids, so it
     needs its vocabulary; a judge of completed prompts may have one of its own."""
     path = getattr(config, key)
     if path is None:
         return None
     from grpo.reward_functions.judge import Judge
-    fills = kind_of(config, policy.model.mode) == FILL_IN
+    fills = kind == FILL_IN
     tokenizer = policy.tokenizer if fills else None
     model = freeze_in(dist.dtype, load_model(path, loads_on(config, dist), SEQUENCE_SCORER, tokenizer, key)[0])
     needed = config.block_size + (model.judge_head == "cls")  # CLS stands before the text
@@ -197,7 +227,7 @@ def build_rewards(config, models, data, dist):
         shard_models([scorer.model], config, dist)
     rewards = make_rewards(config, models.judge, scorer)
     texts = [{"where": config.dataset}]  # they have no fields
-    rewards.check(data.records["train"] + data.records["val"] if has_prompts(config.dataset) else texts)
+    rewards.check(data.records["train"] + data.records["val"] if data.has_prompts else texts)
     if config.environment is not None:
         from grpo.environments import check_begins
         check_begins(config, data)
@@ -216,7 +246,7 @@ def build_evaluation(config, models, rewards, data):
     """The evaluation that suits the generator. Raises Mistake if a text is longer than the models read."""
     config = config.varied(sample_rows=models.policy.rows(config))
     reads = min(p.model.longest_input for p in (models.policy, models.reference) if p is not None)
-    if kind_of(config, models.policy.model.mode) == FILL_IN:
+    if models.kind == FILL_IN:
         if config.block_size > reads:
             raise Mistake(f"texts of {config.block_size} tokens (block_size) are more than the {reads} that the model "
                           "reads; lower block_size")

@@ -1,6 +1,5 @@
 """The loop: a GRPO step after the other, with evaluation, logging and checkpoints."""
 
-import contextlib
 import math
 import os
 import sys
@@ -11,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from core.checkpoint_manager import CheckpointManager, check_same_step, shapes
+from core.checkpoint_manager import shapes
 from core.distributed import Distributed
 from core.errors import Mistake
 from core.files import CURVES, REPORT, SAMPLES, STATE, each_metrics, keep_records
 from core.logger import Logger, format_number
-from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
-from core.run import BadSteps, StopSignal, run_loop
+from core.optim import set_learning_rate
+from core.run import Run
 from core.settings.setting import Settings
+from grpo.build import make_sampler
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples, held_out
 from grpo.grpo_training_step import Timer, grpo_training_step
 from grpo.metrics import SKIPPED
@@ -29,12 +29,11 @@ from grpo.rollout import DataBuffer, Facts, Rollouts
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
-SAVED = ("skipped_steps", "empty_steps", "kl_beta", "iteration", "evaluated", "taught")  # in every state
 FIRST_STEPS = 3    # after so many steps of a start it says which rewards did not vary
 PAGE_GROWTH = 1.1  # report.html is written at an evaluation after so many times the steps of the page before
 
 
-class GRPOTrainer:
+class GRPOTrainer(Run):
     """Trains `policy` for `rewards`, near `reference`, on the problems of `data`.
 
     policy, reference (or None): policies (grpo/policies/policy.py); rewards: a Rewards, or rollouts -> Scored
@@ -45,52 +44,39 @@ class GRPOTrainer:
 
     def __init__(self, policy: "Policy", reference: "Policy | None", rewards: Callable, data: Any, evaluation: Callable,
                  config: Settings, logger: Logger, dist: Distributed):
-        self.policy, self.reference, self.rewards, self.data = policy, reference, rewards, data
-        self.evaluation, self.config, self.logger, self.dist = evaluation, config, logger, dist
         self.saved_reference = None if config.teacher_checkpoint else reference  # a teacher stays what its path names
-        self.optimizers = build_optimizers(policy, config, dist.device.type)
-        self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
-                                          config.lr_decay_iters or config.max_iters)
-        identity = {"kind": type(policy).__name__} | getattr(policy, "identity", dict)()
+        identity = {"kind": type(policy).__name__} | policy.identity()
         if self.saved_reference is not None:
             identity["reference"] = shapes(reference.weights())
-        folder = config.absolute_out_dir
-        self.checkpoints = CheckpointManager(folder, policy.save, policy.suffix, identity, dist.is_main)
+        super().__init__(policy, policy.save, identity, config, logger, dist)
+        self.policy, self.reference, self.rewards, self.data = policy, reference, rewards, data
+        self.evaluation = evaluation
+        self.evaluated = False  # a run begins with an evaluation
         self.progress = getattr(rewards, "state", SimpleNamespace())  # what rewards may know of the run
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
-        self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
-        self.step = self.skipped_steps = self.empty_steps = 0
-        self.after = {}  # metrics of the last evaluation
-        self.stopped_by = None  # the signal that ended the run early
+        self.empty_steps = 0
         self.taught = False  # whether a reward has taught anything
         self.step_of_page = 0
         self.told = set()  # names of metrics of which a line was said once
         self.first_steps = [] if config.rewarded else None  # (metrics, Facts) of the first FIRST_STEPS of this start
         self.said_at = 0  # the step after which it said that nothing was learned
-        self.evaluated = False  # whether the evaluation of this step, if it has one, is done
 
-    def run(self, sampler: Any = None) -> None:
-        """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
+    def open(self) -> None:
+        """Starts the sampler, if it is not the policy."""
+        sampler = make_sampler(self.policy, self.config, self.dist)
+        if sampler is not None:
+            from grpo.samplers.sampler import Prefetcher
+            self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
 
-        sampler: who samples the completions (grpo/samplers/sampler.py), closed at the end; None: the policy
-        """
-        if sampler is None and self.config.max_staleness:
-            from grpo.samplers.sampler import LocalSampler
-            sampler = LocalSampler(self.policy, self.config)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.checkpoints.keeping())
-            stop = stack.enter_context(StopSignal(self.dist))
-            if sampler is not None:
-                stack.enter_context(contextlib.closing(sampler))
-                from grpo.samplers.sampler import Prefetcher
-                self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
-            self.dist.broadcast(self.policy.parameters())
-            self.logger.start(self.step)
-            if self.dist.is_main:
-                keep_records(self.checkpoints.path(SAMPLES), self.step, self.logger.say)
-            self.finish(stopped=run_loop(self, stop))
+    def close(self) -> None:
+        if self.prefetcher is not None:
+            self.prefetcher.close()
+
+    def begin(self) -> None:
+        if self.dist.is_main:
+            keep_records(self.checkpoints.path(SAMPLES), self.step, self.logger.say)
 
     def log_step(self, metrics: dict) -> None:
         shown = self.step % self.config.log_interval == 0 or self.step in (1, self.config.max_iters)
@@ -99,12 +85,6 @@ class GRPOTrainer:
     def evaluation_is_due(self) -> bool:
         c = self.config
         return self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0
-
-    def run_evaluation(self) -> None:
-        """Evaluates on held-out data and writes report.html, on rank 0."""
-        with self.dist.gathered():
-            if self.dist.is_main:
-                self.evaluate()
 
     def train_step(self) -> dict:
         """One optimizer step. The first step of an iteration begins with its rollouts."""
@@ -214,37 +194,30 @@ class GRPOTrainer:
         batches = [self.data.problems("train", iteration, again * n + i) for i in range(n)]
         return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
 
-    def save(self) -> None:
-        state = {name: getattr(self, name) for name in SAVED}
+    def state(self) -> dict:
+        state = {"empty_steps": self.empty_steps, "kl_beta": self.kl_beta, "iteration": self.iteration,
+                 "taught": self.taught, "buffers": self.dist.gather(self.buffer.state_dict())}
         if self.saved_reference is not None:
             state["reference"] = self.saved_reference.weights()
-        state["buffers"] = self.dist.gather(self.buffer.state_dict())
-        self.checkpoints.save(self.step, self.policy.weights(), self.optimizers, self.after, **state)
-        self.dist.barrier()  # it may take longer than an exchange
+        return state
 
-    def resume(self) -> None:
-        """Resumes from the state in out_dir. Between iterations a buffer holds nothing of its rank alone, so another
-        number of ranks can resume."""
-        state = self.checkpoints.load(self.policy.weights(), self.optimizers, self.logger.say)
-        self.step = state["step"]
-        check_same_step(self.dist, self.step, self.config.out_dir)
-        self.policy.load_weights(state["model"])
+    def load_state(self, state: dict) -> None:
+        """Between iterations a buffer holds nothing of its rank alone, so another number of ranks can resume."""
         if self.saved_reference is not None:
             self.saved_reference.load_weights(state["reference"])
-        self.after = state["facts"]
-        for name in SAVED:
-            setattr(self, name, state.get(name, True))  # `taught` is not in states of version 1.0.0
+        self.empty_steps, self.iteration = state["empty_steps"], state["iteration"]
+        self.taught = state.get("taught", True)  # it is not in states of version 1.0.0
         buffers = state["buffers"]
         same_ranks = len(buffers) == self.dist.world
         if buffers[0]["queue"] and not same_ranks:
             raise Mistake(f"{STATE} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
         mine = buffers[self.dist.rank if same_ranks else 0]
         self.buffer.load_state_dict(mine, self.dist.device)
-        if self.config.kl_target is None:
-            self.kl_beta = self.config.kl_beta
+        if self.config.kl_target is not None:
+            self.kl_beta = state["kl_beta"]
 
     def evaluate(self) -> None:
-        """Logs held-out metrics, and a few samples every sample_interval."""
+        """Logs held-out metrics, a few samples every sample_interval, and writes report.html."""
         self.logger.say("  evaluating ...")
         self.progress.global_step = self.step
         metrics, samples = self.evaluation(self.policy, self.config.temperature)
@@ -258,7 +231,7 @@ class GRPOTrainer:
             append_samples(self.checkpoints.out_dir, self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
         if self.step > 0:
-            self.after = metrics
+            self.facts = metrics
         if self.step >= PAGE_GROWTH * self.step_of_page:
             self.write_page()
 
@@ -286,21 +259,19 @@ class GRPOTrainer:
         self.logger.say(f"nothing was learned from the rewards: in all {self.step} steps the completions of a problem "
                         f"had equal rewards ({found}); look at the samples, and start with --doctor=True")
 
-    def finish(self, stopped: bool = False) -> None:
-        """Ends what the run has opened; at the end of the training draws the curves and prints what changed."""
-        self.logger.close()
+    def finish(self) -> None:
+        """Ends the workers of rewards; at the end of the training draws the curves and prints what changed."""
         if hasattr(self.rewards, "close"):
             self.rewards.close()
         if self.dist.is_main:
             self.say_if_nothing_was_learned()
-        if self.dist.is_main and not stopped:
+        if self.dist.is_main and self.stopped_by is None:
             from grpo.report.page import draw_curves
             before = held_out(self.buffer.evaluations[0])
             if before:
                 draw_curves([self.buffer.evaluations], self.checkpoints.path(CURVES))
-            self.logger.say(comparison_table(before, self.after))
+            self.logger.say(comparison_table(before, self.facts))
             self.logger.say(f"what the run wrote, {REPORT} too, is in {self.config.out_dir}")
-        self.dist.barrier()
 
 
 def range_of(records: Iterable[dict], key: str) -> str:

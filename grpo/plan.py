@@ -29,10 +29,10 @@ def plan(config, origin, models, rewards, data, dist):
     yield from plan_of_settings(config, origin, dist)
     yield from describe_models(config, models)
     yield f"data: {data.folder}, {data.size()}"
-    if hasattr(data, "describe_prompts"):
+    if data.has_prompts:
         yield from data.describe_prompts(config.problems * dist.world)
     yield from describe_rewards(config, rewards)
-    if hasattr(data, "describe_prompts"):
+    if data.has_prompts:
         from grpo.template import unnamed_tags
         yield from unnamed_tags(rewards, data)
     yield f"on {dist.device} in {dist.dtype}"

@@ -12,7 +12,7 @@ from grpo.reward_functions.presets import PRESET_TEMPLATE
 from grpo.rewards import REWARDS
 
 
-def with_template(config, origin):
+def with_template_of_prompts(config, origin):
     """The config of a run on prompts with a template: the one that it sets, or that of the run which it resumes, or
     that of task_type. `origin` then says which."""
     if config.template is None:

@@ -4,7 +4,7 @@ import functools
 import os
 
 from core.logger import Logger
-from grpo.build import Models, build_reference, fill_in_evaluation
+from grpo.build import FILL_IN, Models, build_reference, fill_in_evaluation
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.reward_functions.judge import Judge
@@ -30,7 +30,7 @@ def trainer(dataset, out_dir, reward=None, policy=None, resume=False, evaluates=
     dist, policy, evaluation = one_process(), policy or fill_policy(seed=1, scale=3.0), no_evaluation
     reference, scoring = build_reference(c, policy, dist), reward or rewards(c, judge())
     if evaluates:
-        models = Models(policy, reference, Judge(judge(), TOKENIZER, reads_ids=True), None)
+        models = Models(FILL_IN, policy, reference, Judge(judge(), TOKENIZER, reads_ids=True), None)
         evaluation = fill_in_evaluation(c, models, scoring)
     t = GRPOTrainer(policy, reference, scoring, consumer(dataset, c), evaluation, c,
                     logger(c.out_dir, c.max_iters, evaluation.columns), dist)

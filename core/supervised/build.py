@@ -52,7 +52,7 @@ def build_model(config, data, dist):
     if config.export:
         check_target(config.export, config.has_adapter)
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
-    if model.mode == MASKED_FILL and isinstance(data, PromptConsumer):
+    if model.mode == MASKED_FILL and data.has_prompts:
         model.answer_prompts()
     return model
 
@@ -80,7 +80,7 @@ def build_new_model(config, tokenizer):
 
 
 def build_batches(config, data, dist):
-    """(batches(split, step, micro), evaluate(model)) for the mode."""
+    """(batches(split, step, micro), evaluation(model)) for the mode."""
     if mode_of(config) == SEQUENCE_SCORER:
         return build_judge_batches(config, data, dist)
 
@@ -88,16 +88,16 @@ def build_batches(config, data, dist):
         return unpack_batch(data.batch(split, step, micro), dist.device)
 
     @torch.no_grad()
-    def evaluate(model):
+    def evaluation(model):
         parts = [supervised_sums(model, *batches("val", step)) for step in range(config.eval_batches)]
         total = {name: float(sum(part[name] for part in parts)) for name in parts[0]}
         return {"val_loss": total["loss"] / total["count"], "val_accuracy": total["correct"] / total["count"]}
 
-    return batches, evaluate
+    return batches, evaluation
 
 
 def build_judge_batches(config, data, dist):
-    """(batches, evaluate) for a judge, which learns from texts that the generators of fill_checkpoints fill in."""
+    """(batches, evaluation) for a judge, which learns from texts that the generators of fill_checkpoints fill in."""
     if not config.fill_checkpoints:
         raise Mistake("fill_checkpoints is empty: name the generators whose fills the judge learns from")
     fillers = []
@@ -105,11 +105,11 @@ def build_judge_batches(config, data, dist):
         filler, _ = load_model(path, dist.device, MASKED_FILL, data.tokenizer, "fill_checkpoints")
         fillers.append(freeze(filler))
 
-    def evaluate(model):
+    def evaluation(model):
         found = {}
         for i, filler in enumerate(fillers):
             report = judge_report(model, data, filler, dist.device, config.eval_batches)
             found |= {f"{name}/{i}": value for name, value in report.items()}
         return found
 
-    return partial(filled_batch, data, fillers, dist.device, config), evaluate
+    return partial(filled_batch, data, fillers, dist.device, config), evaluation

@@ -47,6 +47,10 @@ class Policy:
         """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. One that it must not sample has a very
         negative logit; minus infinity would make the exact KL NaN."""
 
+    def identity(self) -> dict:
+        """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
+        return {}
+
     def score(self, rollouts: Rollouts, temperature: float, learn_entropy: bool = False) -> Scores:
         """Scores of the sampled tokens, each read once. Logits are made for them alone, and in parts if they are many.
 

@@ -20,7 +20,7 @@ from core.fill_in import UNMASK_ORDERS
 from core.models import is_small
 from core.resume import resume_command
 from core.settings.optional import require
-from grpo.build import load_policy
+from grpo.build import load_generator
 from grpo.environments import WARNED, warn
 from grpo.rollout import join
 from grpo.samplers.sampler import LONGEST_CALL
@@ -48,7 +48,7 @@ def build(policy, config, dist):
     with others(f"the function of unmask_order={name!r} cannot be sent to a worker",
                 "let it use nothing but numbers, tensors and modules", definition(order[name])):
         require_ray().cloudpickle.dumps(order)
-    make = partial(policy_of_worker, policy.tokenizer, threads_of_worker(config), order)
+    make = partial(policy_of_worker, type(policy), policy.tokenizer, threads_of_worker(config), order)
     return RaySampler(make, policy, config, dist)
 
 
@@ -56,14 +56,16 @@ def require_ray():
     return require("ray", "sampler='ray'", "ray")
 
 
-def policy_of_worker(tokenizer, threads, order, config):
-    """The policy in a worker, with the weights that the run started from. order: a row of UNMASK_ORDERS"""
+def policy_of_worker(kind, tokenizer, threads, order, config):
+    """The policy in a worker, with the weights that the run started from.
+    kind: its class; order: a row of UNMASK_ORDERS"""
     os.environ.update(ONE_PROCESS)
     UNMASK_ORDERS.update(order)
     libraries_first()
     torch.set_num_threads(threads)
     dist = Distributed(config.device, config.dtype, is_small(config.generator_checkpoint))
-    return load_policy("generator_checkpoint", config, tokenizer, dist, adapter=config)
+    model = load_generator("generator_checkpoint", config, tokenizer, dist, adapter=config)
+    return kind(model, tokenizer, dist.dtype, config.grad_checkpoint)
 
 
 class RayWorker:

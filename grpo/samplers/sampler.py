@@ -1,6 +1,7 @@
 """Samplers: their interface, and sampling in this process, ahead of training or not.
 
-grpo/samplers/NAME.py is the module of sampler=NAME. It has two functions:
+grpo/build.py: make_sampler decides who samples. grpo/samplers/NAME.py is the module of sampler=NAME. It has two
+functions:
 
     check(config)               raises Mistake if its package or its server is missing; starts nothing
     build(policy, config, dist) returns its Sampler
@@ -70,6 +71,9 @@ class Prefetcher:
         rollouts = self.outputs.pop(key)
         staleness, P = iteration - self.versions.pop(key), rollouts.problems
         return rollouts, {"staleness": (staleness * P, P)}
+
+    def close(self):
+        self.sampler.close()
 
     def _start(self, key, batch):
         self.sampler.start(batch, key[0])

@@ -26,7 +26,7 @@ from core.huggingface.model import HuggingFaceModel
 from core.model import LANGUAGE_MODEL
 from core.optim import build_optimizers
 from core.settings.optional import quiet_transformers
-from grpo.build import make_policy
+from grpo.build import LEFT_TO_RIGHT, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step
 from grpo.rewards import Scored
@@ -61,7 +61,7 @@ def model_of(width, inner, n_layer, n_head, n_key, config, dist):
 def steps(shape, config, dist):
     """Speed and memory of a step on random prompts; the step before it warms up and captures the CUDA graphs."""
     P, times = config.batch_size, []
-    policy = make_policy(model_of(*shape, config, dist), TOKENIZER, config, dist)
+    policy = make_policy(LEFT_TO_RIGHT, model_of(*shape, config, dist), TOKENIZER, config, dist)
     optimizers = build_optimizers(policy, config, "cuda")
     prompts = np.random.default_rng(0).integers(TOKENIZER.vocab_size, size=(P, 64))
     problems = {"input": prompts, "padding": np.zeros(P, dtype=np.int64), "number": np.arange(P),

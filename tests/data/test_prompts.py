@@ -12,11 +12,11 @@ from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import save_model
 from core.prompts import OF_MODEL, TEMPLATES, PromptConsumer, PromptFormat
 from core.records import side, write_prompts
-from grpo.build import build_data
+from grpo.build import build_data, with_template
 from grpo.grpo_config import GRPOConfig
 from grpo.reward_functions.registry import reward
 from grpo.rewards import Rewards
-from grpo.template import unnamed_tags, with_template
+from grpo.template import unnamed_tags
 from tests.families import CHAT_TEMPLATE, model_folder, tokenizer_of
 from tests.tiny import CAUSAL, causal_model, causal_policy, jsonl, one_process, prompt_config, sampled
 from tests.tiny import model as model_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
-from grpo.build import Models, fill_in_evaluation, make_rewards
+from grpo.build import FILL_IN, Models, fill_in_evaluation, make_rewards
 from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.registry import reward
@@ -93,7 +93,8 @@ def test_no_forward_reads_more_rows_than_batch_size_allows(dataset):
 def test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure(dataset):
     def figures(**settings):
         c = config(dataset=dataset, eval_problems=4, unmask_steps=2, **settings)
-        return fill_in_evaluation(c, Models(fill_policy(), fill_policy(seed=2), None, None))(fill_policy(), 1.0)[0]
+        models = Models(FILL_IN, fill_policy(), fill_policy(seed=2), None, None)
+        return fill_in_evaluation(c, models)(fill_policy(), 1.0)[0]
 
     assert figures() == figures(fill_estimator="one_step", seed=7)
 
@@ -106,7 +107,7 @@ def test_the_held_out_reward_is_what_training_compares_with_a_judge_too(dataset,
         return [len(re.findall("[aeiou]", text)) / 32 if i % 5 else None for i, text in enumerate(completions)]
 
     c = config(task_type="general", reward_functions=names, reward_weights=weights, judge_checkpoint="j")
-    models = Models(None, None, reader(), reader(6))
+    models = Models(FILL_IN, None, None, reader(), reader(6))
     evaluation = evaluation_of(dataset, None, models.judge, models.gold_judge, batch_size=6)
     evaluation.rewards = make_rewards(c, models.judge)
     evaluation.names = [name for name in names if name != "judge"]

@@ -47,8 +47,8 @@ def train(dataset, out_dir, resume=False, **settings):
                           "dropout": 0.1, "device": "cpu", "max_iters": 6} | settings)
     dist = one_process()
     data = build_data(c, dist)
-    batches, evaluate = build_batches(c, data, dist)
-    trainer = Trainer(build_model(c, data, dist), c, batches, evaluate, data.tokenizer,
+    batches, evaluation = build_batches(c, data, dist)
+    trainer = Trainer(build_model(c, data, dist), c, batches, evaluation, data.tokenizer,
                       Logger(c.out_dir, c.max_iters, COLUMNS), dist)
     if resume:
         trainer.resume()
