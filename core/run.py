@@ -203,11 +203,14 @@ class StopSignal:
 
 
 class BadSteps:
-    """Counts the steps in a row that taught nothing, alike on all ranks, and ends a run that no longer trains. After
-    another step the caller sets in_a_row to 0."""
+    """Counts the steps in a row that taught nothing, alike on all ranks, and ends a run that no longer trains."""
 
     def __init__(self, limit, checkpoints, logger):
         self.limit, self.checkpoints, self.logger = limit, checkpoints, logger
+        self.in_a_row = 0
+
+    def reset(self) -> None:
+        """Begins anew, after a step that taught something."""
         self.in_a_row = 0
 
     def add_not_finite(self, step: int, metrics: dict) -> None:
@@ -245,7 +248,7 @@ class Run:
             config.absolute_out_dir, write_model, learner.suffix, identity, dist.is_main)
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.step = self.skipped_steps = 0
-        self.facts = {}  # metrics of the last evaluation
+        self.last_evaluation = {}  # its metrics
         self.evaluated = True  # whether the evaluation of this step, if it has one, is done
         self.stopped_by = None  # the signal that ended the run early
 
@@ -264,7 +267,7 @@ class Run:
         raise NotImplementedError
 
     def evaluate(self) -> None:
-        """Evaluates on held-out data, logs the metrics and keeps them in `facts`. Rank 0 calls it."""
+        """Evaluates on held-out data, logs the metrics and keeps them. Rank 0 calls it."""
         raise NotImplementedError
 
     def state(self) -> dict:
@@ -293,7 +296,7 @@ class Run:
 
     def run(self, record: AbstractContextManager | None = None) -> None:
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
-        record: the block around it, from where everything works that the run needs (`recorded`)"""
+        record: the block around it (`recorded`), which begins once everything works that the run needs"""
         self.open()
         with (record or contextlib.nullcontext(), self.checkpoints.keeping(), StopSignal(self.dist) as stop,
               contextlib.closing(self)):
@@ -341,14 +344,15 @@ class Run:
 
     def save(self) -> None:
         """Writes the model, and the state to resume from."""
-        self.checkpoints.save(self.step, self.learner.weights(), self.optimizers, self.facts, evaluated=self.evaluated,
-                              skipped_steps=self.skipped_steps, **self.state())
+        self.checkpoints.save(
+            self.step, self.learner.weights(), self.optimizers, self.last_evaluation, evaluated=self.evaluated,
+            skipped_steps=self.skipped_steps, **self.state())
         self.dist.barrier()  # it may take longer than an exchange
 
     def resume(self) -> None:
         """Resumes from the state in out_dir."""
         state = self.checkpoints.load(self.learner.weights(), self.optimizers, self.logger.say)
-        self.step, self.facts = state["step"], state["facts"]
+        self.step, self.last_evaluation = state["step"], state["facts"]
         check_same_step(self.dist, self.step, self.config.out_dir)
         self.learner.load_weights(state["model"])
         self.skipped_steps = state["skipped_steps"]

@@ -116,7 +116,8 @@ class Trainer(Run):
     def finish(self) -> None:
         export = self.config.export
         if export and self.dist.is_main and self.stopped_by is None:
-            save_model(export, self.model, self.tokenizer, torch.float16, step=self.step, **self.facts)
+            facts = {"step": self.step} | self.last_evaluation
+            save_model(export, self.model, self.tokenizer, torch.float16, **facts)
 
     def train_step(self) -> dict:
         c = self.config
@@ -131,7 +132,7 @@ class Trainer(Run):
         if metrics["skipped_steps"]:
             self.bad.add_not_finite(self.step, metrics)
         else:
-            self.bad.in_a_row = 0
+            self.bad.reset()
         self.skipped_steps += metrics["skipped_steps"]
         self.tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
         return metrics | {"lr": lr}
@@ -149,6 +150,7 @@ class Trainer(Run):
     def evaluate(self) -> None:
         self.model.eval()
         with self.dist.autocast():
-            self.facts = self.evaluation(self.model)
-        self.logger.log(self.step, self.facts, show=False)
-        self.logger.say("  validation: " + ", ".join(f"{name} {value:.4f}" for name, value in self.facts.items()))
+            self.last_evaluation = self.evaluation(self.model)
+        self.logger.log(self.step, self.last_evaluation, show=False)
+        shown = [f"{name} {value:.4f}" for name, value in self.last_evaluation.items()]
+        self.logger.say("  validation: " + ", ".join(shown))

@@ -40,6 +40,10 @@ class Models:
     judge: object
     gold_judge: object
 
+    def parts(self):
+        """The policies and judges that there are."""
+        return [part for part in (self.policy, self.reference, self.judge, self.gold_judge) if part is not None]
+
 
 def check_features(config):
     """Raises Mistake if what a sampler elsewhere or shards need is missing: packages, a server."""
@@ -50,7 +54,7 @@ def check_features(config):
 
 
 def make_sampler(policy, config, dist):
-    """Who samples: a Sampler (grpo/samplers/sampler.py), or None for the policy, at once."""
+    """A Sampler (grpo/samplers/sampler.py), or None if the policy itself samples, and at once."""
     if config.sampler != "local":
         return import_module(f"grpo.samplers.{config.sampler}").build(policy, config, dist)
     if config.max_staleness:
@@ -77,7 +81,7 @@ def with_template(config, origin):
     if has_prompts(config.dataset):
         from grpo.template import with_template_of_prompts
         return with_template_of_prompts(config, origin)
-    return config if config.template else config.varied(template="plain")
+    return config.varied(template="plain") if config.template is None else config
 
 
 def build_data(config, dist):
@@ -112,9 +116,9 @@ def build_models(config, data, dist):
         policy.compile()
         if reference is not None:
             reference.compile()
-    parts = [part.model for part in (policy, reference, judge, gold_judge) if part is not None]
-    shard_models(parts, config, dist)
-    return Models(kind, policy, reference, judge, gold_judge)
+    models = Models(kind, policy, reference, judge, gold_judge)
+    shard_models([part.model for part in models.parts()], config, dist)
+    return models
 
 
 def is_sharded(config, dist):

@@ -117,7 +117,7 @@ class GRPOTrainer(Run):
             self.bad.add(f"step {self.step} teaches nothing, because the rewards skipped all its completions",
                          "see why they return None or NaN")
         else:
-            self.bad.in_a_row = 0
+            self.bad.reset()
         self.skipped_steps += metrics["skipped_steps"]
         self.empty_steps += metrics["empty_steps"]
         metrics |= {"skipped_steps": self.skipped_steps, "empty_steps": self.empty_steps}
@@ -231,7 +231,7 @@ class GRPOTrainer(Run):
             append_samples(self.checkpoints.out_dir, self.step, samples)
             self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
         if self.step > 0:
-            self.facts = metrics
+            self.last_evaluation = metrics
         if self.step >= PAGE_GROWTH * self.step_of_page:
             self.write_page()
 
@@ -270,7 +270,7 @@ class GRPOTrainer(Run):
             before = held_out(self.buffer.evaluations[0])
             if before:
                 draw_curves([self.buffer.evaluations], self.checkpoints.path(CURVES))
-            self.logger.say(comparison_table(before, self.facts))
+            self.logger.say(comparison_table(before, self.last_evaluation))
             self.logger.say(f"what the run wrote, {REPORT} too, is in {self.config.out_dir}")
 
 

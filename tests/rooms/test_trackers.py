@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from core.errors import Mistake
-from core.trackers import check_trackers, tracker_names
+from core.trackers import check_trackers
 from tests.tiny import ROOT, config, read_records
 
 RUN = """
@@ -108,7 +108,7 @@ def test_a_wandb_whose_service_dies_does_not_stop_the_run(tmp_path):
 
 def test_wandb_log_asks_for_wandb_and_a_missing_package_is_named_with_its_command(monkeypatch):
     c = config(wandb_log=True, report_to=("tensorboard", "wandb"))
-    assert tracker_names(c) == ["wandb", "tensorboard"]
+    assert c.trackers == ["wandb", "tensorboard"]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Mistake, match="pip install wandb"):
         check_trackers(c)

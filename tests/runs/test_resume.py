@@ -29,7 +29,7 @@ def expect_bits(whole, resumed):
     """A resumed run has the weights, the momentum and the counts of the uninterrupted one, to the last bit."""
     assert same(whole.policy, resumed.policy) and same_momentum(whole.optimizers, resumed.optimizers)
     assert whole.reference is None or same(whole.reference, resumed.reference)
-    for name in ("step", "kl_beta", "iteration", "facts", "empty_steps", "skipped_steps"):
+    for name in ("step", "kl_beta", "iteration", "last_evaluation", "empty_steps", "skipped_steps"):
         assert getattr(whole, name) == getattr(resumed, name), name
     assert whole.buffer.stored == resumed.buffer.stored
     assert whole.buffer.evaluations[0] == resumed.buffer.evaluations[0]

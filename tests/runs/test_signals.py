@@ -75,7 +75,7 @@ def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_pat
     metrics = {"skipped_steps": 1, "loss": float("nan"), "entropy": 1.0}
     for step, good_before in enumerate((False, False, True, False)):
         if good_before:
-            bad.in_a_row = 0
+            bad.reset()
         bad.add_not_finite(step, metrics)
     with pytest.raises(Mistake, match="step 5.* loss.*max_bad_steps=3.*state.pt") as found:
         bad.add_not_finite(5, metrics)
