@@ -40,7 +40,7 @@ def generate(model: nn.Module, prompt: Tensor, padding: Tensor | None, uniform: 
             rows.step(t, token, logp, kept)
             if rows.left == 0:
                 break
-            rows.leave(past)
+            rows.drop_finished(past)
     return rows.generation(t + 1)
 
 
@@ -98,7 +98,7 @@ class Rows:
         self.live = self.live & ~ended
         self.left = int(self.live.sum())
 
-    def leave(self, past: Any) -> None:
+    def drop_finished(self, past: Any) -> None:
         """Takes rows that have ended out of the batch and its cache `past`, ours or a HuggingFaceCache, once there are
         enough of them."""
         if self.left > LEAVE_SHARE * len(self.live):

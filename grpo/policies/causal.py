@@ -49,7 +49,7 @@ class CausalPolicy(ModelPolicy):
         with self.autocast():
             complete = partial(generate, self.model)
             if self.decoder is not None:
-                complete, self.decoder.rows = self.decoder, self.rows(config)
+                complete = partial(self.decoder, rows=self.rows(config))
             generation = complete(prompt, self.on_device(padding), noise, stop, episodes, **sampling_of(config))
         return self.rollouts(problems, generation, config, episodes)
 

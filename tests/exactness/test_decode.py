@@ -1,5 +1,6 @@
 """The decoder for GPUs writes what the token loop writes, whatever the batch, the order of refilling and the ends."""
 
+from functools import partial
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def small_buckets(monkeypatch):
 def test_every_batch_and_order_of_refilling_writes_what_the_loop_writes(rows, truncation, stop):
     """In twice as many rows, then with fewer and shorter completions, in the buffers that are there."""
     net = causal_model(scale=1.5, n_layer=2, block_size=int(PROMPTS[0].shape[1]) + NOISE.shape[2] - 1)
-    decoder = Decoder(net, rows)
+    decoder = partial(Decoder(net), rows=rows)
     for noise in NOISE[:, :2, :12], NOISE, NOISE[:, 1:3, :20]:
         found = decoder(*PROMPTS, noise, stop, temperature=1.1, **truncation)
         expect_same(found, generate(net, *PROMPTS, noise, stop, temperature=1.1, **truncation))
@@ -58,7 +59,7 @@ def test_models_of_others_are_decoded_where_every_layer_keeps_all_tokens(family,
         stop.ids += tuple(range(0, tokenizer.base_vocab_size, 7))
         for padding in None, torch.tensor([0, 3, 6]):
             found, expected = (complete(prompt, padding, NOISE, stop, temperature=2.0, top_p=0.9)
-                               for complete in (Decoder(net, 4), lambda *a, **s: generate(net, *a, **s)))
+                               for complete in (partial(Decoder(net), rows=4), lambda *a, **s: generate(net, *a, **s)))
             expect_same(found, expected, tokenizer.base_vocab_size)
             assert len(found.mask.sum(1).unique()) > 2
 
@@ -79,7 +80,7 @@ def test_an_environment_hears_and_answers_the_same(prompts, settings):
 
 def test_in_bfloat16_the_weights_follow_the_model_whose_own_come_back():
     net = causal_model(n_layer=2, n_embd=64)
-    decoder, own = Decoder(net, 8), dict(net.named_parameters())
+    decoder, own = Decoder(net), dict(net.named_parameters())
     for change in 1.0, 2.0:
         with torch.no_grad(), autocast(torch.device("cpu"), torch.bfloat16):
             net.blocks[0].up.weight.mul_(change)
