@@ -34,6 +34,7 @@ from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import rollout_loss
 from grpo.losses import compute_advantages, token_weights
 from grpo.reference import with_reference
+from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings
 from grpo.sums import Sums
 
@@ -69,6 +70,7 @@ class Comparison:
         self.advantage = compute_advantages(reward, "group_std").view(-1, 1)         # (N, 1)
         self.config = GRPOConfig(batch_size=c.batch_size, group_size=c.group_size, temperature=1.0, top_p=1.0,
                                  **settings)
+        self.settings = SamplingSettings.of(self.config)
         kind = LEFT_TO_RIGHT if mode == LANGUAGE_MODEL else FILL_IN
         self.policy = make_policy(kind, self.model(mode), TOKENIZER, self.config, self.dist)
 
@@ -107,7 +109,7 @@ class Causal(Comparison):
         super().__init__(c, LANGUAGE_MODEL, c.prompt_length + c.completion_length, kl_beta=0.0,
                          max_new_tokens=c.completion_length)
         self.prompts = np.random.default_rng(0).integers(96, size=(c.batch_size, c.prompt_length))
-        self.rollouts = self.policy.sample(problems(self.prompts), 0, self.config)
+        self.rollouts = self.policy.sample(problems(self.prompts), 0, self.settings)
 
     def shared(self):
         self.learn(self.rollouts)
@@ -140,11 +142,12 @@ class Fill(Comparison):
             "target": target,
             "mask": mask,
             "number": np.arange(c.batch_size)}
-        self.rollouts = self.policy.sample(self.batch, 0, self.config)
+        self.rollouts = self.policy.sample(self.batch, 0, self.settings)
 
     def shared(self):
         settings = replace(StepSettings.of(self.config, self.policy), kl_estimator="exact")
-        rollouts = with_reference(self.policy.sample(self.batch, 0, self.config), self.reference, settings)
+        rollouts = self.policy.sample(self.batch, 0, self.settings)
+        rollouts = with_reference(rollouts, self.reference, settings)
         with self.dist.autocast():
             calculate_judge_scores(self.judge, torch.stack(rollouts.texts.tokens), TOKENIZER.cls_token_id)
         self.learn(rollouts)
@@ -152,7 +155,7 @@ class Fill(Comparison):
     def naive(self):
         policy, reference = self.policy.model, self.reference.model
         texts = torch.stack(self.rollouts.texts.tokens)                              # (N, T)
-        inputs = self.rollouts.inputs["texts"][:, 0]                                # (P, T)
+        inputs = self.rollouts.inputs.texts[:, 0]                                   # (P, T)
         inputs = inputs.repeat_interleave(self.c.group_size, 0)                      # (N, T)
         with self.dist.autocast():
             with torch.no_grad():

@@ -13,14 +13,16 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from core.errors import UsageError, run_script
 from grpo import losses
 from grpo.grpo_trainer import GRPOTrainer
+from grpo.sampling_settings import SamplingSettings
 from grpo.train_grpo import main as train
 
 
 def sample_colder(trainer, again, count=None):
     """Draws at temperature .8 and top_p .9 what the loss scores at 1, over all tokens."""
     config = trainer.config.varied(temperature=0.8, top_p=0.9)
-    rollouts = trainer.policy.sample(trainer.problems_of(trainer.iteration, again), trainer.iteration, config)
-    del rollouts.inputs["kept"]
+    problems = trainer.problems_of(trainer.iteration, again)
+    rollouts = trainer.policy.sample(problems, trainer.iteration, SamplingSettings.of(config))
+    rollouts.inputs.kept = None
     return rollouts, {}
 
 

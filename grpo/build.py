@@ -19,6 +19,7 @@ from core.tokenizer import same_vocabulary
 from grpo.reference import needs_reference
 from grpo.reward_functions.registry import load_reward_file
 from grpo.rewards import Rewards
+from grpo.sampling_settings import SamplingSettings
 
 FILL_IN = "a masked-fill model on running text"  # kinds of a run
 LEFT_TO_RIGHT = "a language model on prompts"
@@ -248,7 +249,7 @@ def make_rewards(config, judge=None, reward_scorer=None):
 
 def build_evaluation(config, models, rewards, data):
     """The evaluation that suits the generator. Raises Mistake if a text is longer than the models read."""
-    config = config.varied(sample_rows=models.policy.rows(config))
+    config = config.varied(sample_rows=models.policy.rows(SamplingSettings.of(config)))
     reads = min(p.model.longest_input for p in (models.policy, models.reference) if p is not None)
     if models.kind == FILL_IN:
         if config.block_size > reads:

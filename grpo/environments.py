@@ -18,7 +18,6 @@ import contextlib
 import copy
 import difflib
 import inspect
-import itertools
 import math
 import sys
 
@@ -32,7 +31,7 @@ from core.prompts import PromptFormat, prefill
 from core.records import are_messages
 from core.settings.setting import shown
 from grpo.reward_functions.registry import ENVIRONMENTS, load_reward_file
-from grpo.rollout import REWARD, TURNS, join
+from grpo.rollout import REWARD, join
 
 SEEDS = 3          # the first number of the seeds of environments, so that they differ from other noise
 METHODS = {"reset": ("record",), "step": ("text",), "close": ()}  # the arguments with which each is called
@@ -176,7 +175,7 @@ class Episode:
     """The environment of one completion, and its turns. Raises Mistake for a method that returns something else than it
     should.
 
-    turns: the columns in which turns begin; rewards: those of the turns that ended
+    turns: the columns in which turns begin; ended: how many have; reward: the sum of theirs
     errors: a Mistake for each method that raised or took too long
     """
 
@@ -185,7 +184,8 @@ class Episode:
         self.config = config
         self.make = find_environment(config.environment, config.reward_file)
         self.one = None
-        self.turns, self.rewards, self.errors = [0], [], []
+        self.turns, self.errors = [0], []
+        self.ended, self.reward = 0, 0.0
 
     @property
     def error(self):
@@ -222,8 +222,9 @@ class Episode:
             if found is None:
                 self.refuse(self.one.step, "step must return (a text, messages or None, a finite number)", result)
             answer, reward = found
-            self.rewards.append(reward)
-            return answer if len(self.rewards) < self.config.max_turns else None
+            self.ended += 1
+            self.reward += reward
+            return answer if self.ended < self.config.max_turns else None
 
     def measure(self):
         """Returns {"environment/name": (sum, count)} of what it measured."""
@@ -266,21 +267,19 @@ class Episodes:
     """The episodes of N = P * G completions, an Episode each. Those of a problem have the same seed and record.
     given: (N, L) tokens of answers, by column; -1 where the policy writes"""
 
-    def __init__(self, problems, iteration, config, stop):
-        """problems: a batch of PromptConsumer; stop: a core.generation.Stop, which ends a turn
-        config: environment, reward_file, reward_timeout, max_turns, group_size, seed, max_new_tokens, and what
-        PromptFormat has
-        """
-        self.stop, self.config = stop, config
-        self.form = PromptFormat.of(config)
+    def __init__(self, problems, iteration, settings, stop):
+        """problems: a batch of PromptConsumer; settings: SamplingSettings; stop: a core.generation.Stop, which ends a
+        turn"""
+        self.stop = stop
+        self.form = PromptFormat.of(settings)
         self.episodes, self.begun = [], []  # begun: the beginning of the first turn that a prompt has
         for record, number in zip(problems["record"], problems["number"], strict=True):
-            sequence = np.random.SeedSequence([SEEDS, config.seed, iteration, int(number)])
-            for _ in range(config.group_size):
-                self.episodes.append(Episode(config))
+            sequence = np.random.SeedSequence([SEEDS, settings.seed, iteration, int(number)])
+            for _ in range(settings.group_size):
+                self.episodes.append(Episode(settings))
                 self.episodes[-1].begin(int(sequence.generate_state(1)[0]), record)
                 self.begun.append(prefill(record["prompt"]))
-        self.given = torch.full((len(self.episodes), config.max_new_tokens), -1)
+        self.given = torch.full((len(self.episodes), settings.max_new_tokens), -1)
 
     def over(self, target, number, t, drawn):
         """Answers the completions whose turn ends at column t. Returns (n,) bool: the episode of the row is over.
@@ -319,15 +318,11 @@ class Episodes:
         return text
 
     def columns(self):
-        """{column of Texts: N values}. The reward is None where the environment failed; those of the turns are then
-        0, as is that of a last turn without an end."""
-        columns = {REWARD: [], TURNS: []}
+        """{column of Texts: N values}. The reward is None where the environment failed."""
+        rewards = []
         for episode in self.episodes:
-            failed = episode.error is not None
-            rewards = () if failed else episode.rewards
-            columns[REWARD].append(None if failed else sum(rewards))
-            columns[TURNS].append(list(itertools.zip_longest(episode.turns, rewards, fillvalue=0.0)))
-        return columns
+            rewards.append(episode.reward if episode.error is None else None)
+        return {REWARD: rewards}
 
     def close(self):
         """Ends the environments. Returns {name: (sum, count)} of what they measured. An error is printed once for each

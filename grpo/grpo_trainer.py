@@ -25,6 +25,7 @@ from grpo.metrics import SKIPPED
 from grpo.reference import REFERENCES, adapted
 from grpo.reward_functions.registry import REWARDS
 from grpo.rollout import DataBuffer, Facts, Rollouts
+from grpo.sampling_settings import SamplingSettings
 
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
@@ -176,7 +177,7 @@ class GRPOTrainer(Run):
         c = self.config
         self.logger.doing(f"generating {len(problems['number']) * c.group_size} completions")
         if self.prefetcher is None:
-            return self.policy.sample(problems, self.iteration, c), {}
+            return self.policy.sample(problems, self.iteration, SamplingSettings.of(c)), {}
         iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
         last = self.iteration + iterations_left - 1
         return self.prefetcher.get(problems, self.iteration, again, last)
@@ -212,7 +213,7 @@ class GRPOTrainer(Run):
         if buffers[0]["queue"] and not same_ranks:
             raise Mistake(f"{STATE} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
         mine = buffers[self.dist.rank if same_ranks else 0]
-        self.buffer.load_state_dict(mine, self.dist.device)
+        self.buffer.load_state_dict(mine, self.dist.device, self.policy.inputs_type)
         if self.config.kl_target is not None:
             self.kl_beta = state["kl_beta"]
 

@@ -17,6 +17,7 @@ from grpo.losses import compute_advantages, k3, kl_penalty, kl_per_token, policy
 from grpo.metrics import add_mismatch, add_rollouts, add_varied, check_mismatch, taken
 from grpo.reference import logp_in_batches, with_reference
 from grpo.rollout import DataBuffer, Facts, Rollouts, Scored, Scores
+from grpo.sampling_settings import SamplingSettings
 from grpo.shaping import drop_equal, resample_equal
 from grpo.step_settings import StepSettings
 from grpo.sums import Sums
@@ -101,11 +102,13 @@ def round_of(policy: "Policy", problems: Callable, iteration: int, config: Setti
              sample: Callable | None = None) -> Callable:
     """A function (again, count) that samples a round of an iteration: its own problems (again=0), or the first `count`
     of other ones (again=1, 2, ...). It returns (Rollouts, {metric: (sum, count)}). Arguments: as grpo_training_step"""
+    settings = SamplingSettings.of(config)
+
     def collect(again, count=None):
         chosen = {key: x[:count] for key, x in problems(again).items()}
         if sample is not None:
             return sample(chosen, again)
-        return policy.sample(chosen, iteration, config), {}
+        return policy.sample(chosen, iteration, settings), {}
     return collect
 
 

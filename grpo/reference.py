@@ -51,7 +51,7 @@ def with_reference(rollouts: Rollouts, reference: "Policy | None", settings: Ste
         for part in rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens):
             micro, _ = rollouts.select(part)
             found |= zip(part.tolist(), reference.distributions(micro, settings.temperature), strict=True)
-        return replace(rollouts, inputs=rollouts.inputs | {"reference": [found[p] for p in sorted(found)]})
+        return replace(rollouts, inputs=replace(rollouts.inputs, reference=[found[p] for p in sorted(found)]))
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from core.checkpoint_manager import as_plain
 from core.device import moved
+from core.distributions import KeptTokens
+from core.errors import Mistake
 from grpo.sums import Sums
 
 REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
-TURNS = "environment_turns"    # ... with [(column in which a turn begins, its reward)] of each episode
 SHUFFLE = 3                    # keeps this noise apart from that of problems and samples
 MOST_EVALUATIONS = 1000
 
@@ -48,16 +49,55 @@ class Texts:
         return cls(**joined)
 
 
+@dataclass(kw_only=True)
+class Inputs:
+    """What a policy reads to score rollouts again. Each field is a tensor on the CPU or a list, with one item for each
+    problem, or None. A kind of policy adds its own in a subclass:
+
+        @dataclass
+        class TableInputs(Inputs):
+            row: Tensor  # (P,)
+    """
+    chosen: Tensor                 # (P, 1 or G, M) bool: the tokens that are scored; 1: the group shares its states
+    size: Tensor | None = None     # (P,) number of tokens that are read, for micro_batch_tokens
+    kept: list | None = None       # P KeptTokens: those that could be drawn at the chosen ones; None: all tokens
+    reference: list | None = None  # P tensors (k, V): the reference's distributions there, untruncated, for exact KL
+
+    def counts(self) -> list:
+        """The number of states of each problem."""
+        return self.chosen.flatten(1).sum(1).tolist()
+
+    def with_kept(self, kept: KeptTokens | None) -> Self:
+        """These inputs with the KeptTokens of all states; None: all tokens could be drawn."""
+        return self if kept is None else replace(self, kept=kept.split(self.counts()))
+
+    def select(self, problems: Tensor) -> Self:
+        """Those of these problems, given by their indices on the CPU."""
+        selected = {name: x[problems] for name, x in tensors(self).items()}
+        for f in fields(self):
+            values = getattr(self, f.name)
+            if isinstance(values, list):
+                selected[f.name] = [values[i] for i in problems.tolist()]
+        return replace(self, **selected)
+
+    @classmethod
+    def of_state(cls, saved: dict) -> Self:
+        """The inputs that a state keeps as a dictionary of their fields. Raises Mistake for another kind of inputs."""
+        unknown = saved.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            raise Mistake(f"the state has inputs {', '.join(sorted(unknown))}, but {cls.__name__} has no such field; "
+                          "set inputs_type of the policy's class to the class of its inputs")
+        inputs = cls(**saved)
+        if inputs.kept is not None:
+            inputs.kept = [KeptTokens(**kept) for kept in inputs.kept]
+        return inputs
+
+
 @dataclass
 class Rollouts:
     """N = P * G completions of P problems (rows i*G .. i*G+G-1 answer problem i) of at most M sampled tokens.
 
-    inputs: what the policy reads to score them again. Each entry is a tensor on the CPU, or a list, with one item for
-    each problem. The policies share these names, and each adds its own:
-        chosen     (P, 1 or G, M) bool: a state predicts sampled token m, of one completion or of the whole group
-        kept       P KeptTokens: those that could be drawn at the chosen ones; missing: all tokens
-        reference  P tensors (k, V): the reference's distributions there, untruncated, for the exact KL
-        size       (P,) number of tokens that are read, for micro_batch_tokens
+    The inputs stay on the CPU.
     """
     target: Tensor                       # (N, M) the sampled tokens
     mask: Tensor                         # (N, M) 1.0 where the policy chose the token, 0.0 on padding
@@ -65,19 +105,24 @@ class Rollouts:
     old_logp: Tensor                     # (N, M) log-probability under the distribution drawn from
     truncated: Tensor                    # (N,) bool: hit the limit on its tokens
     max_tokens: int                      # the most tokens that a completion can have
-    inputs: dict
+    inputs: Inputs                       # what the policy reads to score them again
     texts: Texts | None = None           # what rewards read; None once rewards are known
     proximal_logp: Tensor | None = None  # (N, M) what the ratio is to; None: the policy itself, so that it is 1
     ref_logp: Tensor | None = None       # (N, M) of the token under the reference, on the same kept tokens
     advantage: Tensor | None = None      # (N, 1 or M) how much better each completion, or token, is
 
+    def __post_init__(self):
+        if not isinstance(self.inputs, Inputs):
+            raise Mistake(f"the inputs of Rollouts are of the type {type(self.inputs).__name__}; make them a dataclass "
+                          "below grpo.rollout.Inputs, with a field for each of their entries")
+
     @property
     def has_reference(self) -> bool:
-        return self.ref_logp is not None or "reference" in self.inputs
+        return self.ref_logp is not None or self.inputs.reference is not None
 
     @property
     def problems(self) -> int:
-        return len(self.inputs["chosen"])
+        return len(self.inputs.chosen)
 
     @property
     def group_size(self) -> int:
@@ -89,15 +134,19 @@ class Rollouts:
 
     def index(self) -> Tensor:
         """(K, g) indices into the N x M sampled tokens, flattened: state k predicts g of them."""
-        P, rows, M = self.inputs["chosen"].shape
-        completion = torch.arange(len(self.target)).view(P, rows, self.group_size // rows)
-        problem, row, place = self.inputs["chosen"].nonzero(as_tuple=True)           # (K,) each
-        return completion[problem, row] * M + place[:, None]
+        chosen = self.inputs.chosen
+        P, rows, M = chosen.shape
+        g = self.group_size // rows
+        completion = torch.arange(len(self.target)).view(P, rows, g)
+        problem, row, column = chosen.nonzero(as_tuple=True)                         # (K,) each
+        return completion[problem, row] * M + column[:, None]
 
     def by_token(self, x: Tensor, index: Tensor) -> Tensor:
         """Puts x (K,) or (K, g), found at each state, at the tokens of `index` (K, g): (N, M), 0 elsewhere."""
         x = x.view(len(x), -1).expand_as(index)                                      # (K, g)
-        return x.new_zeros(self.target.numel()).index_copy(0, index.flatten(), x.flatten()).view_as(self.target)
+        flat = x.new_zeros(self.target.numel())                                      # (N M,)
+        flat = flat.index_copy(0, index.flatten(), x.flatten())
+        return flat.view_as(self.target)
 
     def micro_batches(self, size: int, tokens: int | None = None, problems: Tensor | None = None) -> list:
         """The problems, all or those given by their indices, in parts that are read together: `size` of them or, if
@@ -107,21 +156,14 @@ class Rollouts:
         if tokens is None:
             return [part for part in problems.split(size) if len(part)]
         from core.performance.batching import parts_of_tokens
-        return [problems[part] for part in parts_of_tokens(self.inputs["size"][problems], tokens)]
+        return [problems[part] for part in parts_of_tokens(self.inputs.size[problems], tokens)]
 
     def select(self, problems: Tensor) -> tuple:
         """The rollouts of these problems, given by their indices on the CPU, and the indices of their completions."""
         completions = (problems[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
         rows = completions.to(self.target.device, non_blocking=True)
         selected = {name: x[rows] for name, x in tensors(self).items()}
-        inputs = {name: x[problems] if torch.is_tensor(x) else [x[i] for i in problems.tolist()]
-                  for name, x in self.inputs.items()}
-        return replace(self, **selected, texts=None, inputs=inputs), rows
-
-
-def counts(chosen: Tensor) -> list:
-    """The number of states of each problem, a list. chosen: as in Rollouts"""
-    return chosen.flatten(1).sum(1).tolist()
+        return replace(self, **selected, texts=None, inputs=self.inputs.select(problems)), rows
 
 
 @dataclass
@@ -264,16 +306,14 @@ class DataBuffer:
             "queue": self.queue,
             "evaluations": self.evaluations}
 
-    def load_state_dict(self, state: dict, device: torch.device | str = "cpu") -> None:
+    def load_state_dict(self, state: dict, device: torch.device | str = "cpu", inputs_type: type = Inputs) -> None:
+        """Takes over a state. inputs_type: the class of the rollouts' inputs, a policy's"""
         self.stored, self.queue, self.evaluations = state["stored"], state["queue"], state["evaluations"]
         if saved := state["rollouts"]:
             sums = state["sums"]
             self.sums = sums_of_before(sums) if isinstance(sums, dict) else Sums(sums)
-            inputs = saved["inputs"]
-            if "kept" in inputs:
-                from core.distributions import KeptTokens
-                inputs["kept"] = [KeptTokens(**kept) for kept in inputs["kept"]]
-            self.rollouts = moved(Rollouts(**saved), device)
+            inputs = inputs_type.of_state(saved["inputs"])
+            self.rollouts = moved(Rollouts(**saved | {"inputs": inputs}), device)
 
 
 def sums_of_before(saved: dict) -> Sums:

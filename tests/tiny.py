@@ -37,6 +37,7 @@ from grpo.reward_functions import workers
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.registry import run_reward_file
 from grpo.rewards import REWARDS, Scored
+from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings, shapes_of
 from grpo.sums import Sums
 
@@ -282,7 +283,7 @@ def sampled(policy, folder, c, number=0):
     """Rollouts of the problems of step `number` from a folder with a data set for this policy."""
     of_prompts = isinstance(policy, (CausalPolicy, PromptFillPolicy))
     data = (prompt_consumer if of_prompts else consumer)(folder, c)
-    return policy.sample(data.problems("train", number), number, c)
+    return policy.sample(data.problems("train", number), number, SamplingSettings.of(c))
 
 
 def step_problems(data, c, number=0):

@@ -8,6 +8,7 @@ from functools import cached_property
 from core.tokenizer import character_ends, filled
 from grpo.evaluation.samples import Evaluation, reward_sums
 from grpo.metrics import unique_completions
+from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings
 
 WORD = re.compile("[A-Za-z]+")
@@ -75,7 +76,7 @@ class FillInEvaluation(Evaluation):
         sums["token_accuracy"] = rollouts.texts.metrics["mean_token_accuracy"]
         first_pass = rollouts
         if config.unmask_steps > 1:
-            first_pass = policy.sample(batch, step, config.varied(unmask_steps=1))
+            first_pass = policy.sample(batch, step, replace(SamplingSettings.of(config), unmask_steps=1))
         every = rollouts.group_size  # all of a group are equal
         exact = replace(StepSettings.of(config, policy), kl_estimator="exact")
         sums |= self.model_sums(policy, first_pass, exact, every)

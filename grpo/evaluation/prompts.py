@@ -3,6 +3,7 @@
 import numpy as np
 
 from grpo.evaluation.samples import Evaluation, reward_sums, sum_and_count
+from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings
 
 NOISE_SEED = 99  # seed of the sampling noise of every evaluation, whatever the seed of the run
@@ -41,7 +42,8 @@ class PromptEvaluation(Evaluation):
         if not self.rewards.success:
             return {}
         right = self.rewards.right(values).view(-1, self.config.group_size)          # (P, G) NaN where not scored
-        greedy, _ = self.rewards.score(policy.greedy(batch, self.config), 1, [self.rewards.success])
+        texts = policy.greedy(batch, SamplingSettings.of(self.config))
+        greedy, _ = self.rewards.score(texts, 1, [self.rewards.success])
         return {
             "greedy_accuracy": sum_and_count(self.rewards.right(greedy)),
             "sampled_accuracy": sum_and_count(right),

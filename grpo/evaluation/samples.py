@@ -13,6 +13,7 @@ from grpo.losses import kl_per_token
 from grpo.metrics import reward_statistics, taken
 from grpo.reference import with_reference
 from grpo.rollout import join
+from grpo.sampling_settings import SamplingSettings
 
 SHOWN = 3              # problems of an evaluation that are shown as samples
 ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
@@ -35,9 +36,10 @@ class Evaluation:
         """Returns ({metric: mean over all completions of all problems}, samples to show). Raises Mistake if a reward
         logs a metric under the name of a held-out one."""
         config = self.config.varied(temperature=temperature)
+        settings = SamplingSettings.of(config)
         sums, samples = [], []
         for step, batch in self.batches:
-            rollouts = policy.sample(batch, step, config)
+            rollouts = policy.sample(batch, step, settings)
             values, metrics = {}, {}
             if self.names:
                 values, metrics = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)

@@ -4,6 +4,7 @@ A group's prompt is read once, in sampling and, with gradients, in training; its
 """
 
 import sys
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,41 +18,44 @@ from core.generation import Generation, Stop, generate
 from core.performance.batching import parts_of_like_length
 from core.performance.sharding import anchor
 from core.prompts import as_columns, prefill
-from core.settings.setting import Settings
-from grpo.policies.policy import ModelPolicy, inputs_of, sampling_of
-from grpo.rollout import Rollouts, Texts
+from grpo.policies.policy import ModelPolicy
+from grpo.rollout import Inputs, Rollouts, Texts
+from grpo.sampling_settings import SamplingSettings
 
 PART_TOKENS = 128       # what reading one more part of like length costs on a CPU, in tokens
 GPU_PART_TOKENS = 2048  # the same on a GPU, which starts as many kernels for a small part as for a large one
 
 
-class CausalPolicy(ModelPolicy):
-    """Completes prompts (batches of PromptConsumer).
+@dataclass
+class CausalInputs(Inputs):
+    """Prompts and completions. The last token of a prompt is read with each completion, whose first token it
+    predicts."""
+    prompt: Tensor         # (P, T) all but the last token of each prompt, reversed, so that padding comes last
+    prompt_length: Tensor  # (P,) number of these tokens
+    tokens: Tensor         # (P, G, M) the prompt's last token, then all but the last token of the completion
 
-    The last token of a prompt is read with the completions: it predicts the first token of each. Its inputs:
-    prompt (P, T), all but the last token of each prompt, reversed, so that padding comes last; prompt_length (P,) their
-    number; tokens (P, G, M), the prompt's last token, then all but the last token of the completion.
-    """
+
+class CausalPolicy(ModelPolicy):
+    """Completes prompts (batches of PromptConsumer)."""
 
     kl_estimator = "k3"
+    inputs_type = CausalInputs
 
-    def sample_part(self, problems: dict, iteration: int, config: Settings) -> Rollouts:
-        """config: group_size, seed, temperature, top_p, top_k, min_p, max_new_tokens, stop_sequences,
-        response_prefix"""
-        stop = self._stop(config)
+    def sample_part(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
+        stop = self._stop(settings)
         episodes = None
-        if config.environment is not None:
+        if settings.environment is not None:
             from grpo.environments import Episodes
-            episodes = Episodes(problems, iteration, config, stop)
+            episodes = Episodes(problems, iteration, settings, stop)
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
-        shape = (config.group_size, config.max_new_tokens)
-        noise = draw_uniforms(config.seed, iteration, problems["number"], shape)     # (P, G, max_new_tokens)
+        shape = (settings.group_size, settings.max_new_tokens)
+        noise = draw_uniforms(settings.seed, iteration, problems["number"], shape)   # (P, G, max_new_tokens)
         with self.autocast():
             complete = partial(generate, self.model)
             if self.decoder is not None:
-                complete = partial(self.decoder, rows=self.rows(config))
-            generation = complete(prompt, self.on_device(padding), noise, stop, episodes, **sampling_of(config))
-        return self.rollouts(problems, generation, config, episodes)
+                complete = partial(self.decoder, rows=self.rows(settings))
+            generation = complete(prompt, self.on_device(padding), noise, stop, episodes, **settings.for_tokens())
+        return self.rollouts(problems, generation, settings, episodes)
 
     @cached_property
     def decoder(self) -> Any:
@@ -65,27 +69,29 @@ class CausalPolicy(ModelPolicy):
         vars(twin).pop("decoder", None)  # it has this policy's model
         return twin
 
-    def at_once(self, config: Settings) -> int:
+    def at_once(self, settings: SamplingSettings) -> int:
         """All problems, where rows that have ended are filled with the next ones."""
-        return super().at_once(config) if self.decoder is None else sys.maxsize
+        return super().at_once(settings) if self.decoder is None else sys.maxsize
 
-    def rollouts(self, problems: dict, generation: Generation, config: Settings, episodes: Any = None) -> Rollouts:
+    def rollouts(self, problems: dict, generation: Generation, settings: SamplingSettings,
+                 episodes: Any = None) -> Rollouts:
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         P, T = prompt.shape
-        G = config.group_size
+        G = settings.group_size
         target, mask = generation.target, generation.mask                            # (N, M) each
         last = prompt[:, -1:].repeat_interleave(G, 0)                                # (N, 1)
         tokens = torch.cat((last, target[:, :-1]), 1)                                # (N, M)
         # Turns of an environment ended at the stop sequences
-        stop = self._stop(config) if config.environment is None else Stop(self.tokenizer)
+        stop = self._stop(settings) if settings.environment is None else Stop(self.tokenizer)
         chosen = mask.bool().cpu().unflatten(0, (P, G))                              # (P, G, M)
         prompt_length = T - 1 - padding                                              # (P,)
-        inputs = inputs_of(
-            chosen, generation.kept, prompt_length + lengths(chosen).sum(1),
-            prompt=prompt[:, :-1].flip(1),
+        inputs = CausalInputs(
+            chosen=chosen,
+            size=prompt_length + lengths(chosen).sum(1),
+            prompt=prompt[:, :-1].flip(1).cpu(),
             prompt_length=prompt_length,
-            tokens=tokens.unflatten(0, (P, G)))
+            tokens=tokens.unflatten(0, (P, G)).cpu())
         texts = completion_texts(stop, problems, target, mask, generation.truncated)
         if episodes is not None:
             texts.columns |= episodes.columns()
@@ -95,12 +101,12 @@ class CausalPolicy(ModelPolicy):
             train_mask=mask,
             old_logp=generation.logp,
             truncated=generation.truncated,
-            max_tokens=config.max_new_tokens,
-            inputs=inputs,
+            max_tokens=settings.max_new_tokens,
+            inputs=inputs.with_kept(generation.kept),
             texts=texts)
 
-    def _stop(self, config):
-        return Stop(self.tokenizer, config.stop_sequences, config.response_prefix)
+    def _stop(self, settings):
+        return Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
 
     def _prompt(self, problems):
         """The prompts (P, T) without columns that are padding in every row, and how much of each is padding, (P,)."""
@@ -111,29 +117,38 @@ class CausalPolicy(ModelPolicy):
 
     def states(self, rollouts: Rollouts) -> Tensor:
         """Reads prompts of like length together, and then their completions of like length."""
-        prompts, prompt_length = rollouts.inputs["prompt"], rollouts.inputs["prompt_length"]
-        inputs = rollouts.inputs["tokens"].flatten(0, 1)                             # (N, M)
-        chosen = rollouts.inputs["chosen"].flatten(0, 1)                             # (N, M)
-        place = torch.zeros(inputs.shape, dtype=torch.long)                          # (N, M) of each state in `read`
+        # The states are read part after part, those of padding too. state_number tells which of them predicts a token:
+        #
+        #     completions 1 and 2, read first   a b c    their state_number   0 1 2
+        #                                       d e .                         3 4 5
+        #     completion 0, read next           f g                           6 7
+        #     result, in the order of chosen    f g a b c d e
+        inputs = rollouts.inputs
+        tokens = inputs.tokens.flatten(0, 1)                                         # (N, M)
+        chosen = inputs.chosen.flatten(0, 1)                                         # (N, M)
+        state_number = torch.zeros(tokens.shape, dtype=torch.long)                   # (N, M)
         read, count = [], 0
         with self.autocast():
             for problems, parts in self._plan(rollouts):
-                T = max(1, int(prompt_length[problems].max()))
-                prompt = self.put(prompts[problems, :T].flip(1))                     # (p, T)
-                padding = self.on_device(T - prompt_length[problems])                # (p,) or None
+                length = inputs.prompt_length[problems]                              # (p,)
+                T = max(1, int(length.max()))
+                prompt = self.put(inputs.prompt[problems, :T].flip(1))               # (p, T)
+                padding = self.on_device(T - length)                                 # (p,) or None
                 past = new_cache(self.model)
                 of_prompt = self.model.states(prompt, past=past, padding=padding)    # (p, T, C)
                 for completions in parts:
-                    which = self.put(torch.searchsorted(problems, completions // rollouts.group_size))  # (n,)
-                    own_padding = None if padding is None else padding[which]        # (n,)
+                    problem = completions // rollouts.group_size                     # (n,)
+                    prompt_of = self.put(torch.searchsorted(problems, problem))      # (n,) its row of `prompt`
+                    own_padding = None if padding is None else padding[prompt_of]    # (n,)
                     m = int(lengths(chosen[completions]).max())
-                    tokens = self.put(inputs[completions, :m])                       # (n, m)
-                    h = self.model.states(tokens, None, past.expand(which), own_padding)  # (n, m, C)
+                    part = self.put(tokens[completions, :m])                         # (n, m)
+                    h = self.model.states(part, None, past.expand(prompt_of), own_padding)  # (n, m, C)
                     h = anchor(h, of_prompt, self.model)
                     read.append(h.flatten(0, 1))
-                    place[completions, :m] = torch.arange(tokens.numel()).view(tokens.shape) + count
-                    count += tokens.numel()
-        return torch.cat(read)[self.put(place[chosen])]
+                    numbers = torch.arange(count, count + part.numel())
+                    state_number[completions, :m] = numbers.view(part.shape)
+                    count += part.numel()
+        return torch.cat(read)[self.put(state_number[chosen])]
 
     def calls(self, rollouts: Rollouts) -> int:
         return sum(1 + len(parts) for _, parts in self._plan(rollouts))
@@ -141,16 +156,16 @@ class CausalPolicy(ModelPolicy):
     def _plan(self, rollouts):
         """Yields problems whose prompts are read together, and the parts of their completions that are, as indices."""
         G = rollouts.group_size
-        length = lengths(rollouts.inputs["chosen"]).flatten()                        # (N,)
+        length = lengths(rollouts.inputs.chosen).flatten()                           # (N,)
         overhead = GPU_PART_TOKENS if self.device.type == "cuda" else PART_TOKENS
-        for problems in parts_of_like_length(rollouts.inputs["prompt_length"], overhead):
+        for problems in parts_of_like_length(rollouts.inputs.prompt_length, overhead):
             completions = (problems[:, None] * G + torch.arange(G)).flatten()        # (p G,)
             parts = parts_of_like_length(length[completions], overhead)
             yield problems, [completions[part] for part in parts]
 
-    def greedy(self, problems: dict, config: Settings) -> Texts:
+    def greedy(self, problems: dict, settings: SamplingSettings) -> Texts:
         """The likeliest completion of every prompt: Texts (P,)."""
-        likeliest = config.varied(group_size=1, top_k=1, sample_rows=self.rows(config))
+        likeliest = replace(settings, group_size=1, top_k=1, sample_rows=self.rows(settings))
         return self.sample(problems, 0, likeliest).texts
 
 

@@ -3,118 +3,152 @@
 In one pass the logits depend on the masked text alone, so the completions of a group share one forward and backward.
 """
 
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 from torch import Tensor
 
 from core.data import masked_positions, unpack_batch
 from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
-from core.settings.setting import Settings
-from grpo.policies.policy import ModelPolicy, inputs_of, sampling_of
-from grpo.rollout import Rollouts, Texts
+from grpo.policies.policy import ModelPolicy
+from grpo.rollout import Inputs, Rollouts, Texts
+from grpo.sampling_settings import SamplingSettings
+
+
+@dataclass
+class FillInputs(Inputs):
+    """The texts in which the sampled tokens of each problem are scored: W texts of T columns."""
+    texts: Tensor                  # (P, W, T)
+    position: Tensor               # (P, 1 or G, M) the column of each sampled token in its text
+    text: Tensor | None = None     # (P, G, M) the number of this text, in 0 .. W - 1; None: there is one
+    padding: Tensor | None = None  # (P,) leading columns of the texts without a token; None: none
+
+    @classmethod
+    def of_state(cls, saved: dict) -> Self:
+        """Reads states up to commit a00647e1 too, which had no `text`: a position counted the columns of all texts."""
+        if "text" not in saved and saved["texts"].shape[1] > 1:
+            T = saved["texts"].shape[2]
+            saved = saved | {"text": saved["position"] // T, "position": saved["position"] % T}
+        return super().of_state(saved)
 
 
 class FillPolicy(ModelPolicy):
-    """Fills in the hidden tokens of windows of text (batches of DatasetConsumer).
-
-    Its inputs: texts (P, W, T), W texts of one length for each problem; position (P, 1 or G, M) in them of each sampled
-    token, one text after another.
-    """
+    """Fills in the hidden tokens of windows of text (batches of DatasetConsumer)."""
 
     kl_estimator = "exact"
+    inputs_type = FillInputs
 
-    def sample_part(self, problems: dict, iteration: int, config: Settings) -> Rollouts:
-        """config: group_size, seed, temperature, top_p, top_k, min_p, unmask_steps, fill_estimator, block_size"""
+    def sample_part(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
         input, truth, mask = unpack_batch(problems, self.device)                     # (P, T) each
         position, hidden = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU
         P, T = input.shape
-        G = config.group_size
-        noise = draw_uniforms(config.seed, iteration, problems["number"], (2, G, T))  # (P, 2, G, T)
-        views, place = input[:, None], position[:, None]                             # (P, 1, T), (P, 1, M)
+        G = settings.group_size
+        noise = draw_uniforms(settings.seed, iteration, problems["number"], (2, G, T))  # (P, 2, G, T)
+        of_tokens = noise[:, 0]                                                      # (P, G, T)
+        texts, text = input[:, None], None                                           # (P, 1, T)
         with self.autocast():
-            if config.unmask_steps == 1:
+            if settings.unmask_steps == 1:
                 target, logp, kept = predict_and_sample_tokens(
-                    self.model, input, position, noise[:, 0], hidden, **sampling_of(config))
+                    self.model, input, position, of_tokens, hidden, **settings.for_tokens())
             else:
                 from core.fill_in_passes import fill_in_passes
                 target, logp, turn, read, kept = fill_in_passes(
-                    self.model, input, position, hidden, noise[:, 0], noise[:, 1],
-                    config.unmask_steps, **sampling_of(config))
-                views, place = views_of(input, position, turn, read, config.fill_estimator)
+                    self.model, input, position, hidden, of_tokens,
+                    order=noise[:, 1],
+                    passes=settings.unmask_steps,
+                    **settings.for_tokens())
+                texts, text = texts_to_score(input, turn, read, settings.fill_estimator)
         target = target.view(P, G, -1)                                               # (P, G, M)
         was_hidden = self.put(hidden)                                                # (P, M)
-        text = fill_in(input, position, was_hidden, target)                          # (P, G, T)
+        filled = fill_in(input, position, was_hidden, target)                        # (P, G, T)
         sampled = was_hidden[:, None].expand_as(target)                              # (P, G, M)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
-        chosen = hidden[:, None].expand(place.shape)                                 # (P, 1 or G, M)
         true = truth.gather(1, position)[:, None]                                    # (P, 1, M)
         right = (target == true) & sampled                                           # (P, G, M)
         metrics = {"mean_token_accuracy": (right.sum(), sampled.sum())}
+        rows = 1 if text is None else G
+        inputs = FillInputs(
+            chosen=hidden[:, None].expand(-1, rows, -1),
+            size=torch.full((P,), texts[0].numel()),
+            texts=texts.cpu(),
+            position=position[:, None].expand(-1, rows, -1).cpu(),
+            text=None if text is None else text.cpu())
         return Rollouts(
             target.flatten(0, 1), mask, mask,
             old_logp=logp.reshape(mask.shape),
             truncated=torch.zeros_like(mask[:, 0], dtype=torch.bool),
-            max_tokens=config.block_size,
-            inputs=inputs_of(chosen, kept, torch.full((P,), views[0].numel()), texts=views, position=place),
-            texts=self._texts(problems, text, position, metrics))
+            max_tokens=settings.block_size,
+            inputs=inputs.with_kept(kept),
+            texts=self._texts(problems, filled, position, metrics))
 
-    def _texts(self, problems, text, position, metrics):
-        """Texts of problems, text (P, G, T), position (P, M)."""
-        G = text.shape[1]
-        text = text.flatten(0, 1).cpu()                                              # (N, T)
-        prompts, answers = ([x for x in self._decoded(problems[key]) for _ in range(G)] for key in ("input", "target"))
+    def _texts(self, problems, filled, position, metrics):
+        """Texts of problems, filled (P, G, T), position (P, M)."""
+        G = filled.shape[1]
+        filled = filled.flatten(0, 1).cpu()                                          # (N, T)
+        prompts = self._decoded(problems["input"], G)
+        answers = self._decoded(problems["target"], G)
         return Texts(
-            prompts, self._decoded(text), {"answer": answers},
-            tokens=list(text),
-            completion_ids=text.tolist(),
+            prompts, self._decoded(filled), {"answer": answers},
+            tokens=list(filled),
+            completion_ids=filled.tolist(),
             place=position.repeat_interleave(G, 0),
             metrics=metrics)
 
-    def _decoded(self, ids):
-        return [self.tokenizer.decode(row) for row in ids.tolist()]
+    def _decoded(self, ids, times=1):
+        """The text of each row of ids, `times` in a row."""
+        texts = [self.tokenizer.decode(row) for row in ids.tolist()]
+        return [text for text in texts for _ in range(times)]
 
     def states(self, rollouts: Rollouts) -> Tensor:
-        texts, position, chosen = (rollouts.inputs[name] for name in ("texts", "position", "chosen"))
-        if texts.shape[1] > 1:
+        inputs = rollouts.inputs
+        if inputs.text is not None:
             return self.states_in_texts(rollouts)
-        place = chosen.flatten().nonzero()[:, 0]                                     # (K,)
+        state_number = inputs.chosen.flatten().nonzero()[:, 0]                       # (K,)
+        text = self.put(inputs.texts[:, 0])                                          # (P, T)
+        column = self.put(inputs.position[:, 0])                                     # (P, M)
         with self.autocast():  # no other states are wanted
-            h = self.model.states(self.put(texts[:, 0]), self.put(position[:, 0]))   # (P, M, C)
-        return h.flatten(0, 1)[self.put(place)]
+            h = self.model.states(text, column)                                      # (P, M, C)
+        return h.flatten(0, 1)[self.put(state_number)]
 
     def states_in_texts(self, rollouts: Rollouts) -> Tensor:
         """Reads the texts in which tokens are scored, without the columns that are padding in all."""
-        texts, position, chosen = (rollouts.inputs[name] for name in ("texts", "position", "chosen"))
-        P, W, T = texts.shape
-        padding = rollouts.inputs.get("padding", torch.zeros(P, dtype=torch.long))   # (P,)
-        problem = chosen.nonzero()[:, 0]                                             # (K,)
-        number = problem * W + position[chosen] // T                                 # (K,) of its text among P W
-        column = position[chosen] % T                                                # (K,) in that text
-        used, text = number.unique(return_inverse=True)                              # (U,), (K,)
-        cut = int(padding.min())
-        tokens = self.put(texts.flatten(0, 1)[used, cut:])                           # (U, T - cut)
-        padding = self.on_device((padding - cut)[used // W])                         # (U,) or None
+        inputs = rollouts.inputs
+        P, W, _ = inputs.texts.shape
+        problem = inputs.chosen.nonzero()[:, 0]                                      # (K,)
+        text = problem * W                                                           # (K,) among the P W texts
+        if inputs.text is not None:
+            text = text + inputs.text[inputs.chosen]
+        column = inputs.position[inputs.chosen]                                      # (K,)
+        read, row = text.unique(return_inverse=True)                                 # (U,) texts, (K,) in 0 .. U - 1
+        cut, padding = 0, None
+        if inputs.padding is not None:
+            cut = int(inputs.padding.min())
+            padding = self.on_device((inputs.padding - cut)[read // W])              # (U,) or None
+        tokens = self.put(inputs.texts.flatten(0, 1)[read, cut:])                    # (U, T - cut)
         with self.autocast():
             h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
-        return h[self.put(text), self.put(column - cut)]
+        return h[self.put(row), self.put(column - cut)]
 
 
-def views_of(input: Tensor, position: Tensor, turn: Tensor, read: Tensor, estimator: str) -> tuple:
-    """The W texts (P, W, T) of each problem in which its tokens are scored, and the places (P, 1 or G, M) of these
-    tokens in them, one text after another.
+def texts_to_score(input: Tensor, turn: Tensor, read: Tensor, estimator: str) -> tuple:
+    """The W texts (P, W, T) of each problem in which its tokens are scored, and the number (P, G, M) of the text of
+    each token; None if there is one.
 
     trajectory: each token in the text that its pass read, which is exact (LLaDA arXiv 2502.09992 in sampling; TraceRL
         arXiv 2509.06949 in training). All first passes read the problem, so W = 1 + (S - 1) G
     one_step: all tokens in the problem, as if they were independent (the mean field that d1 starts from,
         arXiv 2504.12216)
-    input: (P, T); position: (P, M); turn: (N, M) and read: (N, S, T) of fill_in_passes
+    input: (P, T); turn: (N, M) and read: (N, S, T) of fill_in_passes
     """
     P, T = input.shape
     S = read.shape[1]
     if S == 1 or estimator == "one_step":
-        return input[:, None], position[:, None]
-    texts = torch.cat((input[:, None], read[:, 1:].reshape(P, -1, T)), 1)            # (P, W, T)
+        return input[:, None], None
+    later = read[:, 1:].reshape(P, -1, T)                                            # (P, (S - 1) G, T)
+    texts = torch.cat((input[:, None], later), 1)                                    # (P, W, T)
     turn = turn.unflatten(0, (P, -1))                                                # (P, G, M)
-    begin = torch.arange(turn.shape[1], device=turn.device)[:, None] * (S - 1)       # (G, 1)
-    text = (begin + turn).where(turn > 0, 0)                                         # (P, G, M) 0 is the problem
-    return texts, text * T + position[:, None]
+    member = torch.arange(turn.shape[1], device=turn.device)[:, None]                # (G, 1)
+    text = (member * (S - 1) + turn).where(turn > 0, 0)                              # (P, G, M) 0 is the problem
+    return texts, text

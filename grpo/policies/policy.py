@@ -3,22 +3,17 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
 from core.distributed import autocast, is_sharded
-from core.distributions import entropy, in_parts, restrict, rows_at_once, sampling_logp
+from core.distributions import KeptTokens, entropy, in_parts, restrict, rows_at_once, sampling_logp
 from core.errors import Mistake
 from core.models import save_model
-from core.settings.setting import Settings
 from core.tokenizer import Tokenizer
 from grpo.losses import exact_kl
-from grpo.rollout import Rollouts, Scores, counts, join
-
-if TYPE_CHECKING:
-    from core.distributions import KeptTokens
+from grpo.rollout import Inputs, Rollouts, Scores, join
+from grpo.sampling_settings import SamplingSettings
 
 
 class Policy:
@@ -29,19 +24,22 @@ class Policy:
     that suits it; suffix: the ending of the name of what `save` writes, "" of a folder
     parameters(): those that are trained; parameters_by_kind(): {"matrices", "embeddings", "vectors"}, the same
     weights(): {name: tensor}, sharing memory with the policy; load_weights(weights): takes over what `weights` gave
+    inputs_type: the class of the inputs of its rollouts, which a resumed run makes again
     frozen(): a policy that stays as this one is now; to(device): moves it
     save(path, **facts): writes a model file or folder; facts: plain values to keep in it
     Only a policy whose model is sharded needs calls(rollouts) -> number of times that `states` calls the model; its
     `save` also gets `weights`. Only a run that grpo/build.py puts together also needs `model`, `tokenizer`, compile()
-    and, to evaluate prompts, greedy(problems, config).
+    and, to evaluate prompts, greedy(problems, settings).
     """
 
-    def sample(self, problems: dict, iteration: int, config: Settings) -> Rollouts:
-        """Rollouts of config.group_size completions of every problem, with the log-probability of each token as drawn.
-        The noise depends on (config.seed, iteration, number of the problem, member of the group) alone."""
+    inputs_type = Inputs
+
+    def sample(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
+        """Rollouts of settings.group_size completions of every problem, with the log-probability of each token as
+        drawn. The noise depends on (settings.seed, iteration, number of the problem, member of the group) alone."""
 
     def states(self, rollouts: Rollouts) -> Tensor:
-        """Hidden states (K, C): one for each True of rollouts.inputs["chosen"], in its order."""
+        """Hidden states (K, C): one for each True of rollouts.inputs.chosen, in its order."""
 
     def project(self, states: Tensor) -> Tensor:
         """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. One that it must not sample has a very
@@ -59,12 +57,10 @@ class Policy:
         h = self.states(rollouts)                                                    # (K, C)
         index = rollouts.index().to(h.device, non_blocking=True)                     # (K, g)
         target = rollouts.target.flatten()[index]                                    # (K, g)
-        kept = rollouts.inputs.get("kept")
-        if kept:
-            kept = kept[0].join(kept)
-        reference = rollouts.inputs.get("reference")
-        if reference:
-            reference = torch.cat(reference).to(h.device)                            # (K, V)
+        kept = KeptTokens.join(rollouts.inputs.kept or [])
+        reference = None
+        if rollouts.inputs.reference:
+            reference = torch.cat(rollouts.inputs.reference).to(h.device)            # (K, V)
 
         def token_scores(h, target, kept, reference):
             full = sampling_logp(self.project(h), temperature)                       # (K, V)
@@ -84,20 +80,7 @@ class Policy:
         size = rows_at_once(self.vocabulary, h.device)
         for part, states in zip(full.split(size), h.split(size), strict=True):
             part.copy_(sampling_logp(self.project(states), temperature))
-        return full.split(counts(rollouts.inputs["chosen"]))
-
-
-def sampling_of(config: Settings) -> dict:
-    """The settings of core.distributions.sample_tokens."""
-    return {name: getattr(config, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-
-
-def inputs_of(chosen: Tensor, kept: "KeptTokens | None", size: Tensor, **own: Tensor) -> dict:
-    """The inputs of Rollouts (grpo/rollout.py). kept: the KeptTokens of all states, or None; own: tensors of a kind."""
-    inputs = {"chosen": chosen, "size": size} | {name: x.cpu() for name, x in own.items()}
-    if kept is not None:
-        inputs["kept"] = kept.split(counts(chosen))
-    return inputs
+        return full.split(rollouts.inputs.counts())
 
 
 class ModelPolicy(Policy):
@@ -126,21 +109,23 @@ class ModelPolicy(Policy):
         return self.model.suffix
 
     @torch.no_grad()
-    def sample(self, problems: dict, iteration: int, config: Settings) -> Rollouts:
+    def sample(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
         """Rollouts, of few enough problems at a time."""
-        at_once = self.at_once(config)
-        starts = range(0, len(problems["number"]), at_once)
-        parts = ({key: x[i : i + at_once] for key, x in problems.items()} for i in starts)
-        return join([self.sample_part(part, iteration, config) for part in parts])
+        at_once = self.at_once(settings)
+        parts = []
+        for i in range(0, len(problems["number"]), at_once):
+            part = {key: x[i : i + at_once] for key, x in problems.items()}
+            parts.append(self.sample_part(part, iteration, settings))
+        return join(parts)
 
-    def rows(self, config: Settings) -> int:
+    def rows(self, settings: SamplingSettings) -> int:
         """Completions that are sampled at a time. A GPU takes as long for all of an iteration as for a few."""
-        problems = config.batch_size if self.device.type == "cpu" else config.problems
-        return config.sample_rows or problems * config.group_size
+        problems = settings.batch_size if self.device.type == "cpu" else settings.problems
+        return settings.sample_rows or problems * settings.group_size
 
-    def at_once(self, config: Settings) -> int:
+    def at_once(self, settings: SamplingSettings) -> int:
         """Problems that are sampled at a time."""
-        return max(1, self.rows(config) // config.group_size)
+        return max(1, self.rows(settings) // settings.group_size)
 
     def autocast(self) -> AbstractContextManager:
         return autocast(self.device, self.dtype)

@@ -24,6 +24,7 @@ from grpo.build import load_generator
 from grpo.environments import WARNED, warn
 from grpo.rollout import join
 from grpo.samplers.sampler import LONGEST_CALL
+from grpo.sampling_settings import SamplingSettings
 
 START_SECONDS = 300  # for a worker to import and to load its model
 MOST_TRIES = 5       # of the same problems, by workers that die
@@ -73,7 +74,7 @@ class RayWorker:
 
     def __init__(self, make, config):
         self.policy = make(config)
-        self.config = config
+        self.settings = SamplingSettings.of(config)
         self.version = None  # of the weights
 
     def ready(self):
@@ -87,7 +88,7 @@ class RayWorker:
                 weights[name] = torch.from_numpy(packed[name].copy()).view(x.dtype).view(x.shape)
             self.policy.load_weights(weights)
             self.version = version
-        rollouts = self.policy.sample(problems, iteration, self.config)
+        rollouts = self.policy.sample(problems, iteration, self.settings)
         return moved(rollouts, "cpu"), dict(WARNED)
 
 

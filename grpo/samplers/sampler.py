@@ -10,6 +10,8 @@ functions:
 from collections import deque
 from typing import Protocol
 
+from grpo.sampling_settings import SamplingSettings
+
 LONGEST_CALL = 1500.0  # seconds that a call of Ray may take, or a server be silent: other ranks wait for half an hour
 
 
@@ -84,11 +86,11 @@ class LocalSampler:
     """Simulates asynchronous sampling in this process, without a speedup: each start is sampled at once."""
 
     def __init__(self, policy, config):
-        self.policy, self.config = policy, config
+        self.policy, self.settings = policy, SamplingSettings.of(config)
         self.rollouts = deque()
 
     def start(self, problems, iteration):
-        self.rollouts.append(self.policy.sample(problems, iteration, self.config))
+        self.rollouts.append(self.policy.sample(problems, iteration, self.settings))
 
     def finish(self):
         return self.rollouts.popleft()

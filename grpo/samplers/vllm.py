@@ -26,6 +26,7 @@ from core.huggingface.export import write_generator
 from core.huggingface.files import writing_folder
 from core.model import GPT, LANGUAGE_MODEL
 from grpo.samplers.sampler import LONGEST_CALL
+from grpo.sampling_settings import SamplingSettings
 
 SEEDS = 7                     # keeps the servers' seeds apart from other noise; vLLM adds the number of the completion
 NEVER = -100.0                # the logit bias of a token that the policy never samples
@@ -54,8 +55,9 @@ class VllmSampler:
             raise Mistake(f"generator_checkpoint={config.generator_checkpoint} needs sampler='local' or 'ray': a "
                           "vLLM server writes from left to right")
         self.policy, self.config, self.dist = policy, config, dist
+        self.settings = SamplingSettings.of(config)
         self.has_adapter = getattr(policy.model, "has_adapter", False)
-        self.stop = Stop(policy.tokenizer, config.stop_sequences, config.response_prefix)
+        self.stop = Stop(policy.tokenizer, self.settings.stop_sequences, self.settings.response_prefix)
         self.folder = os.path.join(config.absolute_out_dir, VLLM_WEIGHTS)
         nonce = dist.names_of_all([secrets.token_hex(4)])[0]
         self.prefix = f"nano-grpo-{nonce}-"  # begins the names of weights, so that those of no two runs are equal
@@ -70,7 +72,7 @@ class VllmSampler:
     def start(self, problems, iteration):
         bodies = []
         for row, padding, number in zip(problems["input"], problems["padding"], problems["number"], strict=True):
-            seed = np.random.default_rng([SEEDS, self.config.seed, iteration, int(number)]).integers(2**62)
+            seed = np.random.default_rng([SEEDS, self.settings.seed, iteration, int(number)]).integers(2**62)
             bodies.append(self._request(row[int(padding) :].tolist(), int(seed)))
         self.starts.append((problems, self.server.begin("/v1/completions", bodies)))
 
@@ -81,7 +83,7 @@ class VllmSampler:
         ones = [torch.ones(len(row)) for row in ids]
         target, logp, mask = (pad_sequence(rows, batch_first=True) for rows in (ids, logp, ones))  # (N, M) each
         generation = Generation(target, mask, logp, None, torch.tensor(cut))
-        return self.policy.rollouts(problems, moved(generation, self.policy.device), self.config)
+        return self.policy.rollouts(problems, moved(generation, self.policy.device), self.settings)
 
     def sync(self, weights, version):
         if not self.has_adapter:  # weights may not change while the server samples with them
@@ -116,7 +118,7 @@ class VllmSampler:
         found = []
         with self._reading():
             choices = json.loads(text)["choices"]
-            assert len(choices) == self.config.group_size, f"{len(choices)} completions of a prompt"
+            assert len(choices) == self.settings.group_size, f"{len(choices)} completions of a prompt"
             for choice in sorted(choices, key=lambda choice: choice["index"]):
                 ids = choice["token_ids"]
                 logp = choice["logprobs"]["token_logprobs"]
@@ -129,7 +131,7 @@ class VllmSampler:
 
     def _request(self, prompt, seed):
         """The body of a request. It names the settings that a generation_config.json could change as well."""
-        c = self.config
+        c = self.settings
         return {
             "model": self.model,
             "prompt": prompt,

@@ -4,13 +4,14 @@ import importlib.util
 import pathlib
 import re
 import types
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from grpo.losses import OBJECTIVES, compute_advantages, token_weights
 from grpo.policies.policy import Policy
-from grpo.rollout import Rollouts
+from grpo.rollout import Inputs, Rollouts
 from tests.tiny import ROOT, config, loss_of
 
 
@@ -34,6 +35,11 @@ def one_file(request):
     return module
 
 
+@dataclass
+class TextInputs(Inputs):
+    tokens: torch.Tensor  # (P, G, T) prompts and completions
+
+
 class ProjectPolicy(Policy):
     """The transformer of the file, as the project's algorithm sees a policy."""
     kl_estimator, vocabulary = "k3", 13
@@ -42,8 +48,8 @@ class ProjectPolicy(Policy):
         self.model, self.prompt = model, prompt
 
     def states(self, rollouts):
-        logits = self.model(rollouts.inputs["tokens"].flatten(0, 1)[:, :-1])[:, self.prompt - 1:]           # (N, L, V)
-        return logits[rollouts.inputs["chosen"].flatten(0, 1)]                         # (K, V)
+        logits = self.model(rollouts.inputs.tokens.flatten(0, 1)[:, :-1])[:, self.prompt - 1:]              # (N, L, V)
+        return logits[rollouts.inputs.chosen.flatten(0, 1)]                            # (K, V)
 
     def project(self, states):
         return states
@@ -72,7 +78,7 @@ def test_its_loss_and_gradient_are_the_project_s_on_the_same_tokens(one_file):
     c = config(objective="grpo", kl_estimator="k3", temperature=1.0, kl_beta=one_file.KL_BETA,
                group_size=G)
     tokens = torch.cat((prompts.repeat_interleave(G, 0), completions), 1)
-    inputs = {"chosen": mask.view(len(pairs), G, -1) > 0, "tokens": tokens.view(len(pairs), G, -1)}
+    inputs = TextInputs(tokens.view(len(pairs), G, -1), chosen=mask.view(len(pairs), G, -1) > 0)
     advantage = compute_advantages(rewards[..., None], OBJECTIVES["grpo"].advantage).flatten(0, 1)
     rollouts = Rollouts(completions, mask, mask, old_logp, mask[:, 0] > 1, one_file.ANSWER, inputs, None,
                         ref_logp=ref_logp, advantage=advantage)

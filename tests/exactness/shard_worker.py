@@ -27,6 +27,7 @@ from grpo.policies.causal import CausalPolicy
 from grpo.reference import REFERENCES
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import Rewards
+from grpo.sampling_settings import SamplingSettings
 from tests.tiny import (
     TOKENIZER,
     causal_policy,
@@ -162,7 +163,7 @@ def train(name, dist, found):
         assert not any(map(is_sharded, policy.parameters())), "whole"
         assert dist.world == 1 or not can_decode(policy.model), "and elsewhere the next time"
         if dist.rank == dist.world - 1:  # one rank reads alone
-            rollouts = policy.sample(step_problems(run.data, run.c, 99)(), 99, run.c)
+            rollouts = policy.sample(step_problems(run.data, run.c, 99)(), 99, SamplingSettings.of(run.c))
             found[f"{name}/texts"], found[f"{name}/rewards"] = rollouts.texts.completions, run.rewards(rollouts).reward
     assert all(map(is_sharded, policy.parameters())) == (dist.world > 1)
     again = Run(make, c, dist).resumed(folder)

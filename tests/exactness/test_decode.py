@@ -11,6 +11,7 @@ from core.generation import Stop, generate
 from core.models import load_model, load_tokenizer
 from core.performance import decode
 from core.performance.decode import Decoder, can_decode
+from grpo.sampling_settings import SamplingSettings
 from tests.exactness.test_generation import PROMPTS, expect_same
 from tests.exactness.test_turns import SETTINGS as TURNS
 from tests.families import CAUSAL_FAMILIES, FAMILIES, model_folder
@@ -70,7 +71,7 @@ def test_an_environment_hears_and_answers_the_same(prompts, settings):
     policy, other = causal_policy(1, scale=3.0), causal_policy(1, scale=3.0)
     other.decoder, c = Decoder(other.model), c.varied(sample_rows=6)
     problems = prompt_consumer(prompts, c).problems("train", 0)
-    expected, found = (one.sample(problems, 0, c) for one in (policy, other))
+    expected, found = (one.sample(problems, 0, SamplingSettings.of(c)) for one in (policy, other))
     for name in ("target", "mask", "truncated"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     torch.testing.assert_close(found.old_logp, expected.old_logp, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo.policies import causal
-from grpo.policies.causal import CausalPolicy
+from grpo.policies.causal import CausalInputs, CausalPolicy
 from grpo.reference import with_reference
 from grpo.rollout import Rollouts
 from grpo.step_settings import StepSettings
@@ -49,9 +49,10 @@ def unequal_rollouts(seed=1):
     def ids(*shape):
         return torch.from_numpy(rng.integers(0, CAUSAL.base_vocab_size, shape))
 
-    inputs = {"chosen": torch.arange(M) < length[..., None], "prompt": ids(P, T), "prompt_length": prompt_length,
-              "tokens": ids(P, G, M)}
-    mask, target = inputs["chosen"].flatten(0, 1).float(), ids(P * G, M)
+    inputs = CausalInputs(
+        ids(P, T), prompt_length, ids(P, G, M),
+        chosen=torch.arange(M) < length[..., None])
+    mask, target = inputs.chosen.flatten(0, 1).float(), ids(P * G, M)
     return Rollouts(target, mask, mask, torch.zeros(P * G, M), torch.zeros(P * G, dtype=torch.bool), M, inputs)
 
 
@@ -60,10 +61,10 @@ class WithoutCache(CausalPolicy):
 
     def states(self, rollouts):
         x, G = rollouts.inputs, rollouts.group_size
-        T = x["prompt"].shape[1]
-        prompt, padding = x["prompt"].flip(1).repeat_interleave(G, 0), (T - x["prompt_length"]).repeat_interleave(G)
-        h = self.model.states(torch.cat((prompt, x["tokens"].flatten(0, 1)), 1), padding=padding)[:, T:]
-        return h[x["chosen"].flatten(0, 1)]
+        T = x.prompt.shape[1]
+        prompt, padding = x.prompt.flip(1).repeat_interleave(G, 0), (T - x.prompt_length).repeat_interleave(G)
+        h = self.model.states(torch.cat((prompt, x.tokens.flatten(0, 1)), 1), padding=padding)[:, T:]
+        return h[x.chosen.flatten(0, 1)]
 
 
 @pytest.mark.parametrize("overhead", [1, 8])
@@ -94,10 +95,10 @@ def test_the_reference_pass_of_the_exact_kl_makes_bounded_logits(dataset, prompt
     c = prompt_config(batch_size=4, temperature=0.8, unmask_steps=3 if kind == "three passes" else 1)
     rollouts = sampled(policy, prompts if kind == "prompts" else dataset, c)
     settings = replace(StepSettings.of(c, policy), kl_estimator="exact")
-    whole = torch.cat(with_reference(rollouts, reference, settings).inputs["reference"])
+    whole = torch.cat(with_reference(rollouts, reference, settings).inputs.reference)
     monkeypatch.setattr("core.distributions.LOGITS_AT_ONCE", 1000)
     sizes, project = [], reference.model.project
     reference.model.project = lambda states: (sizes.append(len(states) * reference.vocabulary), project(states))[1]
-    parts = torch.cat(with_reference(rollouts, reference, settings).inputs["reference"])
+    parts = torch.cat(with_reference(rollouts, reference, settings).inputs.reference)
     assert whole.numel() > 3000 and max(sizes) <= 1000 and sum(sizes) == whole.numel(), "nothing is made twice"
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)

@@ -14,6 +14,7 @@ from core.supervised.config import PretrainConfig
 from grpo.losses import OBJECTIVES, token_weights
 from grpo.grpo_training_step import DECIDING
 from grpo.policies.causal import CausalPolicy
+from grpo.sampling_settings import SamplingSettings
 from tests.families import adapter_folder, model_folder, write_sums
 from tests.tiny import loss_of, prompt_config, train
 
@@ -42,7 +43,7 @@ def made(llama, adapter, out_dir, **settings):
     model, _ = load_model(folder, adapter=PretrainConfig(lora_init_from=adapter) if adapter else FULL)
     policy = CausalPolicy(model, load_huggingface_tokenizer(folder))
     problems = PromptConsumer(sums, c.batch_size, tokenizer=policy.tokenizer).problems("train", 0)
-    rollouts = policy.sample(problems, 0, c)
+    rollouts = policy.sample(problems, 0, SamplingSettings.of(c))
     noise = 0.3 * torch.randn(2, *rollouts.mask.shape) * rollouts.mask
     rollouts = dataclasses.replace(rollouts, advantage=torch.randn(len(rollouts.mask), 1),
                                    old_logp=rollouts.old_logp + noise[0], ref_logp=rollouts.old_logp + noise[1])

@@ -12,6 +12,7 @@ from core.prompts import PromptFormat
 from grpo import environments
 from grpo.environments import Episodes, environment
 from grpo.rewards import Rewards
+from grpo.sampling_settings import SamplingSettings
 from tests.families import model_folder
 from tests.tiny import (
     CAUSAL, causal_policy, clear_gradient, flat_gradient, prompt_config, prompt_consumer, same, step_gradient)
@@ -62,7 +63,7 @@ def episodes(prompts, **settings):
     c = prompt_config(**SETTINGS | settings)
     policy = causal_policy(1, scale=3.0)
     problems = prompt_consumer(prompts, c).problems("train", 0)
-    return c, policy, problems, policy.sample(problems, 0, c)
+    return c, policy, problems, policy.sample(problems, 0, SamplingSettings.of(c))
 
 
 def pieces(rollouts, n):
@@ -151,7 +152,7 @@ def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):
     assert [len(set(first[i : i + 4])) for i in (0, 4, 8, 12)] == [1] * 4 and len(set(first)) == 4
     for iteration in (0, 1):
         MADE.clear()
-        policy.sample(problems, iteration, c)
+        policy.sample(problems, iteration, SamplingSettings.of(c))
         assert ([one.opening for one in MADE] == first) == (iteration == 0)
 
 
@@ -213,7 +214,8 @@ def test_what_answers_were_taken_for_has_no_part_in_the_gradient(prompts, settin
 def test_padding_and_the_other_prompts_change_nothing(prompts):
     c, policy, problems, whole = episodes(prompts)
     for p in range(len(problems["number"])):
-        part = policy.sample({key: x[p : p + 1] for key, x in problems.items()}, 0, c)
+        one = {key: x[p : p + 1] for key, x in problems.items()}
+        part = policy.sample(one, 0, SamplingSettings.of(c))
         rows = slice(p * c.group_size, (p + 1) * c.group_size)
         assert part.texts.completion_ids == whole.texts.completion_ids[rows]
         expected = whole.old_logp[rows, : part.old_logp.shape[1]]

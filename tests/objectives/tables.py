@@ -7,11 +7,16 @@ import torch
 from grpo.grpo_training_step import with_advantage as compared
 from grpo.rewards import Scored
 from grpo.policies.policy import Policy
-from grpo.rollout import Rollouts
+from grpo.rollout import Inputs, Rollouts
 from tests.tiny import config, one_process, shaped
 
 G, P, M, V, MAX_TOKENS = 4, 3, 5, 7, 8
 N = P * G
+
+
+@dataclasses.dataclass
+class TableInputs(Inputs):
+    completion: torch.Tensor  # (P, G) its row of the table
 
 
 class Table(Policy, torch.nn.Module):
@@ -24,7 +29,7 @@ class Table(Policy, torch.nn.Module):
         self.logits = torch.nn.Parameter(logits)
 
     def states(self, rollouts):
-        return self.logits[rollouts.inputs["completion"].flatten()][rollouts.inputs["chosen"].flatten(0, 1)]  # (K, V)
+        return self.logits[rollouts.inputs.completion.flatten()][rollouts.inputs.chosen.flatten(0, 1)]  # (K, V)
 
     def project(self, states):
         return states
@@ -39,7 +44,7 @@ def table_rollouts():
     target = torch.randint(V, (N, M), generator=g)
     lengths = torch.randint(1, M + 1, (N,), generator=g)
     mask = (torch.arange(M) < lengths[:, None]).double()
-    inputs = {"chosen": mask.view(P, G, M) > 0, "completion": torch.arange(N).view(P, G)}  # its row of the table
+    inputs = TableInputs(torch.arange(N).view(P, G), chosen=mask.view(P, G, M) > 0)
     rollouts = Rollouts(target=target, mask=mask, train_mask=mask, max_tokens=MAX_TOKENS, inputs=inputs,
                         old_logp=old.gather(-1, target[..., None])[..., 0],
                         truncated=torch.zeros(N, dtype=torch.bool))
@@ -58,7 +63,7 @@ def with_advantage(estimator, rollouts, reference, reward, c):
     """The rollouts after the phases of a step before the loss."""
     chosen = reference.gather(-1, rollouts.target[..., None])[..., 0]
     if estimator == "exact":
-        rollouts.inputs["reference"] = [reference[rollouts.inputs["chosen"].flatten(0, 1)]]
+        rollouts.inputs.reference = [reference[rollouts.inputs.chosen.flatten(0, 1)]]
     elif estimator != "none":
         rollouts = dataclasses.replace(rollouts, ref_logp=chosen)
     rollouts, scored = shaped(rollouts, Scored(reward), c)

@@ -63,7 +63,7 @@ def test_groups_of_equal_rewards_are_replaced_by_other_problems(dataset):
     c, policy = config(zero_std="resample", kl_beta=0.0), fill_policy(seed=1, scale=3.0)
     data = consumer(dataset, c)
     rollouts, sums = collect(policy, equal_rewards_in([0, 2]), data, c)
-    texts = rollouts.inputs["texts"][:, 0]
+    texts = rollouts.inputs.texts[:, 0]
     assert rollouts.problems == 4 and pairs(sums)["resampled"] == (2, 4)
     first, spare = (torch.from_numpy(data.problems("train", 0, again)["input"]) for again in (0, 1))
     assert torch.equal(texts, torch.cat((first[[1, 3]], spare[:2])))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from grpo.sampling_settings import SamplingSettings
 from tests.tiny import causal_policy, config, consumer, fill_policy, prompt_consumer
 
 
@@ -14,12 +15,12 @@ def test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_onc
         policy, data = causal_policy(), prompt_consumer(prompts, c)
     problems, found = data.problems("train", 0), []
     for rows in (None, 1, 19):  # those of all problems, of one, of four
-        found.append(policy.sample(problems, 0, c.varied(sample_rows=rows)))
+        found.append(policy.sample(problems, 0, SamplingSettings.of(c.varied(sample_rows=rows))))
     for other in found[1:]:
         assert torch.equal(other.mask, found[0].mask) and torch.equal(other.truncated, found[0].truncated)
         assert torch.equal(other.target * other.mask.long(), found[0].target * found[0].mask.long())
-        for one, another in zip(other.inputs["kept"], found[0].inputs["kept"], strict=True):
+        for one, another in zip(other.inputs.kept, found[0].inputs.kept, strict=True):
             assert torch.equal(one.ids, another.ids) and torch.equal(one.counts, another.counts)
         torch.testing.assert_close(other.old_logp * other.mask, found[0].old_logp * found[0].mask, rtol=1e-4, atol=1e-4)
-    again = policy.sample(problems, 1, c)
+    again = policy.sample(problems, 1, SamplingSettings.of(c))
     assert not torch.equal(again.target, found[0].target), "each step has noise of its own"

@@ -9,6 +9,7 @@ import torch
 from core.distributions import kept_tokens, restrict, sampling_logp
 from core.fill_in import UNMASK_ORDERS
 from grpo.policies import prompt_fill
+from grpo.sampling_settings import SamplingSettings
 from tests.tiny import (
     CAUSAL, clear_gradient, flat_gradient, prompt_config, prompt_consumer, prompt_fill_policy, sampled)
 
@@ -38,9 +39,9 @@ def more_ends(policy):
 
 def passes_of(policy, problems, config):
     """The pass (P, G, L) that drew each token, the texts (P, G, S, T) that the passes read, and the rollout."""
-    with mock.patch.object(prompt_fill, "views_of", wraps=prompt_fill.views_of) as views_of:
-        rollouts = policy.sample(problems, 0, config)
-    _, _, turn, read, _ = views_of.call_args[0]
+    with mock.patch.object(prompt_fill, "texts_to_score", wraps=prompt_fill.texts_to_score) as texts_to_score:
+        rollouts = policy.sample(problems, 0, SamplingSettings.of(config))
+    _, turn, read, _ = texts_to_score.call_args[0]
     shape = len(problems["number"]), config.group_size
     return turn.unflatten(0, shape), read.unflatten(0, shape), rollouts
 
@@ -96,12 +97,12 @@ def test_padding_and_the_other_prompts_change_nothing(prompts):
     c = prompt_config(**SETTINGS)
     policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
-    whole = policy.sample(problems, 0, c)
+    whole = policy.sample(problems, 0, SamplingSettings.of(c))
     for p in range(len(problems["number"])):
         alone = {key: x[p : p + 1] for key, x in problems.items()}
         cut = int(alone["padding"][0])
         alone |= {"input": alone["input"][:, cut:], "padding": alone["padding"] - cut}
-        part = policy.sample(alone, 0, c)
+        part = policy.sample(alone, 0, SamplingSettings.of(c))
         rows = slice(p * c.group_size, (p + 1) * c.group_size)
         assert part.texts.completions == whole.texts.completions[rows]
         torch.testing.assert_close(part.old_logp, whole.old_logp[rows], rtol=0, atol=1e-4)
@@ -128,7 +129,7 @@ def test_an_order_of_a_config_with_the_formula_of_a_built_in_one_gives_the_same_
     for order in (built_in, added):
         c = prompt_config(**SETTINGS | {"unmask_order": order, "top_p": 0.8})
         policy = more_ends(prompt_fill_policy(1))
-        rollouts = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, c)
+        rollouts = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, SamplingSettings.of(c))
         found.append((rollouts.target, rollouts.old_logp, rollouts.mask, policy.score(rollouts, c.temperature).logp))
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
@@ -153,10 +154,10 @@ def test_a_stop_sequence_ends_a_completion_with_the_token_that_completes_it(prom
     c = prompt_config(**SETTINGS | {"response_prefix": "so ", "top_p": 0.7})
     policy, data = more_ends(prompt_fill_policy(1)), prompt_consumer(prompts, c)
     problems = data.problems("train", 0)
-    free = policy.sample(problems, 0, c)
+    free = policy.sample(problems, 0, SamplingSettings.of(c))
     texts = [text[3:] for text in free.texts.completions]
     letter = max("abcdefghijklmnopqrstuvwxyz", key=lambda x: sum(x in text for text in texts))
-    cut = policy.sample(problems, 0, dataclasses.replace(c, stop_sequences=(letter, "END")))
+    cut = policy.sample(problems, 0, dataclasses.replace(SamplingSettings.of(c), stop_sequences=(letter, "END")))
     assert torch.equal(cut.target, free.target * cut.mask.long()), "the draws are the same"
     ended = 0
     for n, whole in enumerate(texts):

@@ -9,6 +9,7 @@ from core.optim import build_optimizers
 from core.tokenizer import CharTokenizer
 from grpo.policies.causal import CausalPolicy
 from grpo.rewards import Scored
+from grpo.sampling_settings import SamplingSettings
 from tests.tiny import (
     CAUSAL, causal_model, causal_policy, grpo_step, length_reward, prompt_config, prompt_consumer, sampled)
 
@@ -35,8 +36,8 @@ def test_a_completion_ends_with_its_first_end_token_and_what_is_behind_it_change
         assert texts.tokens[n].tolist() == [*record["tokens"], *(written[:-1] if stopped else written)]
         last += written[-1:]
     assert len(ends.intersection(last)) > 2 and rollouts.truncated.any(), "some end, with several tokens"
-    behind = (rollouts.mask == 0).view_as(rollouts.inputs["tokens"])
-    other = replace(rollouts, inputs=rollouts.inputs | {"tokens": rollouts.inputs["tokens"].masked_fill(behind, 7)})
+    behind = (rollouts.mask == 0).view_as(rollouts.inputs.tokens)
+    other = replace(rollouts, inputs=replace(rollouts.inputs, tokens=rollouts.inputs.tokens.masked_fill(behind, 7)))
     assert torch.equal(policy.score(other, 1.0).logp, policy.score(rollouts, 1.0).logp)
 
 
@@ -58,7 +59,7 @@ def test_the_stop_token_is_trained(prompts):
 def test_greedy_completions_are_the_likeliest_tokens_one_by_one(prompts):
     c, policy = prompt_config(batch_size=8, max_new_tokens=9), causal_policy(scale=4.0)
     batch = prompt_consumer(prompts, c).problems("train", 0)
-    for record, text in zip(batch["record"], policy.greedy(batch, c).completions, strict=True):
+    for record, text in zip(batch["record"], policy.greedy(batch, SamplingSettings.of(c)).completions, strict=True):
         ids = list(record["tokens"])
         while len(ids) < len(record["tokens"]) + 9 and ids[-1] != CAUSAL.stop_token_id:
             ids.append(int(policy.model(torch.tensor([ids]))[0, -1].argmax()))

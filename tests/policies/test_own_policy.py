@@ -1,6 +1,7 @@
 """A policy of another kind, in forty lines: the proof that the algorithm needs nothing but the interface."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,14 +11,20 @@ from grpo.grpo_training_step import grpo_training_step
 from grpo.losses import OBJECTIVES
 from grpo.rewards import Scored
 from grpo.policies.policy import Policy
-from grpo.rollout import Rollouts, Texts
+from grpo.rollout import Inputs, Rollouts, Texts
 from tests.tiny import config, one_process
 
 PROMPTS, TOKENS, LENGTH = 6, 5, 3
 
 
+@dataclass
+class TableInputs(Inputs):
+    prompt: torch.Tensor  # (P,) the row of the table
+
+
 class TablePolicy(Policy, torch.nn.Module):
     """A table of logits: for each prompt and place, the distribution of the token that is written there."""
+    inputs_type = TableInputs
     kl_estimator, vocabulary, suffix, device = "exact", TOKENS, ".table", torch.device("cpu")
 
     def __init__(self):
@@ -31,11 +38,11 @@ class TablePolicy(Policy, torch.nn.Module):
         target = (logp - (-noise.log()).log()).argmax(-1)                            # (N, L) Gumbel-max
         mask = torch.ones(target.shape)
         return Rollouts(target, mask, mask, logp.gather(-1, target[..., None])[..., 0], mask[:, 0] > 1, LENGTH,
-                        {"chosen": torch.ones(len(prompt), 1, LENGTH) > 0, "prompt": prompt},  # the row of the table
+                        TableInputs(prompt, chosen=torch.ones(len(prompt), 1, LENGTH) > 0),
                         Texts([], [], {}, [], target.tolist(), None, {}))
 
     def states(self, rollouts):
-        return self.table[rollouts.inputs["prompt"]].flatten(0, 1)                   # (P * L, V): a group shares them
+        return self.table[rollouts.inputs.prompt].flatten(0, 1)                      # (P * L, V): a group shares them
 
     def project(self, states):
         return states

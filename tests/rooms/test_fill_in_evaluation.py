@@ -14,6 +14,7 @@ from grpo.build import FILL_IN, Models, fill_in_evaluation, make_rewards
 from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.registry import reward
+from grpo.sampling_settings import SamplingSettings
 from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, judge
 
 
@@ -50,7 +51,7 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
     metrics, shown = evaluation(policy, 0.7)
     batch = {key: x[:6] for key, x in evaluation.data.batch("val", 0).items()}
     c = dataclasses.replace(evaluation.config, batch_size=6, seed=evaluation.data.seed + NOISE_SEED, temperature=0.7)
-    text = torch.stack(policy.sample(batch, 0, c).texts.tokens).view(6, 3, -1)
+    text = torch.stack(policy.sample(batch, 0, SamplingSettings.of(c)).texts.tokens).view(6, 3, -1)
     kl, entropy, right, valid, recovered = [], [], [], [], []
     known = {word.lower() for word in re.findall("[A-Za-z]+", evaluation.data.train_text())}
     for i in range(6):
@@ -115,7 +116,7 @@ def test_the_held_out_reward_is_what_training_compares_with_a_judge_too(dataset,
     metrics, shown = evaluation(policy, 0.7)
     batch = {key: x[:6] for key, x in evaluation.data.batch("val", 0).items()}
     sampling = evaluation.config.varied(batch_size=6, seed=evaluation.data.seed + NOISE_SEED, temperature=0.7)
-    texts = policy.sample(batch, 0, sampling).texts
+    texts = policy.sample(batch, 0, SamplingSettings.of(sampling)).texts
     values = {"judge": judge(5)(torch.stack(texts.tokens)).sigmoid().mean(1).tolist(),
               "vowels": vowels(texts.completions)}
     total, w = [], dict(zip(names, weights or (1.0,), strict=True))

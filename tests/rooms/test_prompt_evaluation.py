@@ -13,6 +13,7 @@ from core.distributions import sampling_logp
 from grpo.evaluation.prompts import PromptEvaluation
 from grpo.rewards import Rewards, reward
 from grpo.report import page
+from grpo.sampling_settings import SamplingSettings
 from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer, read_records
 from tests.trainers import prompt_trainer, run
 
@@ -41,7 +42,7 @@ def evaluated_rollouts(policy, evaluation, temperature=1.0):
     """The rollouts that an evaluation samples, here all at once."""
     c, records = evaluation.config, evaluation.records
     batch = evaluation.data.pack(records, range(len(records)))
-    return policy.sample(batch, 0, replace(c, batch_size=len(records), temperature=temperature))
+    return policy.sample(batch, 0, replace(SamplingSettings.of(c), batch_size=len(records), temperature=temperature))
 
 
 def test_evaluation_counts_what_a_loop_counts(prompts):
@@ -119,7 +120,8 @@ def test_late_completions_count_neither_right_nor_wrong(prompts):
     written = evaluated_rollouts(policy, evaluation).texts.completions
     groups = [on_time(written[4 * i : 4 * i + 4]) for i in range(6)]
     chances = [any(group) for group in groups if len(group) == 4]
-    greedy = on_time(policy.greedy(evaluation.data.pack(evaluation.records, range(6)), evaluation.config).completions)
+    batch = evaluation.data.pack(evaluation.records, range(6))
+    greedy = on_time(policy.greedy(batch, SamplingSettings.of(evaluation.config)).completions)
     assert 0 < len(chances) < 6 and 0 < len(greedy) < 6 and 0 < len(on_time(written)) < 24
     assert metrics["sampled_accuracy"] == pytest.approx(np.mean(on_time(written)))
     assert metrics["pass_at_k"] == pytest.approx(np.mean(chances)) and metrics["greedy_accuracy"] == np.mean(greedy)

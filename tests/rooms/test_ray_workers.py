@@ -22,6 +22,7 @@ from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
 from grpo.samplers import ray as module
 from grpo.samplers.ray import RaySampler, gpus_beside, pack
+from grpo.sampling_settings import SamplingSettings
 from tests.tiny import (
     ROOT, causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer, prompt_fill_policy)
 
@@ -61,12 +62,12 @@ def world(dataset, prompts, monkeypatch):
 
 
 def expect_same(found, policy, problems, iteration, c):
-    expected = policy.sample(problems, iteration, c)
+    expected = policy.sample(problems, iteration, SamplingSettings.of(c))
     M = expected.mask > 0
     assert torch.equal(found.mask, expected.mask) and torch.equal(found.target[M], expected.target[M])
     torch.testing.assert_close(found.old_logp[M], expected.old_logp[M], rtol=0, atol=1e-5)
     assert found.texts.completions == expected.texts.completions and found.texts.columns == expected.texts.columns
-    for one, other in zip(found.inputs.get("kept", []), expected.inputs.get("kept", []), strict=True):
+    for one, other in zip(found.inputs.kept or [], expected.inputs.kept or [], strict=True):
         assert torch.equal(one.ids, other.ids)
 
 
@@ -115,7 +116,7 @@ def test_of_a_worker_that_fails_the_command_that_resumes_is_told_if_there_is_a_s
 
 def test_what_workers_say_of_environments_is_said_once(world, monkeypatch, capsys):
     monkeypatch.setattr(module, "WARNED", {"one": "in a worker"})
-    worker = module.RayWorker(lambda config: SimpleNamespace(sample=lambda *_: torch.ones(2)), None)
+    worker = module.RayWorker(lambda config: SimpleNamespace(sample=lambda *_: torch.ones(2)), GRPOConfig())
     worker.version = 0
     _, said = worker.sample({}, 0, 0, {})
     assert said == {"one": "in a worker"}
@@ -131,7 +132,7 @@ def test_weights_of_every_kind_come_to_the_last_bit():
     weights = {"matrix": torch.randn(3, 4).T, "half": torch.randn(5).bfloat16(), "flags": torch.tensor([True, False])}
     loaded = {}
     policy = SimpleNamespace(weights=lambda: weights, load_weights=loaded.update, sample=lambda *_: weights["half"])
-    module.RayWorker(lambda config: policy, None).sample({}, 0, 1, pack(weights))
+    module.RayWorker(lambda config: policy, GRPOConfig()).sample({}, 0, 1, pack(weights))
     assert all(loaded[name].dtype == x.dtype and torch.equal(loaded[name], x) for name, x in weights.items())
 
 

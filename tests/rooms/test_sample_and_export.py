@@ -12,7 +12,7 @@ from core.model import LANGUAGE_MODEL
 from core.models import save_model
 from tests.families import model_folder
 from tests.tiny import (
-    CAUSAL, causal_model, model, prompt_config, prompt_consumer, prompt_fill_policy, run_here)
+    CAUSAL, causal_model, model, prompt_config, prompt_fill_policy, run_here, sampled)
 
 
 def printed(capsys, path, text, *arguments):
@@ -42,7 +42,7 @@ def test_the_order_of_the_passes_is_that_of_training(tmp_path, capsys, prompts, 
     c = prompt_config(max_new_tokens=9, unmask_steps=3, unmask_order=order, seed=0, group_size=2,
                       top_k=1)
     with torch.no_grad():
-        rollouts = policy.sample(prompt_consumer(prompts, c).problems("train", 0), 0, c)
+        rollouts = sampled(policy, prompts, c)
     for prompt, ids in zip(rollouts.texts.prompts[::2], rollouts.target[::2].tolist(), strict=True):
         out = printed(capsys, path, prompt + "_" * 9, "--num_samples=1", "--temperature=1e-5", "--unmask_steps=3",
                       f"--unmask_order={order}", f"{tmp_path}/own.py")

@@ -30,7 +30,7 @@ def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
     for part, problems in zip(seen, order, strict=True):
         rows = (4 * problems[:, None] + torch.arange(4)).flatten()
         assert torch.equal(part.advantage, rollouts.advantage[rows]) and torch.equal(part.target, rollouts.target[rows])
-        assert torch.equal(part.inputs["texts"], rollouts.inputs["texts"][problems])
+        assert torch.equal(part.inputs.texts, rollouts.inputs.texts[problems])
     for epoch in (order[:3], order[3:]):
         assert sorted(map(len, epoch)) == [1, 2, 2] and torch.cat(epoch).sort()[0].tolist() == [0, 1, 2, 3, 4]
     assert list(map(str, order[:3])) != list(map(str, order[3:])), "shuffled anew"
