@@ -165,6 +165,10 @@ CLAIMS = {
             "policies/test_all_kinds.py::test_what_is_sampled_does_not_depend_on_how_many_problems_are_sampled_at_once",
         "a policy in thirty lines trains with the whole zoo":
             "policies/test_own_policy.py::test_a_table_of_logits_trains_with_the_whole_zoo",
+        "the inputs of a policy come back from a state that holds plain values":
+            "policies/test_own_policy.py::test_its_inputs_come_back_from_a_state_that_holds_plain_values",
+        "inputs of rollouts that are a dictionary are refused in one line":
+            "policies/test_own_policy.py::test_inputs_as_a_dictionary_are_refused_in_one_line",
         "filled-in tokens are as frequent as reported, in one and in several passes":
             "policies/test_fill_in.py::test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes",
         "filling by confidence draws what LLaDA's sampler draws":

@@ -160,12 +160,15 @@ def equal_starts(x):
 
 
 def played(config, seed, record, texts):
-    """The answers and the rewards of an environment that hears these texts."""
+    """The answers of an environment that hears these texts, each with the reward so far."""
     episode = Episode(config)
     episode.begin(seed, record)
-    answers = [episode.step(text) for text in texts]
+    turns = []
+    for text in texts:
+        answer = episode.step(text)
+        turns.append((answer, episode.reward))
     episode.close()
-    return answers, episode.rewards
+    return turns
 
 
 def own_answers(x, name):

@@ -87,7 +87,7 @@ TYPED = (
     *(f"grpo/{name}.py" for name in (
         "grpo_trainer", "grpo_training_step", "losses", "metrics", "policies/causal", "policies/fill",
         "policies/policy", "policies/prompt_fill", "reference", "reward_functions/judge", "rewards", "rollout",
-        "shaping")))
+        "sampling_settings", "shaping")))
 
 
 def public_functions(body):

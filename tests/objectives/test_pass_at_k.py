@@ -9,7 +9,7 @@ import torch
 from grpo.grpo_training_step import grpo_training_step
 from grpo.policies.policy import Policy
 from grpo.rewards import Rewards
-from grpo.rollout import Rollouts, Texts
+from grpo.rollout import Inputs, Rollouts, Texts
 from grpo.shaping import pass_k_weight
 from tests.tiny import Catcher, config, one_process
 
@@ -28,7 +28,7 @@ class Coin(Policy, torch.nn.Module):
         written = [str(int(token)) for token in target]
         texts = Texts([""] * len(written), written, {"answer": ["1"] * len(written)}, [], [], None, {})
         return Rollouts(target, mask, mask, torch.where(target == 1, p, 1 - p).log(), mask[:, 0] > 1, 1,
-                        {"chosen": torch.ones(1, 1, 1) > 0}, texts)
+                        Inputs(chosen=torch.ones(1, 1, 1) > 0), texts)
 
     def states(self, rollouts):
         return torch.stack((torch.zeros_like(self.logit), self.logit)).expand(rollouts.problems, 2)

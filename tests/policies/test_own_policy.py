@@ -1,17 +1,20 @@
 """A policy of another kind, in forty lines: the proof that the algorithm needs nothing but the interface."""
 
 import copy
-from dataclasses import dataclass
+import io
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
+from core.errors import Mistake
 from core.optim import build_optimizers
 from grpo.grpo_training_step import grpo_training_step
 from grpo.losses import OBJECTIVES
 from grpo.rewards import Scored
 from grpo.policies.policy import Policy
-from grpo.rollout import Inputs, Rollouts, Texts
+from grpo.rollout import DataBuffer, Inputs, Rollouts, Texts
+from grpo.sampling_settings import SamplingSettings
 from tests.tiny import config, one_process
 
 PROMPTS, TOKENS, LENGTH = 6, 5, 3
@@ -31,9 +34,9 @@ class TablePolicy(Policy, torch.nn.Module):
         super().__init__()
         self.table = torch.nn.Parameter(torch.zeros(PROMPTS, LENGTH, TOKENS))
 
-    def sample(self, problems, iteration, config):
-        prompt, G = torch.as_tensor(problems["number"]), config.group_size
-        logp = (self.table.detach()[prompt] / config.temperature).log_softmax(-1).repeat_interleave(G, 0)  # (N, L, V)
+    def sample(self, problems, iteration, settings):
+        prompt, G = torch.as_tensor(problems["number"]), settings.group_size
+        logp = (self.table.detach()[prompt] / settings.temperature).log_softmax(-1).repeat_interleave(G, 0)  # (N, L, V)
         noise = torch.rand(logp.shape, generator=torch.Generator().manual_seed(iteration))
         target = (logp - (-noise.log()).log()).argmax(-1)                            # (N, L) Gumbel-max
         mask = torch.ones(target.shape)
@@ -75,3 +78,33 @@ def test_a_table_of_logits_trains_with_the_whole_zoo(objective, kl_estimator):
                                      optimizers, step, c, one_process())
     assert policy.table.softmax(-1)[..., -1].mean() > 0.8 and metrics["mean_reward"] > 0.7
     assert metrics["mean_kl"] > 0 and metrics["skipped_steps"] == 0
+
+
+def table_rollouts():
+    policy = TablePolicy()
+    return policy, policy.sample({"number": range(PROMPTS)}, 0, SamplingSettings.of(config()))
+
+
+def test_its_inputs_come_back_from_a_state_that_holds_plain_values():
+    policy, rollouts = table_rollouts()
+    rollouts = replace(rollouts, texts=None, advantage=rollouts.mask)
+    with torch.no_grad():
+        rollouts.inputs.reference = policy.distributions(rollouts, 1.0)
+    buffer, file = DataBuffer(), io.BytesIO()
+    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), minibatches=2)
+    torch.save(buffer.state_dict(), file)
+    file.seek(0)
+    state, other = torch.load(file, weights_only=True), DataBuffer()
+    other.load_state_dict(state, inputs_type=policy.inputs_type)
+    for _ in range(2):
+        (found, _), (expected, _) = other.next_minibatch(), buffer.next_minibatch()
+        assert torch.equal(found.inputs.prompt, expected.inputs.prompt) and found.inputs.kept is None
+        assert torch.equal(torch.cat(found.inputs.reference), torch.cat(expected.inputs.reference))
+    with pytest.raises(Mistake, match="prompt.*Inputs.*inputs_type"):
+        DataBuffer().load_state_dict(state)
+
+
+def test_inputs_as_a_dictionary_are_refused_in_one_line():
+    _, rollouts = table_rollouts()
+    with pytest.raises(Mistake, match="^[^\n]*dict[^\n]*grpo.rollout.Inputs[^\n]*$"):
+        replace(rollouts, inputs=vars(rollouts.inputs))

@@ -23,7 +23,7 @@ from tests.runs.before.write import HERE, RUNS, metrics_of
 from tests.tiny import all_settings, read_records, run_here
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
-WITHIN = ("within", "judge")  # saved between optimizer steps that share rollouts
+WITHIN = ("within", "judge", "passes")  # saved between optimizer steps that share rollouts
 
 
 @pytest.fixture

@@ -29,6 +29,9 @@ RUNS = {  # {folder: (steps, steps of the whole run, command)}
     "judge": (3, 6, (
         *GRPO, "--generator_checkpoint=filler.safetensors", "--judge_checkpoint=judge.safetensors", "--dataset=text",
         "--kl_beta=0.05", "--ppo_epochs=2", "--batch_size=2")),
+    "passes": (3, 6, (
+        *GRPO, "--generator_checkpoint=filler.safetensors", "--judge_checkpoint=judge.safetensors", "--dataset=text",
+        "--kl_beta=0.05", "--minibatches=2", "--ppo_epochs=2", "--batch_size=2", "--unmask_steps=3")),
     "several_rewards": (2, 5, (
         *GRPO, "--reward_functions=('length_penalty', 'json_valid')", "--reward_weights=(1.0, 0.5)", LENGTH[1],
         "--kl_beta=0.0", "--reward_normalisation=group")),
