@@ -3,7 +3,7 @@
 python tests/golden/golden.py                     # runs all and compares them with golden.json
 python tests/golden/golden.py main_job ray        # these alone
 python tests/golden/golden.py --record [NAME...]  # writes golden.json anew; say in the commit why a number changed
-python tests/golden/golden.py --device=cuda --dtype=bfloat16 [NAME...]  # on a GPU, those of one process
+python tests/golden/golden.py --device=cuda --dtype=bfloat16 [NAME...]  # on a GPU, those of one process, at once
 
 A run is compared exactly on a machine with the recorded processor and packages, elsewhere to 1e-5 (norms of gradients:
 1e-4).
@@ -17,6 +17,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
@@ -142,6 +144,12 @@ def compare(name, folder, settings=()):
     return differences(expected, found, limit, name)
 
 
+def differences_of(name, settings):
+    """compare() in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return compare(name, folder, settings)
+
+
 def write(golden):
     """One line for each run."""
     runs = [f"{json.dumps(name)}: {json.dumps(numbers)}" for name, numbers in golden["runs"].items()]
@@ -158,16 +166,19 @@ def main(argv):
     if os.path.exists(PATH):
         with open(PATH) as f:
             golden["runs"] = json.load(f)["runs"]
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            if "--record" in argv:
+    if "--record" in argv:
+        for name in names:
+            with tempfile.TemporaryDirectory() as folder:
                 golden["runs"][name] = run(name, folder)
-                write(golden)
-                print(f"{name}: recorded", flush=True)
-                continue
-            lines = compare(name, folder, settings)
-        print(*lines[:10], f"{name}: {len(lines)} numbers differ" if lines else f"{name}: equal", sep="\n", flush=True)
-        failed += lines
+            write(golden)
+            print(f"{name}: recorded", flush=True)
+        return
+    with ThreadPoolExecutor(len(names) if settings else 1) as pool:  # on a GPU they fit side by side
+        found = pool.map(partial(differences_of, settings=settings), names)
+        for name, lines in zip(names, found, strict=True):
+            end = f"{name}: {len(lines)} numbers differ" if lines else f"{name}: equal"
+            print(*lines[:10], end, sep="\n", flush=True)
+            failed += lines
     raise SystemExit(bool(failed))
 
 
