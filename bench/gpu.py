@@ -4,7 +4,8 @@ python bench/gpu.py machine golden training    # checks your GPU; docs/one_gpu.m
 python bench/gpu.py sampling generate --shapes=0.5B --out=found.jsonl
 python bench/gpu.py learn --model=FOLDER --dataset=FILE --settings="{'max_new_tokens': 160, 'max_iters': 60}"
 python bench/gpu.py scratch                    # a model of 25 M parameters, supervised, then by GRPO
-python bench/gpu.py sampling --mini=True       # tiny sizes on a CPU, to try a part; TRL: bench/bench.py peer --cases=Q
+python bench/gpu.py sampling --mini=True       # tiny sizes on a CPU, to try a part
+python bench/bench.py peer --cases=M --device=cuda --dtype=bfloat16    # TRL's step and this one on GPT-2 medium
 
 machine   versions, TFLOP/s of a matrix product, GB/s of a copy
 golden    golden runs that differ from the CPU's numbers (tests/golden/golden.py)
@@ -220,7 +221,7 @@ def generate(c):
                 prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
                 max_new_tokens=size.completion_length, min_new_tokens=size.completion_length, pad_token_id=0)
             seconds.append(started(prompts.device) - start)
-        yield {"shape": name, "rows": rows, "seconds": round(seconds[-1], 3),
+        yield {"shape": name, "completions": rows, "seconds": round(seconds[-1], 3),
                "tokens a second": round(rows * size.completion_length / seconds[-1])}
 
 

@@ -5,14 +5,14 @@ import subprocess
 import sys
 import time
 
-from core.errors import ROOT, Mistake
+from core.errors import Mistake
 from core.files import METRICS, each_metrics
 from grpo.evaluation.samples import evaluations, held_out
 
 PRETRAIN, TRAIN = "core/pretrain.py", "grpo/train_grpo.py"
 FIRST = 2  # steps whose seconds are not counted: they load kernels
-FEW = ("--max_iters=2", "--batch_size=2", "--group_size=4", "--eval_problems=2", "--eval_completions=2",
-       "--eval_interval=1")  # of a miniature
+FEW = ("--max_iters=3", "--batch_size=2", "--group_size=4", "--eval_problems=2", "--eval_completions=2",
+       "--eval_interval=3", "--warmup_iters=0")  # of a miniature
 SCRATCH = (  # 25 M parameters, stopped early, so that GRPO has something to teach them
     "--n_layer=8", "--n_embd=512", "--n_head=8", "--batch_size=512", "--max_iters=900", "--lr_decay_iters=1800",
     "--eval_interval=450", "--learning_rate=0.001")
@@ -27,7 +27,7 @@ def side_by_side(*commands):
     Raises Mistake."""
     start = time.perf_counter()
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    runs = [subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    runs = [subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.DEVNULL)
             for command in commands]
     codes = [run.wait() for run in runs]
     for command, code in zip(commands, codes, strict=True):

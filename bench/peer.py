@@ -65,21 +65,29 @@ class Work:
 
 S = {"n_layer": 6, "n_head": 6, "n_embd": 384}
 LONG = {"prompt_length": 256, "mixed": True}
-CASES = {"T": Work(), "S": Work(**S), "T_mixed": Work(mixed=True), "S_mixed": Work(**S, mixed=True),
-         "T_long": Work(**LONG), "S_long": Work(**S, **LONG)}
+OF_A_CPU = {"T": Work(), "S": Work(**S), "T_mixed": Work(mixed=True), "S_mixed": Work(**S, mixed=True),
+            "T_long": Work(**LONG), "S_long": Work(**S, **LONG)}
+MEDIUM = Work(n_layer=24, n_head=16, n_embd=1024, vocab_size=50_257, batch_size=4, prompt_length=64,
+              completion_length=256)
+CASES = OF_A_CPU | {"M": MEDIUM}
 
 
 @dataclass(frozen=True)
 class PeerConfig(Settings):
     """The settings of `bench.py peer`."""
 
-    cases: str = ",".join(CASES)  # names of cases: T 4 layers x 128, S 6 x 384; mixed lengths; long prompts
+    cases: str = ",".join(OF_A_CPU)
+        # names of cases: T 4 layers x 128, S 6 x 384; mixed lengths; long prompts; M, for a GPU, GPT-2 medium
+    batching: bool = False  # TRL samples by continuous batching of transformers
     steps: Count = 5  # measured steps of each side, in turns; the median is reported
     device: str = "cpu"  # cpu, cuda or mps
     dtype: str = "float32"  # float32 or bfloat16
 
     def conflicts(self):
         yield set(self.cases.split(",")) - CASES.keys(), "cases", f"must be names of {', '.join(CASES)}"
+        mixed = [case for case in self.cases.split(",") if CASES[case].mixed]
+        yield (self.batching and mixed, "batching cases",
+               f"continuous batching cannot end completions at the lengths of {', '.join(mixed)}; choose other cases")
 
 
 def our_steps(work, device, dtype, turn):
@@ -130,8 +138,9 @@ def gpt2(transformers, work):
         eos_token_id=None))
 
 
-def trl_steps(work, device, dtype, turn):
-    """TRL's side at its fastest: no checkpointing, on two cores few rows at once, no logging, fused AdamW."""
+def trl_steps(work, device, dtype, batching, turn):
+    """TRL's side at its fastest: no checkpointing, on two cores few rows at once, no logging, fused AdamW.
+    batching: as in PeerConfig"""
     trl = require("trl", *NEEDS)
     datasets = require("datasets", *NEEDS)
     transformers = quiet_transformers("GPT-2", "model")
@@ -161,7 +170,8 @@ def trl_steps(work, device, dtype, turn):
             num_generations=work.group_size, max_completion_length=work.completion_length, beta=0.04, temperature=1.0,
             top_p=1.0, num_iterations=1, learning_rate=1e-4, max_steps=10**6, lr_scheduler_type="constant",
             use_cpu=device == "cpu", bf16=dtype == "bfloat16", seed=0, report_to="none", save_strategy="no",
-            disable_tqdm=True, gradient_checkpointing=False, logging_strategy="no", optim="adamw_torch_fused")
+            disable_tqdm=True, gradient_checkpointing=False, logging_strategy="no", optim="adamw_torch_fused",
+            use_transformers_continuous_batching=batching)
         trainer = trl.GRPOTrainer(
             folder, share, config, datasets.Dataset.from_dict({"prompt": prompts}),
             processing_class=tokenizer_of(transformers, work), callbacks=[EachStep()])
@@ -211,10 +221,10 @@ def run_peer(c):
     os.environ["HF_HUB_OFFLINE"] = "1"  # of the children
     result = {}
     for case in c.cases.split(","):
-        setup = (CASES[case], c.device, c.dtype)
+        setup = CASES[case], c.device, c.dtype
         print(f"\n{case}: {CASES[case]}, {c.device}, {c.dtype}, {os.cpu_count()} cores")
         print(f"{'':<22}{'seconds of a step':>18}{'peak MB':>18}")
-        found = in_turns([(trl_steps, *setup), (our_steps, *setup)], WARMUP + c.steps)
+        found = in_turns([(trl_steps, *setup, c.batching), (our_steps, *setup)], WARMUP + c.steps)
         seconds = []
         for side, records in zip(("TRL", "ours"), found, strict=True):
             seconds.append(median(record["seconds"] for record in records[WARMUP:]))

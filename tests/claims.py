@@ -391,14 +391,18 @@ CLAIMS = {
     "rooms": {
         "wandb_log asks for wandb, and a missing package is named with its command":
             "rooms/test_trackers.py::test_wandb_log_asks_for_wandb_and_a_missing_package_is_named_with_its_command",
-        "the check of a GPU measures a step of every way to train":
-            "runs/test_pretended_gpu.py::test_the_check_of_a_gpu_measures_a_step_of_every_way_to_train",
+        "sampling and training are measured on a GPU for every way to train":
+            "runs/test_pretended_gpu.py::test_the_measurements_of_a_gpu_run_on_one_for_every_way_to_train",
         "a tracker shows what was logged, sends no text, cannot stop a run":
             "rooms/test_trackers.py::test_a_tracker_shows_what_was_logged_and_no_text_is_sent",
         "sample.py samples as training and transformers do; exports open there":
             "rooms/test_sample_and_export.py::test_the_order_of_the_passes_is_that_of_training",
         "both sides of a benchmark do the same work and have the same gradient":
             "rooms/test_bench.py::test_a_comparison_measures_both_sides_in_processes_of_their_own_and_their_gradients_are_equal",
+        "every measurement of a GPU runs in miniature on a CPU":
+            "rooms/test_bench.py::test_the_parts_that_measure_a_gpu_run_in_miniature_and_each_finding_is_a_line_of_json",
+        "learning is measured on the model, the dataset and the settings that are named":
+            "rooms/test_bench.py::test_learning_is_measured_on_the_model_the_dataset_and_the_settings_that_are_named",
         "an adapter alone is trained; its reference stays the base model to the last bit":
             "rooms/test_lora.py::test_the_adapter_alone_is_trained_and_the_reference_stays_the_base_model_to_the_last_bit",
         "weights in 4 bits have the logits and gradients of their values":

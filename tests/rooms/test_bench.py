@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bench import bench, peer
+from bench import bench, gpu, peer
 from bench.peer import Work
 from bench.sides import in_turns
 from core.errors import Mistake
@@ -55,6 +55,39 @@ def test_the_ratios_to_trl_are_those_of_steps_with_the_lengths_of_the_work(capsy
     trl, ours, trl_long, ours_long = [float(line.split()[1]) for line in out if line.startswith(("TRL", "ours"))]
     assert json.loads(out[-1]) == {"ratio_even": pytest.approx(trl / ours, rel=0.1),
                                    "ratio_long": pytest.approx(trl_long / ours_long, rel=0.1)}
+
+
+@pytest.mark.slow
+def test_the_parts_that_measure_a_gpu_run_in_miniature_and_each_finding_is_a_line_of_json(capsys, tmp_path):
+    pytest.importorskip("peft")
+    parts = ["machine", "sampling", "training", "generate"]
+    gpu.main([*parts, "--mini=True", f"--out={tmp_path}/found.jsonl"])
+    written = (tmp_path / "found.jsonl").read_text()
+    assert "".join(f"{line}\n" for line in capsys.readouterr().out.split("\n") if line.startswith("{")) == written
+    found = [json.loads(line) for line in written.splitlines()]
+    assert list(dict.fromkeys(finding["part"] for finding in found)) == parts
+    for finding in found:
+        if "tokens a second" in finding:
+            seconds = finding.get("of training", finding.get("seconds"))
+            length = finding["tokens a second"] * seconds / finding["completions"]
+            assert length == pytest.approx(gpu.SIZES["mini"].completion_length, abs=0.0006 / seconds * 8)
+
+
+@pytest.mark.slow
+def test_learning_is_measured_on_the_model_the_dataset_and_the_settings_that_are_named(capsys, tmp_path):
+    records = [{"prompt": f"{i}+1=", "answer": str(i + 1), "split": "val" if i < 4 else "train"} for i in range(20)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    settings = {"max_new_tokens": 6, "template": "plain", "reward_functions": "exact_match", "reward_weights": ()}
+    gpu.main(["learn", "--mini=True", "--seeds=2", f"--dataset={tmp_path}/sums.jsonl", f"--settings={settings}",
+              "--model=data/arithmetic/pretrained/generator.safetensors", f"--folder={tmp_path}/runs"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [finding["seed"] for finding in found] == [1, 2]
+    for finding in found:
+        assert [record["step"] for record in finding["curve"]] == [0, 3] and finding["seconds of a step"]
+        path = tmp_path / "runs" / f"learn-{finding['seed']}" / "metrics.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        last = [record for record in records if "eval/reward/exact_match" in record][-1]
+        assert finding["curve"][-1]["eval/completion_length"] == round(last["eval/completion_length"], 4) <= 6
 
 
 def clocked_steps(name, turn):

@@ -4,13 +4,15 @@ import contextlib
 import io
 import json
 import os
-from types import SimpleNamespace
+from collections import Counter
 from unittest import mock
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from bench import gpu as on_gpu
 from core.device import NVIDIA, detect_device, detect_dtype, gpu_logits_at_once
 from core.distributed import Distributed
 from core.errors import Mistake
@@ -18,9 +20,7 @@ from core.models import is_small, save_model
 from core.pretrain import main as pretrain
 from core.sample import main as sample
 from grpo import reference
-from grpo.grpo_config import GRPOConfig
 from grpo.policies.policy import ModelPolicy
-from grpo.tools import gpu_check
 from grpo.train_grpo import main as train
 from tests.families import base_model, model_folder, write_sums
 from tests.pretend_cuda import DeviceMix, PretendCuda
@@ -287,17 +287,15 @@ def test_the_pretended_gpu_refuses_what_cuda_refuses(name):
 
 
 @pytest.mark.slow
-def test_the_check_of_a_gpu_measures_a_step_of_every_way_to_train(monkeypatch):
+@pytest.mark.parametrize("part, ranks", [("sampling", {0: 5, 16: 3}), ("training", {0: 3, 16: 2})])
+def test_the_measurements_of_a_gpu_run_on_one_for_every_way_to_train(part, ranks, monkeypatch):
     pytest.importorskip("peft")
-    few = {"vocab_size": 300, "base_vocab_size": 300}
-    monkeypatch.setattr(gpu_check, "TOKENIZER", SimpleNamespace(**vars(gpu_check.TOKENIZER) | few))
-    monkeypatch.setattr(gpu_check, "SHAPES", {"tiny": (32, 64, 1, 2, 1)})
-    monkeypatch.setattr(gpu_check, "golden", lambda dtype: dtype)
-    monkeypatch.setattr(gpu_check, "GRPOConfig", lambda **settings: GRPOConfig(**settings | {"max_new_tokens": 8}))
-    with PretendCuda() as gpu, Distributed("cuda") as dist:
-        found = dict(gpu_check.rows(dist))
-    assert not gpu.mixes and gpu.replays and len(found) == 3 + len(gpu_check.WAYS)
-    assert all("peak" in row for what, row in found.items() if what.startswith("tiny"))
+    monkeypatch.setattr(on_gpu, "profiler", lambda device: profile(activities=[ProfilerActivity.CPU]))
+    with PretendCuda() as gpu:
+        found = list(on_gpu.PARTS[part](on_gpu.GPUConfig(mini=True, device="cuda")))
+    assert not gpu.mixes and gpu.replays
+    assert Counter(finding["lora_rank"] for finding in found) == ranks
+    assert all(finding.get("CUDA graphs", True) and finding.get("peak GiB", 0) is not None for finding in found)
 
 
 def test_the_pretended_gpu_allows_training_and_counts_where_the_cpu_waits():
