@@ -49,8 +49,8 @@ SAMPLED = {  # {rank of the adapter, 0 for none: pairs of completions at once an
     0: ((64, 1.0), (256, 1.0), (512, 0.95), (512, 1.0)),
     16: ((64, 1.0), (256, 1.0))}
 # The logits of random weights hardly differ, so that top_p would keep most of the vocabulary; at this temperature it
-# keeps some tens of tokens, as of a trained model
-SHARP = 0.2
+# keeps tens or hundreds, as of a trained model
+SHARP = 0.1
 TRAINED = (0, True, 4), (0, False, 4), (16, True, 4), (16, False, 4), (0, True, 16)  # rank, grad_checkpoint, problems
 GENERATED = 64, 512  # completions at once
 FEWER = 16       # a miniature divides the completions at once by this
@@ -60,7 +60,7 @@ REPEATS = 3      # samplings and steps; the first captures graphs and is not cou
 
 @dataclass(frozen=True)
 class GPUConfig(Settings):
-    """What is measured, and the files of what learns."""
+    """Sizes of the measurements, and the files of a run that learns."""
 
     device: Annotated[str | None, ("cuda", "cpu")] = None  # None: cuda, with mini the CPU
     mini: bool = False  # tiny sizes, to try the parts
@@ -147,7 +147,7 @@ def sampling(c):
 
 
 def measured_sampling(trial, way):
-    """What sampling with these changes of the config took."""
+    """Speed of sampling with these changes of the config."""
     found = [trial.sample(**way) for _ in range(REPEATS)]
     rollouts, first = found[0]
     seconds = min(seconds for _, seconds in found[1:])
@@ -170,7 +170,7 @@ def training(c):
 
 
 def measured_training(trial, peak_tflops):
-    """What steps of a Trial took."""
+    """Speed and memory of the steps of a Trial."""
     device, size, count = trial.dist.device, trial.size, trial.config.batch_size
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -212,7 +212,7 @@ def kernels(profiled, seconds, device):
 def generate(c):
     """Tokens a second of transformers' generate, whose cache grows."""
     for (name, size), rows in itertools.product(c.sizes.items(), map(c.rows, GENERATED)):
-        net = qwen2(size).to(c.device_used, getattr(torch, c.dtype)).eval()
+        net = qwen2(size, c.device_used).to(getattr(torch, c.dtype)).eval()
         prompts = torch.randint(size.vocabulary, (rows, size.prompt_length), device=c.device_used)
         seconds = []
         for _ in range(2):
@@ -237,19 +237,18 @@ PARTS = {
 
 def main(argv):
     """Prints the findings of the parts that the arguments name."""
-    parts = [argument for argument in argv if not argument.startswith("--")]
-    c, _ = load_config(GPUConfig, [argument for argument in argv if argument.startswith("--")])
+    parts = [argument for argument in argv if not argument.startswith("-")]
+    c, _ = load_config(GPUConfig, [argument for argument in argv if argument.startswith("-")])
     if not parts or set(parts) - PARTS.keys():
         raise UsageError(f"python bench/gpu.py PART... [--key=value], of the parts {', '.join(PARTS)}")
     detect_device(c.device_used)
     start = time.perf_counter()
-    for part in parts:
-        for found in PARTS[part](c):
-            line = json.dumps({"part": part, **found, "after": round(time.perf_counter() - start, 1)})
-            print(line, flush=True)
-            if c.out:
-                with open(c.out, "a") as f:
-                    f.write(line + "\n")
+    with open(c.out or os.devnull, "a") as out:
+        for part in parts:
+            for found in PARTS[part](c):
+                line = json.dumps({"part": part, **found, "after": round(time.perf_counter() - start, 1)})
+                for file in (sys.stdout, out):
+                    print(line, file=file, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What training learns on a GPU: a published model from a folder, and a model from scratch, by the scripts of here."""
+"""Learning on a GPU: runs of a published model from a folder, and of a model from scratch, and their curves."""
 
 import os
 import subprocess

@@ -39,14 +39,16 @@ SIZES = {
     "mini": Size(32, 64, 2, 4, 2, vocabulary=500, prompt_length=4, completion_length=8)}
 
 
-def qwen2(size):
+def qwen2(size, device):
     """A Qwen2.5 of transformers with random weights, which has no token that ends a text."""
     transformers = quiet_transformers("Qwen2.5", "model")
     torch.manual_seed(0)
-    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+    config = transformers.Qwen2Config(
         vocab_size=size.vocabulary, hidden_size=size.hidden, intermediate_size=size.inner,
         num_hidden_layers=size.layers, num_attention_heads=size.heads, num_key_value_heads=size.key_heads,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None))
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None)
+    with torch.device(device):  # a CPU draws the weights of 1.5B in half a minute
+        return transformers.Qwen2ForCausalLM(config)
 
 
 class Trial:
@@ -60,7 +62,7 @@ class Trial:
         tokenizer = SimpleNamespace(
             base_vocab_size=size.vocabulary, vocab_size=size.vocabulary, banned_token_ids=(), mask_token_id=None,
             stop_token_ids=(), decode=str)
-        net = qwen2(size)
+        net = qwen2(size, self.dist.device)
         if self.config.has_adapter:
             net = add_adapter(net.to(self.dist.dtype), self.config)
         model = HuggingFaceModel(net, tokenizer, LANGUAGE_MODEL, self.config.has_adapter)

@@ -526,7 +526,11 @@ SAMPLERS_AND_TOOLS = [
     (CHECK_LOSS, "{losses.py}:loss", 1, "losses.py line 1 scalar"),
     (CHECK_LOSS, "{losses.py}:broken", 1, "losses.py line 5 los"),
     (CHECK_LOSS, "{losses.py}:loss --objective=dro --clip_low=0.2", 2, "dro --clip_low"),
-    ("grpo/tools/gpu_check.py", "--quick=True", 2, "gpu_check.py settings"),
+    ("bench/gpu.py", "--mini=True", 2, "PART machine scratch"),
+    ("bench/gpu.py", "machine speed --mini=True", 2, "PART machine scratch"),
+    ("bench/gpu.py", "training --shapes=7B", 1, "shapes= 7B 0.5B"),
+    ("bench/gpu.py", "machine --mini=True --out={out}/none/found.jsonl", 1, "none/found.jsonl"),
+    ("bench/bench.py", "peer --cases=T_mixed --batching=True", 1, "batching=True cases='T_mixed'"),
 ]
 
 # Variables of torchrun that are set by hand: (variables, words)

@@ -77,7 +77,8 @@ def test_the_parts_that_measure_a_gpu_run_in_miniature_and_each_finding_is_a_lin
 def test_learning_is_measured_on_the_model_the_dataset_and_the_settings_that_are_named(capsys, tmp_path):
     records = [{"prompt": f"{i}+1=", "answer": str(i + 1), "split": "val" if i < 4 else "train"} for i in range(20)]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    settings = {"max_new_tokens": 6, "template": "plain", "reward_functions": "exact_match", "reward_weights": ()}
+    settings = {"max_new_tokens": 6, "template": "plain", "reward_functions": "exact_match", "reward_weights": (),
+                "success_reward": None}
     gpu.main(["learn", "--mini=True", "--seeds=2", f"--dataset={tmp_path}/sums.jsonl", f"--settings={settings}",
               "--model=data/arithmetic/pretrained/generator.safetensors", f"--folder={tmp_path}/runs"])
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
