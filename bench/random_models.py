@@ -13,10 +13,11 @@ from core.huggingface.model import HuggingFaceModel
 from core.model import LANGUAGE_MODEL
 from core.optim import build_optimizers
 from core.settings.optional import quiet_transformers
-from grpo.build import make_policy
+from grpo.build import LEFT_TO_RIGHT, make_policy
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import grpo_training_step
 from grpo.rewards import Scored
+from grpo.sampling_settings import SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Trial:
         if self.config.has_adapter:
             net = add_adapter(net.to(self.dist.dtype), self.config)
         model = HuggingFaceModel(net, tokenizer, LANGUAGE_MODEL, self.config.has_adapter)
-        self.policy = make_policy(model.to(self.dist.device), tokenizer, self.config, self.dist)
+        self.policy = make_policy(LEFT_TO_RIGHT, model.to(self.dist.device), tokenizer, self.config, self.dist)
         self.optimizers = build_optimizers(self.policy, self.config, self.dist.device.type)
         self.steps = 0  # taken so far
 
@@ -79,7 +80,7 @@ class Trial:
         config = self.config.varied(**changes)
         batch = self.problems(config.batch_size)
         start = started(self.dist.device)
-        rollouts = self.policy.sample(batch, self.steps, config)
+        rollouts = self.policy.sample(batch, self.steps, SamplingSettings.of(config))
         self.steps += 1
         return rollouts, started(self.dist.device) - start
 

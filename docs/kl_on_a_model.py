@@ -17,10 +17,9 @@ from grpo.sampling_settings import SamplingSettings
 from grpo.train_grpo import main as train
 
 
-def sample_colder(trainer, again, count=None):
+def sample_colder(trainer, problems, again):
     """Draws at temperature .8 and top_p .9 what the loss scores at 1, over all tokens."""
     config = trainer.config.varied(temperature=0.8, top_p=0.9)
-    problems = trainer.problems_of(trainer.iteration, again)
     rollouts = trainer.policy.sample(problems, trainer.iteration, SamplingSettings.of(config))
     rollouts.inputs.kept = None
     return rollouts, {}

@@ -21,6 +21,7 @@ from core.tokenizer import fold_to_ascii
 from grpo.environments import Episode
 from grpo.grpo_training_step import grpo_training_step
 from grpo.rewards import REWARDS
+from grpo.sampling_settings import SamplingSettings
 
 MOST = 16    # problems of the step
 RECORDS = 8  # training records that each verifier is tried on
@@ -55,7 +56,7 @@ def examine(config, models, rewards, data, dist):
     rounds = []
 
     def sample(problems, again):
-        rounds.append(models.policy.sample(problems, 0, c))
+        rounds.append(models.policy.sample(problems, 0, SamplingSettings.of(c)))
         return rounds[-1], {}
 
     grpo_training_step(models.policy, models.reference, rewards, problems, [], 0, c, dist, sample=sample)

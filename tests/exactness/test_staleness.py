@@ -10,6 +10,7 @@ from core.optim import build_optimizers
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.grpo_training_step import grpo_training_step
 from grpo.rewards import Scored
+from grpo.sampling_settings import SamplingSettings
 from grpo.samplers.sampler import Prefetcher
 from tests.tiny import (
     causal_policy, config, consumer, fill_policy, length_reward, one_process, prompt_config, prompt_consumer,
@@ -48,7 +49,7 @@ def by_hand(c, policy, data, reward, version_of, first=0, optimizers=None):
     for i in range(first, c.max_iters):
         sampler = copies[version_of(i)]
         grpo_training_step(policy, None, reward, step_problems(data, c, i), optimizers, i, c, one_process(),
-                           sample=lambda problems, again: (sampler.sample(problems, i, c), {}))
+                           sample=lambda problems, again: (sampler.sample(problems, i, SamplingSettings.of(c)), {}))
         copies[i + 1] = copy.deepcopy(policy)
 
 

@@ -15,6 +15,7 @@ from grpo.rewards import Scored
 from grpo.policies.policy import Policy
 from grpo.rollout import DataBuffer, Inputs, Rollouts, Texts
 from grpo.sampling_settings import SamplingSettings
+from grpo.sums import Sums
 from tests.tiny import config, one_process
 
 PROMPTS, TOKENS, LENGTH = 6, 5, 3
@@ -91,7 +92,7 @@ def test_its_inputs_come_back_from_a_state_that_holds_plain_values():
     with torch.no_grad():
         rollouts.inputs.reference = policy.distributions(rollouts, 1.0)
     buffer, file = DataBuffer(), io.BytesIO()
-    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), minibatches=2)
+    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, Sums()), minibatches=2)
     torch.save(buffer.state_dict(), file)
     file.seek(0)
     state, other = torch.load(file, weights_only=True), DataBuffer()

@@ -12,6 +12,7 @@ from grpo.grpo_training_step import grpo_training_step
 from grpo.reference import adapted, periodic
 from grpo.report import page
 from grpo.rollout import DataBuffer
+from grpo.sums import Sums
 from tests.tiny import (
     collect, config, consumer, count_rows, fill_policy, grpo_step, judge, one_process, prompt_config, rewards, same,
     sampled, step_problems, train, without_clock)
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("without_pictures")
 def test_minibatches_divide_the_problems_and_leave_groups_whole(dataset):
     rollouts, buffer = sampled(fill_policy(), dataset, config(batch_size=5)), DataBuffer()
     rollouts.advantage = torch.arange(20.0)[:, None]
-    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, {}), 2, 3)
+    buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, Sums()), 2, 3)
     seen = [buffer.next_minibatch()[0] for _ in range(6)]
     order = [part.advantage.view(-1, 4)[:, 0].div(4).long() for part in seen]  # the problems of each
     for part, problems in zip(seen, order, strict=True):
