@@ -169,7 +169,7 @@ class ModelPolicy(Policy):
 
     def identity(self) -> dict:
         """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
-        return getattr(self.model, "identity", dict)()
+        return self.model.identity()
 
     def save(self, path: str, weights: dict | None = None, **facts) -> None:
         save_model(path, self.model, self.tokenizer, weights=weights, **facts)
