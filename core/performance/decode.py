@@ -136,13 +136,13 @@ class Decoder:
         """Makes buffers. Old ones and their graphs go first, because memory may not hold both."""
         self.row = self.out = self.kept = self.pool = None
         self.graphs = {}
-        self.caches = []  # made when a prompt has been read, which shows their shape
+        self.caches = []
         self.sizes = sizes
         zeros = partial(torch.zeros, dtype=torch.long, device=self.device)
         numbers = zeros(4, sizes.rows, 1)
         self.row = RowBuffers(*numbers, ended=numbers[0].bool())
         target, given = zeros(2, sizes.completions + 1, sizes.tokens + 1)
-        self.out = OutputBuffers(target, given, logp=target.float(), noise=target.double())
+        self.out = OutputBuffers(target, given, target.float(), target.double())
         self.start = zeros(1)
         self.kept = zeros(sizes.rows, LOOK, sizes.vocabulary, dtype=torch.bool)
 
@@ -154,8 +154,10 @@ class Decoder:
         past = new_cache(self.model)
         self.model.states(prompt[:, :-1], None, past, padding)
         read = [x for pair in past.layers for x in pair]                             # (p, H, T - 1, D) each
-        if not self.caches:
-            self.caches = [self.room(x) for x in read]
+        if not self.caches:  # now the shapes of keys and values are known
+            n, width, *_ = self.sizes
+            for x in read:
+                self.caches.append(x.new_zeros(n, x.shape[1], width, x.shape[3]))
         places = self.on_device(places)
         which = self.on_device(which)
         rows = places[:, 0]
@@ -164,10 +166,6 @@ class Decoder:
         if padding is not None:
             self.row.padding[rows, 0] = padding[which]
         self.assign(places, prompt[which, -1])
-
-    def room(self, x):
-        """A cache for keys or values like those of prompts (p, H, T - 1, D)."""
-        return x.new_zeros(self.sizes.rows, x.shape[1], self.sizes.columns, x.shape[3])
 
     def assign(self, places, token, given=None):
         """Lets rows write completions. places: (k, 3) row, completion and the column to draw after reading token (k,);
@@ -196,15 +194,18 @@ class Decoder:
         row = RowBuffers(*(x[:n] for x in self.row))
         out = self.out
         place = row.number, row.t                                                    # (n, 1) each
-        live = ~row.ended & (row.t < L)
+        live = ~row.ended & (row.t < L)  # others draw as well, because the shapes stay, but do not advance
         last = min(width, self.model.longest_input) - 1
-        column = (self.start + row.t).clamp(max=last)  # of a row that ended there
+        column = (self.start + row.t).clamp(max=last)  # of the cache; beyond its end in a row that is not live
         caches = [x[:n, :, :width] for x in self.caches]
         past = RowCache([*zip(caches[::2], caches[1::2])], column)
-        h = self.model.states(row.token, None, past, row.padding[:, 0])[:, 0]        # (n, C)
-        token, logp, kept = draw_tokens(self.model, h, out.noise[place], keep=torch.clone, **sampling)
+        padding = row.padding[:, 0]
+        h = self.model.states(row.token, None, past, padding)[:, 0]                  # (n, C)
+        noise = out.noise[place]                                                     # (n, 1)
+        token, logp, kept = draw_tokens(self.model, h, noise, keep=torch.clone, **sampling)
         if kept is not None:
-            self.kept[torch.arange(n, device=self.device), row.t[:, 0] % LOOK] = kept
+            rows = torch.arange(n, device=self.device)
+            self.kept[rows, row.t[:, 0] % LOOK] = kept
         given = out.given[place]                                                     # (n, 1)
         is_own = given < 0
         token = torch.where(is_own, token, given)
@@ -243,7 +244,8 @@ class Scheduler:
     """The N = P * G completions of one call of a Decoder, of L tokens at most, as the host knows them.
 
     n: rows that the next steps have; running: {row: the completion in it}; begun: completions that have had a row
-    length: the columns of each completion at the last poll; truncated: False where one has ended
+    length: the columns of each completion at the last poll; truncated: False where one has ended; given: (N, L) as in
+    OutputBuffers, on the CPU
     """
 
     def __init__(self, decoder, prompt, padding, shape, stop, turns, rows, sampling):
@@ -254,7 +256,8 @@ class Scheduler:
         self.turns = turns
         P, self.group_size, self.L = shape
         self.N = P * self.group_size
-        self.given = turns.given if turns else torch.tensor(-1).expand(self.N, self.L)
+        nothing = torch.tensor(-1).expand(self.N, self.L)
+        self.given = turns.given if turns else nothing
         while rows // 2 >= max(ROWS, self.N):  # few sizes, because each has its graphs
             rows //= 2
         self.n = rows
@@ -302,7 +305,10 @@ class Scheduler:
         self.begun = numbers.stop
 
     def poll(self):
-        """Takes completions that have ended out of the batch, and lets the environment answer."""
+        """Takes completions that have ended out of the batch, and lets the environment answer.
+
+        The device does not learn of ends that the host finds: their rows write on, behind the end, until refilled.
+        """
         row = self.decoder.row
         progress = torch.cat([row.t, row.ended], 1)[: self.n].tolist()               # the one wait of these steps
         if self.turns or self.stop.sequences:
