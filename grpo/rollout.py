@@ -51,8 +51,8 @@ class Texts:
 
 @dataclass(kw_only=True)
 class Inputs:
-    """What a policy reads to score rollouts again. Each field is a tensor on the CPU or a list, with one item for each
-    problem, or None. A kind of policy adds its own in a subclass:
+    """The base of what a policy reads to score rollouts again. Each field is a tensor on the CPU or a list, with one
+    item for each problem, or None. A kind of policy adds its own in a subclass:
 
         @dataclass
         class TableInputs(Inputs):
@@ -72,7 +72,7 @@ class Inputs:
         return self if kept is None else replace(self, kept=kept.split(self.counts()))
 
     def select(self, problems: Tensor) -> Self:
-        """Those of these problems, given by their indices on the CPU."""
+        """The inputs of these problems, given by their indices on the CPU."""
         selected = {name: x[problems] for name, x in tensors(self).items()}
         for f in fields(self):
             values = getattr(self, f.name)

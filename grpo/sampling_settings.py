@@ -1,4 +1,4 @@
-"""What sampling needs of a config: policies, samplers, environments and evaluations get it in place of the whole."""
+"""The part of a config that sampling needs: policies and environments get it in place of the whole."""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -40,7 +40,7 @@ class SamplingSettings:
 
     @classmethod
     def of(cls, config: "Settings | SamplingSettings") -> Self:
-        """Those of a config."""
+        """The settings of these names."""
         return cls(**{f.name: getattr(config, f.name) for f in fields(cls)})
 
     def for_tokens(self) -> dict:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 

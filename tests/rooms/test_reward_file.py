@@ -378,7 +378,7 @@ def test_what_a_file_changes_of_torch_ends_with_its_call(tmp_path):
     one.begin(0, {})
     assert torch_defaults() == before
     one.step("a")
-    assert torch_defaults() == before and one.rewards == [1.0]
+    assert torch_defaults() == before and one.reward == 1.0
 
 
 SLOW = "from grpo.rewards import reward\n\n@reward(0, 1, slow=True)\ndef mine(completions):\n    return [value()]\n"
