@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager, check_same_step, no_state, states
 from core.config import changed_settings
 from core.data import dataset_folder
@@ -32,7 +33,7 @@ from core.files import (
     BEFORE, CONFIG, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, read_object, starts_of, write_json, writing)
 from core.logger import Logger, create_logger
 from core.models import is_small
-from core.optim import CosineLRScheduler, build_optimizers, not_finite
+from core.optim import CosineLRScheduler, build_optimizers
 from core.resume import PREVIOUS, changed_since, earlier_runs, resume_command
 from core.settings.setting import Settings
 
@@ -200,33 +201,6 @@ class StopSignal:
         """The name of the signal that any rank has received, or None. Every rank must call it."""
         number = self.dist.agree(self.number)
         return signal.Signals(number).name if number else None
-
-
-class BadSteps:
-    """Counts the steps in a row that taught nothing, alike on all ranks, and ends a run that no longer trains."""
-
-    def __init__(self, limit, checkpoints, logger):
-        self.limit, self.checkpoints, self.logger = limit, checkpoints, logger
-        self.in_a_row = 0
-
-    def reset(self) -> None:
-        """Begins anew, after a step that taught something."""
-        self.in_a_row = 0
-
-    def add_not_finite(self, step: int, metrics: dict) -> None:
-        """Counts a step that was skipped."""
-        names = not_finite(metrics)
-        of_rewards = any(name.startswith("reward/") for name in names)
-        remedy = "let rewards return finite numbers" if of_rewards else "lower learning_rate"
-        self.add(f"step {step} is skipped, because these are not finite: {', '.join(names)}", remedy)
-
-    def add(self, what: str, remedy: str) -> None:
-        """Counts a step. what: happened, in words; remedy: the end of the error, if this was one too many"""
-        self.in_a_row += 1
-        self.logger.say(what)
-        if self.in_a_row >= self.limit:
-            raise Mistake(f"{what}, as in {self.in_a_row} steps in a row (max_bad_steps={self.limit}); {remedy}; "
-                          f"{self.checkpoints.how_to_resume()}")
 
 
 class Run:

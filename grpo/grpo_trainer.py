@@ -26,6 +26,7 @@ from grpo.reference import REFERENCES, adapted
 from grpo.reward_functions.registry import REWARDS
 from grpo.rollout import DataBuffer, Facts, Rollouts
 from grpo.sampling_settings import SamplingSettings
+from grpo.step_settings import StepSettings
 
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
@@ -54,6 +55,8 @@ class GRPOTrainer(Run):
         self.evaluation = evaluation
         self.evaluated = False  # a run begins with an evaluation
         self.progress = getattr(rewards, "state", SimpleNamespace())  # what rewards may know of the run
+        self.settings = StepSettings.of(config, policy)
+        self.sampling = SamplingSettings.of(config)
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None  # of a sampler elsewhere, or ahead of training; None: the policy samples at once
         self.kl_beta, self.iteration, self.spent = config.kl_beta, 0, 0.0
@@ -89,16 +92,16 @@ class GRPOTrainer(Run):
 
     def train_step(self) -> dict:
         """One optimizer step. The first step of an iteration begins with its rollouts."""
-        c = self.config
+        c, settings = self.config, self.settings
         if self.kl_beta != c.kl_beta:  # kl_target has moved it
-            c = c.varied(kl_beta=self.kl_beta)
+            settings = StepSettings.of(c.varied(kl_beta=self.kl_beta), self.policy)
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         self.progress.global_step = self.step
         problems = partial(self.problems_of, self.iteration)
         metrics = grpo_training_step(
             self.policy, self.reference, self.rewards, problems, self.optimizers, self.iteration, c, self.dist,
-            buffer=self.buffer, sample=self.sample, timer=Timer(self.show))
+            self.buffer, self.sample, settings, Timer(self.show))
         self.step += 1
         self.spent += sum(x for name, x in metrics.items() if name.startswith("time/"))
         metrics |= {"lr": lr, "kl_beta": self.kl_beta}
@@ -177,7 +180,7 @@ class GRPOTrainer(Run):
         c = self.config
         self.logger.doing(f"generating {len(problems['number']) * c.group_size} completions")
         if self.prefetcher is None:
-            return self.policy.sample(problems, self.iteration, SamplingSettings.of(c)), {}
+            return self.policy.sample(problems, self.iteration, self.sampling), {}
         iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
         last = self.iteration + iterations_left - 1
         return self.prefetcher.get(problems, self.iteration, again, last)

@@ -56,7 +56,7 @@ class Timer:
 def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Callable, problems: Callable,
                        optimizers: list, iteration: int, config: Settings, dist: Distributed,
                        buffer: DataBuffer | None = None, sample: Callable | None = None,
-                       timer: Timer | None = None) -> dict:
+                       settings: StepSettings | None = None, timer: Timer | None = None) -> dict:
     """One optimizer step of GRPO (arXiv 2402.03300). The first step of an iteration fills the buffer with rollouts, and
     every step trains on a minibatch from it: all of them, or a part (minibatches), perhaps again (ppo_epochs).
 
@@ -66,10 +66,10 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     iteration: number of the round of rollouts; the sampling noise depends on it
     buffer: the DataBuffer of the run, the same in every step; None: this is the one step on rollouts of its own
     sample: (problems, again) -> (Rollouts, {metric: (sum, count)}), who samples; None: the policy
-    timer: the clock that is told of each phase; None: a new one
+    settings: StepSettings of the config, where they are made once; timer: the clock that is told of each phase
     Returns the metrics of docs/metrics.md as floats
     """
-    settings = StepSettings.of(config, policy)
+    settings = settings or StepSettings.of(config, policy)
     if buffer is None:
         if settings.steps > 1:
             warnings.warn(f"ppo_epochs={settings.epochs} minibatches={settings.minibatches} have no effect: without a "
@@ -80,9 +80,9 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     timer = timer or Timer()
     is_first = not buffer.queue
     if is_first:
-        collect = round_of(policy, problems, iteration, config, sample)
+        sample = sample or sampler_of(policy, iteration, config)
         with dist.gathered():
-            rollouts, sums = collect_rollouts(policy, reference, rewards, collect, settings, dist, timer)
+            rollouts, sums = collect_rollouts(policy, reference, rewards, problems, sample, settings, dist, timer)
         id = buffer.store_rollout_data(rollouts, sums)
         buffer.prepare_training_batch(id, settings.epochs, settings.minibatches)
 
@@ -98,34 +98,30 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     return metrics | timer.times
 
 
-def round_of(policy: "Policy", problems: Callable, iteration: int, config: Settings,
-             sample: Callable | None = None) -> Callable:
-    """A function (again, count) that samples a round of an iteration: its own problems (again=0), or the first `count`
-    of other ones (again=1, 2, ...). It returns (Rollouts, {metric: (sum, count)}). Arguments: as grpo_training_step"""
+def sampler_of(policy: "Policy", iteration: int, config: Settings) -> Callable:
+    """The function (problems, again) of grpo_training_step with which the policy itself samples."""
     settings = SamplingSettings.of(config)
 
-    def collect(again, count=None):
-        chosen = {key: x[:count] for key, x in problems(again).items()}
-        if sample is not None:
-            return sample(chosen, again)
-        return policy.sample(chosen, iteration, settings), {}
-    return collect
+    def sample(problems, again):
+        return policy.sample(problems, iteration, settings), {}
+    return sample
 
 
-def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Callable, sample_round: Callable,
-                     settings: StepSettings, dist: Distributed, timer: Timer) -> tuple[Rollouts, Sums]:
-    """Phases 1 to 3 for this rank's share of an iteration.
+def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Callable, problems: Callable,
+                     sample: Callable, settings: StepSettings, dist: Distributed,
+                     timer: Timer) -> tuple[Rollouts, Sums]:
+    """Phases 1 to 3 for this rank's share of an iteration. Arguments: as grpo_training_step
 
-    sample_round: (again, count) -> (Rollouts, {metric: (sum, count)}), as round_of makes it
     Returns the rollouts to train on, with their advantage, and what is known of their metrics
     """
     sums = Sums()
     objective = settings.objective
 
     def collect(again, count=None):
-        """Phases 1 and 2 of one round: rollouts and their Scored."""
+        """Phases 1 and 2 of one round, of all its problems or the first `count`: rollouts and their Scored."""
         timer.begin("collect")
-        rollouts, more = sample_round(again, count)
+        wanted = {key: x[:count] for key, x in problems(again).items()}
+        rollouts, more = sample(wanted, again)
         for name, pair in more.items():
             sums.mean(name, *pair)
         timer.begin("reference")

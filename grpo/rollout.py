@@ -155,6 +155,9 @@ class Rollouts:
             problems = torch.arange(self.problems)
         if tokens is None:
             return [part for part in problems.split(size) if len(part)]
+        if self.inputs.size is None:
+            raise Mistake("micro_batch_tokens: this policy's inputs have no size, the number of tokens of each problem "
+                          "(grpo/rollout.py: Inputs); add it, or leave micro_batch_tokens out")
         from core.performance.batching import parts_of_tokens
         return [problems[part] for part in parts_of_tokens(self.inputs.size[problems], tokens)]
 

@@ -29,7 +29,7 @@ from core.tokenizer import BPETokenizer, CharTokenizer
 from grpo.build import make_rewards
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import (
-    Timer, collect_rollouts, grpo_training_step, rollout_loss, round_of, train_on_rollouts)
+    Timer, collect_rollouts, grpo_training_step, rollout_loss, sampler_of, train_on_rollouts)
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
@@ -296,11 +296,11 @@ def step_problems(data, c, number=0):
     return problems
 
 
-def grpo_step(policy, reference, scorer, data, c, number=0, optimizers=None, dist=None):
+def grpo_step(policy, reference, scorer, data, c, number=0, optimizers=None, dist=None, buffer=None):
     """Step `number` of GRPO. Returns its metrics."""
     optimizers = optimizers or build_optimizers(policy, c)
     return grpo_training_step(policy, reference, scorer, step_problems(data, c, number), optimizers, number, c,
-                              dist or one_process())
+                              dist or one_process(), buffer)
 
 
 def step_gradient(policy, reference, scorer, data, c):
@@ -312,9 +312,9 @@ def step_gradient(policy, reference, scorer, data, c):
 
 def collect(policy, scorer, data, c, reference=None, dist=None, number=0):
     """(rollouts, sums) of step `number`."""
-    sample = round_of(policy, step_problems(data, c, number), number, c)
+    problems, sample = step_problems(data, c, number), sampler_of(policy, number, c)
     settings = StepSettings.of(c, policy)
-    return collect_rollouts(policy, reference, scorer, sample, settings, dist or one_process(), Timer())
+    return collect_rollouts(policy, reference, scorer, problems, sample, settings, dist or one_process(), Timer())
 
 
 def train(policy, rollouts, sums, c, optimizers=None, dist=None):

@@ -33,7 +33,7 @@ def can_decode(model):
 
 
 class Sizes(NamedTuple):
-    """What buffers have room for."""
+    """The room in the buffers."""
     rows: int = 0         # of the batch
     columns: int = 0      # of a cache
     completions: int = 0  # of a call
@@ -42,8 +42,8 @@ class Sizes(NamedTuple):
 
 
 class RowBuffers(NamedTuple):
-    """What each row of the batch writes now, (n, 1) each. Graphs know where these tensors are, so that no field ever
-    gets another one."""
+    """The state of each row of the batch, (n, 1) each. Graphs know where these tensors are, so that no field ever gets
+    another one."""
     number: Tensor   # the completion, -1 for none
     token: Tensor    # the token to read next
     t: Tensor        # the column of the completion that is drawn then
@@ -52,8 +52,8 @@ class RowBuffers(NamedTuple):
 
 
 class OutputBuffers(NamedTuple):
-    """What a call reads and writes for each completion, (N + 1, L + 1) each. A row that has ended writes
-    behind the end of its completion, one without a completion into the last row: both are cut off."""
+    """The input and output of a call for each completion, (N + 1, L + 1) each. A row that has ended writes behind the
+    end of its completion, one without a completion into the last row: both are cut off."""
     target: Tensor  # tokens
     given: Tensor   # tokens of answers, -1 where the policy writes
     logp: Tensor    # log-probability of the drawn token, of none where one is given

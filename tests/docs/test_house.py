@@ -82,12 +82,12 @@ def test_no_imports_run_in_a_circle_and_a_layer_imports_only_those_before_it():
 # Files whose public functions have type hints: the path of a step for each kind of generator, and prompts
 TYPED = (
     *(f"core/{name}.py" for name in (
-        "cache", "data", "device", "distributed", "distributions", "errors", "fill_in", "fill_in_passes", "generation",
-        "judge", "model", "optim", "prompts", "tokenizer", "user_files")),
+        "bad_steps", "cache", "data", "device", "distributed", "distributions", "errors", "fill_in", "fill_in_passes",
+        "generation", "judge", "model", "optim", "prompts", "tokenizer", "user_files")),
     *(f"grpo/{name}.py" for name in (
         "grpo_trainer", "grpo_training_step", "losses", "metrics", "policies/causal", "policies/fill",
         "policies/policy", "policies/prompt_fill", "reference", "reward_functions/judge", "rewards", "rollout",
-        "sampling_settings", "shaping")))
+        "sampling_settings", "shaping", "step_settings", "sums")))
 
 
 def public_functions(body):

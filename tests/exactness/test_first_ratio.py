@@ -10,6 +10,7 @@ import torch
 
 from core.errors import Mistake
 from grpo.losses import OBJECTIVES, policy_loss, token_weights
+from grpo.rollout import DataBuffer
 from tests.tiny import (
     Catcher,
     causal_policy,
@@ -136,7 +137,8 @@ def test_a_step_leaves_the_global_random_states_alone(dataset, prompts):
     passes, completes = config(unmask_steps=3), prompt_config(ppo_epochs=2)
     before = states()
     grpo_step(fill, fill.frozen(), rewards(passes, scorer), consumer(dataset, passes), passes)
-    grpo_step(causal, causal.frozen(), length_reward, prompt_consumer(prompts, completes), completes)
+    data = prompt_consumer(prompts, completes)
+    grpo_step(causal, causal.frozen(), length_reward, data, completes, buffer=DataBuffer())
     assert states() == before
 
 

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from core.bad_steps import BadSteps
 from core.checkpoint_manager import CheckpointManager
 from core.errors import Mistake
 from core.logger import Logger
 from core.resume import resume_command
-from core.run import BadSteps, StopSignal
+from core.run import StopSignal
 from tests.tiny import ROOT
 
 ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -1,0 +1,33 @@
+"""The end of a run that no longer trains, by the steps in a row that taught nothing."""
+
+from core.checkpoint_manager import CheckpointManager
+from core.errors import Mistake
+from core.logger import Logger
+from core.optim import not_finite
+
+
+class BadSteps:
+    """Counts the steps in a row that taught nothing, alike on all ranks, and ends a run that no longer trains."""
+
+    def __init__(self, limit: int, checkpoints: CheckpointManager, logger: Logger):
+        self.limit, self.checkpoints, self.logger = limit, checkpoints, logger
+        self.in_a_row = 0
+
+    def reset(self) -> None:
+        """Begins anew, after a step that taught something."""
+        self.in_a_row = 0
+
+    def add_not_finite(self, step: int, metrics: dict) -> None:
+        """Counts a step that was skipped."""
+        names = not_finite(metrics)
+        of_rewards = any(name.startswith("reward/") for name in names)
+        remedy = "let rewards return finite numbers" if of_rewards else "lower learning_rate"
+        self.add(f"step {step} is skipped, because these are not finite: {', '.join(names)}", remedy)
+
+    def add(self, what: str, remedy: str) -> None:
+        """Counts a step. what: happened, in words; remedy: the end of the error, if this was one too many"""
+        self.in_a_row += 1
+        self.logger.say(what)
+        if self.in_a_row >= self.limit:
+            raise Mistake(f"{what}, as in {self.in_a_row} steps in a row (max_bad_steps={self.limit}); {remedy}; "
+                          f"{self.checkpoints.how_to_resume()}")
