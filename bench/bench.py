@@ -31,12 +31,10 @@ from core.settings.setting import Settings
 from core.tokenizer import CharTokenizer
 from grpo.build import FILL_IN, LEFT_TO_RIGHT, make_policy
 from grpo.grpo_config import GRPOConfig
-from grpo.grpo_training_step import rollout_loss
-from grpo.losses import compute_advantages, token_weights
-from grpo.reference import with_reference
+from grpo.grpo_training_step import grpo_training_step
+from grpo.losses import compute_advantages
+from grpo.rewards import Scored
 from grpo.sampling_settings import SamplingSettings
-from grpo.step_settings import StepSettings
-from grpo.sums import Sums
 
 TOKENIZER = CharTokenizer(stop=True)
 MASKED = 0.3     # share of a text to fill in
@@ -66,11 +64,12 @@ class Comparison:
         self.c, self.length = c, length
         self.dist = Distributed(c.device, c.dtype)
         torch.manual_seed(0)
-        reward = torch.rand(c.batch_size, c.group_size, device=self.dist.device)
-        self.advantage = compute_advantages(reward, "group_std").view(-1, 1)         # (N, 1)
+        self.reward = torch.rand(c.batch_size, c.group_size, device=self.dist.device)
+        self.advantage = compute_advantages(self.reward[..., None], "group_std").flatten(0, 1)  # (N, 1)
         self.config = GRPOConfig(batch_size=c.batch_size, group_size=c.group_size, temperature=1.0, top_p=1.0,
-                                 **settings)
+                                 grad_clip=0.0, **settings)
         self.settings = SamplingSettings.of(self.config)
+        self.reference = None
         kind = LEFT_TO_RIGHT if mode == LANGUAGE_MODEL else FILL_IN
         self.policy = make_policy(kind, self.model(mode), TOKENIZER, self.config, self.dist)
 
@@ -79,11 +78,16 @@ class Comparison:
         config = GPTConfig(mode, TOKENIZER.vocab_size, TOKENIZER.base_vocab_size, *sizes)
         return GPT(config).to(self.dist.device)
 
-    def learn(self, rollouts):
-        weight = token_weights(rollouts.mask, "sequence", self.config.max_new_tokens)
-        rollouts = replace(rollouts, advantage=self.advantage)
-        scores = self.policy.score(rollouts, self.config.temperature)
-        rollout_loss(scores, rollouts, weight, StepSettings.of(self.config, self.policy), Sums()).backward()
+    def shared(self):
+        grpo_training_step(  # without an optimizer the gradient stays
+            self.policy, self.reference, self.rewards, lambda again: self.batch, [], 0, self.config, self.dist,
+            sample=self.sample)
+
+    def sample(self, problems, again):
+        return self.policy.sample(problems, 0, self.settings), {}
+
+    def rewards(self, rollouts):
+        return Scored(self.reward)
 
     def learn_naively(self, logp, target, mask, penalty=0.0):
         """The loss of completions (N, M) with log-probabilities logp (N, M, V), and its backward pass."""
@@ -109,10 +113,11 @@ class Causal(Comparison):
         super().__init__(c, LANGUAGE_MODEL, c.prompt_length + c.completion_length, kl_beta=0.0,
                          max_new_tokens=c.completion_length)
         self.prompts = np.random.default_rng(0).integers(96, size=(c.batch_size, c.prompt_length))
-        self.rollouts = self.policy.sample(problems(self.prompts), 0, self.settings)
+        self.batch = problems(self.prompts)
+        self.rollouts, _ = super().sample(self.batch, 0)
 
-    def shared(self):
-        self.learn(self.rollouts)
+    def sample(self, problems, again):
+        return self.rollouts, {}  # training alone is compared
 
     def naive(self):
         model, target = self.policy.model, self.rollouts.target                      # (N, M)
@@ -142,20 +147,17 @@ class Fill(Comparison):
             "target": target,
             "mask": mask,
             "number": np.arange(c.batch_size)}
-        self.rollouts = self.policy.sample(self.batch, 0, self.settings)
+        self.rollouts, _ = self.sample(self.batch, 0)
 
-    def shared(self):
-        settings = replace(StepSettings.of(self.config, self.policy), kl_estimator="exact")
-        rollouts = self.policy.sample(self.batch, 0, self.settings)
-        rollouts = with_reference(rollouts, self.reference, settings)
+    def rewards(self, rollouts):
         with self.dist.autocast():
             calculate_judge_scores(self.judge, torch.stack(rollouts.texts.tokens), TOKENIZER.cls_token_id)
-        self.learn(rollouts)
+        return super().rewards(rollouts)
 
     def naive(self):
         policy, reference = self.policy.model, self.reference.model
         texts = torch.stack(self.rollouts.texts.tokens)                              # (N, T)
-        inputs = self.rollouts.inputs.texts[:, 0]                                   # (P, T)
+        inputs = self.rollouts.inputs.texts[:, 0]                                    # (P, T)
         inputs = inputs.repeat_interleave(self.c.group_size, 0)                      # (N, T)
         with self.dist.autocast():
             with torch.no_grad():

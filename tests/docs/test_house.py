@@ -156,9 +156,20 @@ def test_nothing_evaluates_text_or_catches_every_error():
     assert not wrong, "\n".join(wrong)
 
 
-def test_only_the_trainer_and_the_step_know_the_buffer():
+def test_only_the_trainer_and_the_step_know_the_buffer_and_every_step_is_grpo_training_step():
     uses = [str(p.relative_to(ROOT)) for p in FILES if "DataBuffer(" in p.read_text()]
     assert uses == ["grpo/grpo_trainer.py", "grpo/grpo_training_step.py"]
+    phases = {"collect_rollouts", "train_on_rollouts", "end_step"}
+    for name in set(OURS) - {"grpo/grpo_training_step.py"}:
+        assert not phases & {getattr(node, "id", "") for node in nodes_of(name)}, name
+
+
+@pytest.mark.parametrize("name", ["losses", "metrics", "rollout", "shaping", "sums"])
+def test_functions_of_the_algorithm_take_no_config(name):
+    for node in nodes_of(f"grpo/{name}.py"):
+        if isinstance(node, ast.arg):
+            assert node.arg not in ("config", "c"), f"line {node.lineno}"
+            assert "Settings" not in ast.unparse(node.annotation or node), f"line {node.lineno}"
 
 
 @pytest.mark.slow
