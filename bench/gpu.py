@@ -65,10 +65,12 @@ class GPUConfig(Settings):
     device: Annotated[str | None, ("cuda", "cpu")] = None  # None: cuda, with mini the CPU
     mini: bool = False  # tiny sizes, to try the parts
     out: str = ""  # a file that the findings are appended to
+
     # Speed and memory: random weights
     shapes: tuple[str, ...] = ("0.5B", "1.5B")  # names of shapes of Qwen2.5
     dtype: Annotated[str, ("bfloat16", "float32")] = "bfloat16"  # precision of matrix products
     peak_tflops: Positive = 989.0  # of the GPU's datasheet, for the share that training reaches; H100, H200: 989
+
     # What training learns
     model: str = ""  # of learn: a folder in Hugging Face format, or a file of this project; empty: that of the config
     dataset: str = ""  # of learn: a folder or a file of records; empty: that of the config

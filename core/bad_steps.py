@@ -1,9 +1,10 @@
-"""The end of a run that no longer trains, by the steps in a row that taught nothing."""
+"""Ends a run in which too many steps in a row taught nothing."""
+
+import math
 
 from core.checkpoint_manager import CheckpointManager
 from core.errors import Mistake
 from core.logger import Logger
-from core.optim import not_finite
 
 
 class BadSteps:
@@ -25,9 +26,14 @@ class BadSteps:
         self.add(f"step {step} is skipped, because these are not finite: {', '.join(names)}", remedy)
 
     def add(self, what: str, remedy: str) -> None:
-        """Counts a step. what: happened, in words; remedy: the end of the error, if this was one too many"""
+        """Counts a step. what: what happened, in words; remedy: what to do if this step was one too many"""
         self.in_a_row += 1
         self.logger.say(what)
         if self.in_a_row >= self.limit:
             raise Mistake(f"{what}, as in {self.in_a_row} steps in a row (max_bad_steps={self.limit}); {remedy}; "
                           f"{self.checkpoints.how_to_resume()}")
+
+
+def not_finite(metrics: dict) -> list[str]:
+    """The names of the metrics {name: number} that are not finite."""
+    return [name for name, x in metrics.items() if not math.isfinite(x)]

@@ -169,12 +169,12 @@ class Distributed:
         dist.gather_object(moved(value, "cpu"), values)
         return values
 
-    def names_of_all(self, names: Iterable[str]) -> list[str]:
-        """The names that any rank has, sorted: the same list on every rank."""
+    def keys_of_all(self, keys: Iterable) -> list:
+        """The keys that any rank has, sorted: the same list on every rank."""
         if self.world == 1:
-            return sorted(names)
+            return sorted(keys)
         found = [None] * self.world
-        dist.all_gather_object(found, sorted(names))
+        dist.all_gather_object(found, sorted(keys))
         return sorted(set().union(*found))
 
     def barrier(self) -> None:

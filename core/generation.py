@@ -14,7 +14,7 @@ from core.errors import Mistake
 from core.performance.prepacked import prepacked
 from core.tokenizer import Tokenizer
 
-LEAVE_SHARE = 0.9  # finished rows leave the batch once at most this share has not ended
+DROP_SHARE = 0.9  # finished rows leave the batch once at most this share has not ended
 
 
 @torch.no_grad()
@@ -101,7 +101,7 @@ class Rows:
     def drop_finished(self, past: Any) -> None:
         """Takes rows that have ended out of the batch and its cache `past`, ours or a HuggingFaceCache, once there are
         enough of them."""
-        if self.left > LEAVE_SHARE * len(self.live):
+        if self.left > DROP_SHARE * len(self.live):
             return
         keep = self.live.nonzero().squeeze(1)
         past.keep(keep)

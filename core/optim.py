@@ -77,8 +77,3 @@ def step_optimizers(optimizers: list, good: bool, tokens: float) -> dict:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return {"skipped_steps": int(not good), "empty_steps": int(empty)}
-
-
-def not_finite(metrics: dict) -> list[str]:
-    """The names of the metrics {name: number} that are not finite."""
-    return [name for name, x in metrics.items() if not math.isfinite(x)]

@@ -29,8 +29,8 @@ def main(argv):
         data = build_data(config, dist)
         model = build_model(config, data, dist)
         batches, evaluation = build_batches(config, data, dist)
-        trainer = partial(Trainer, model, config, batches, evaluation, data.tokenizer)
-        launch(trainer, config, origin, plan(config, origin, model, data, dist), COLUMNS, dist)
+        make_trainer = partial(Trainer, model, config, batches, evaluation, data.tokenizer)
+        launch(make_trainer, config, origin, plan(config, origin, model, data, dist), COLUMNS, dist)
 
 
 def plan(config, origin, model, data, dist):

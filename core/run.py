@@ -1,4 +1,4 @@
-"""A run: what it needs is built, one at a time in its folder, step after step until the last one, and its record.
+"""A run: its folder, its steps with evaluations and saves, and its record in config.json.
 
 `job` and `launch` are the beginning and the end of every training script; Run is the base of the trainers.
 config.json records every start with its settings and its end.
@@ -43,15 +43,64 @@ except ImportError:  # Windows
     fcntl = None
 
 LOCK = "lock"
-OTHERS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models are files or folders; TensorBoard's
+OTHERS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models, files or folders, and TensorBoard's files
 SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{OTHERS})(\.tmp)?")
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
-BEGUN = f"{CONFIG}.tmp"  # left by a run that was killed at its first file, before console.log was that
+BEGUN = f"{CONFIG}.tmp"  # the first file of earlier versions; a run that was killed then left it
 SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]  # as on Windows
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 MODELS = ("data/smollm2/model",)  # models that the prepare.py beside them makes
 MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
           "grad_checkpoint", "dtype", "lora_rank", "load_in_4bit")  # settings that change what a run needs
+
+
+# The beginning and the end of every training script
+
+@contextlib.contextmanager
+def job(config: Settings, checkpoint: str | None, check: Callable | None = None) -> Generator[Distributed, None, None]:
+    """Checks what can be checked before anything is loaded, and gives the ranks and the device during the block.
+
+    checkpoint: the model that the script starts from, or None; check: config -> None, checks more
+    """
+    check_run_folder(config.absolute_out_dir, config.resume)
+    if config.trackers:
+        from core.trackers import check_trackers
+        check_trackers(config)
+    if check is not None:
+        check(config)
+    small = is_small(checkpoint)
+    with Distributed(config.device, config.dtype, small) as dist, naming_what_lowers_memory(config):
+        yield dist
+
+
+def launch(make: Callable, config: Settings, origin: dict, plan: Iterable[str], columns: Sequence[str],
+           dist: Distributed) -> None:
+    """Runs what `make` makes, in out_dir and with its record. A dry run only prints the plan.
+
+    make: (logger, dist) -> Run; origin, plan: as in `recorded`; columns: metrics of the console line
+    """
+    plan = list(plan)
+    if config.dry_run:
+        if dist.is_main:
+            print(*plan, "dry run: everything is in place, nothing was trained", sep="\n")
+        return
+    with run_folder(config, dist) as resume:
+        run = make(create_logger(config, dist, config.max_iters, columns), dist)
+        if resume:
+            run.resume()
+        run.run(recorded(run, origin, plan, resume))
+
+
+@contextlib.contextmanager
+def naming_what_lowers_memory(config):
+    """Raises Mistake, with the settings that lower what a run needs, when the block is out of memory."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        settings = ", ".join(f"{key}={getattr(config, key)}" for key in MEMORY if hasattr(config, key))
+        raise Mistake(f"out of memory ({one_line(error, 100)}); change what lowers it: {settings}") from error
 
 
 # Before a run: what is missing is built
@@ -92,18 +141,6 @@ def build(key, path, dry=False):
     if done.returncode or not os.path.exists(path):
         raise Mistake(f"{key}: building {path} with {recipe} failed, see above; start again")
     return False
-
-
-@contextlib.contextmanager
-def naming_what_lowers_memory(config):
-    """Raises Mistake, with the settings that lower what a run needs, when the block is out of memory."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        settings = ", ".join(f"{key}={getattr(config, key)}" for key in MEMORY if hasattr(config, key))
-        raise Mistake(f"out of memory ({one_line(error, 100)}); change what lowers it: {settings}") from error
 
 
 # Its folder
@@ -210,7 +247,7 @@ class Run:
     learner: the model or policy that is trained; write_model, identity: as in CheckpointManager
     """
 
-    holds = ""  # what the run holds besides, in words
+    holds = ""  # what is in the buffer of the run, in words
 
     def __init__(self, learner: Any, write_model: Callable, identity: dict, config: Settings, logger: Logger,
                  dist: Distributed):
@@ -255,7 +292,7 @@ class Run:
         """Starts what works beside this process. An earlier run in out_dir is not set aside yet."""
 
     def close(self) -> None:
-        """Ends what `open` has started, after an error too."""
+        """Ends what `open` has started, after an error in the steps too."""
 
     def begin(self) -> None:
         """Comes before the first step of this start."""
@@ -334,42 +371,7 @@ class Run:
         self.load_state(state)
 
 
-# From the command to its record
-
-@contextlib.contextmanager
-def job(config: Settings, checkpoint: str | None, check: Callable | None = None) -> Generator[Distributed, None, None]:
-    """Checks what can be checked before anything is loaded, and gives the ranks and the device during the block.
-
-    checkpoint: the model that the script starts from, or None; check: config -> None, checks more
-    """
-    check_run_folder(config.absolute_out_dir, config.resume)
-    if config.trackers:
-        from core.trackers import check_trackers
-        check_trackers(config)
-    if check is not None:
-        check(config)
-    small = is_small(checkpoint)
-    with Distributed(config.device, config.dtype, small) as dist, naming_what_lowers_memory(config):
-        yield dist
-
-
-def launch(make: Callable, config: Settings, origin: dict, plan: Iterable[str], columns: Sequence[str],
-           dist: Distributed) -> None:
-    """Runs what `make` makes, in out_dir and with its record. A dry run only prints the plan.
-
-    make: (logger, dist) -> Run; origin, plan: as in `recorded`; columns: metrics of the console line
-    """
-    plan = list(plan)
-    if config.dry_run:
-        if dist.is_main:
-            print(*plan, "dry run: everything is in place, nothing was trained", sep="\n")
-        return
-    with run_folder(config, dist) as resume:
-        run = make(create_logger(config, dist, config.max_iters, columns), dist)
-        if resume:
-            run.resume()
-        run.run(recorded(run, origin, plan, resume))
-
+# Its record
 
 @contextlib.contextmanager
 def recorded(run: Run, origin: dict, plan: list[str], resume: bool) -> Generator[None, None, None]:

@@ -103,7 +103,7 @@ def build_data(config, dist):
 def build_models(config, data, dist):
     """The models that a config names: Models. Raises Mistake naming the setting that does not fit the others, or a
     dataset that is not of the generator's kind."""
-    generator = load_generator("generator_checkpoint", config, data.tokenizer, dist, adapter=config)
+    generator = load_policy_model("generator_checkpoint", config, data.tokenizer, dist, adapter=config)
     kind = kind_of(generator.mode, data)
     check_kind(config, kind, data)
     policy = make_policy(kind, generator, data.tokenizer, config, dist)
@@ -169,7 +169,7 @@ def make_policy(kind, model, tokenizer, config, dist):
     return KindOfPolicy(model, tokenizer, dist.dtype, config.grad_checkpoint)
 
 
-def load_generator(key, config, tokenizer, dist, mode=None, adapter=None):
+def load_policy_model(key, config, tokenizer, dist, mode=None, adapter=None):
     """The model, which can be sampled, of the checkpoint that the setting `key` names.
     mode: the one that it must have; adapter: a RunConfig, which says whether an adapter of it is trained"""
     path = getattr(config, key)
@@ -189,7 +189,7 @@ def build_reference(config, policy, dist):
     if path is None:
         reference = policy.frozen()
     else:
-        model = load_generator(key, config, policy.tokenizer, dist, policy.model.mode)
+        model = load_policy_model(key, config, policy.tokenizer, dist, policy.model.mode)
         reference = type(policy)(model, policy.tokenizer, dist.dtype, config.grad_checkpoint)
         if hasattr(policy.model, "banned_ids"):  # those of the policy: its model may declare other end tokens
             reference.model.banned_ids = policy.model.banned_ids

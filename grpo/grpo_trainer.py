@@ -20,8 +20,8 @@ from core.run import Run
 from core.settings.setting import Settings
 from grpo.build import make_sampler
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples, held_out
-from grpo.grpo_training_step import Timer, grpo_training_step
-from grpo.metrics import SKIPPED
+from grpo.grpo_training_step import grpo_training_step
+from grpo.metrics import SKIPPED, Timer
 from grpo.reference import REFERENCES, adapted
 from grpo.reward_functions.registry import REWARDS
 from grpo.rollout import DataBuffer, Facts, Rollouts
@@ -67,29 +67,6 @@ class GRPOTrainer(Run):
         self.first_steps = [] if config.rewarded else None  # (metrics, Facts) of the first FIRST_STEPS of this start
         self.said_at = 0  # the step after which it said that nothing was learned
 
-    def open(self) -> None:
-        """Starts the sampler, if it is not the policy."""
-        sampler = make_sampler(self.policy, self.config, self.dist)
-        if sampler is not None:
-            from grpo.samplers.sampler import Prefetcher
-            self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
-
-    def close(self) -> None:
-        if self.prefetcher is not None:
-            self.prefetcher.close()
-
-    def begin(self) -> None:
-        if self.dist.is_main:
-            keep_records(self.checkpoints.path(SAMPLES), self.step, self.logger.say)
-
-    def log_step(self, metrics: dict) -> None:
-        shown = self.step % self.config.log_interval == 0 or self.step in (1, self.config.max_iters)
-        self.logger.log(self.step, metrics, show=shown)
-
-    def evaluation_is_due(self) -> bool:
-        c = self.config
-        return self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0
-
     def train_step(self) -> dict:
         """One optimizer step. The first step of an iteration begins with its rollouts."""
         c, settings = self.config, self.settings
@@ -108,6 +85,30 @@ class GRPOTrainer(Run):
         metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
         self.end_step(metrics, self.buffer.facts)
         return metrics
+
+    def sample(self, problems: dict, again: int) -> tuple[Rollouts, dict]:
+        """Completions of problems of this iteration, of a round as grpo_training_step has them, and {metric: (sum,
+        count)}."""
+        c = self.config
+        self.logger.doing(f"generating {len(problems['number']) * c.group_size} completions")
+        if self.prefetcher is None:
+            return self.policy.sample(problems, self.iteration, self.sampling), {}
+        iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
+        last = self.iteration + iterations_left - 1
+        return self.prefetcher.get(problems, self.iteration, again, last)
+
+    def problems_of(self, iteration: int, again: int = 0) -> dict:
+        """This rank's problems of an iteration; again: the round of other problems for zero_std='resample'."""
+        n = self.config.gradient_accumulation_steps
+        batches = [self.data.problems("train", iteration, again * n + i) for i in range(n)]
+        return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+
+    def show(self, phase: str) -> None:
+        """Shows the phase of a step that begins; `sample` shows how many completions are generated."""
+        if phase == "reference":
+            self.logger.doing("scoring")
+        elif phase == "train":
+            self.logger.doing("training")
 
     def end_step(self, metrics: dict, facts: Facts) -> None:
         """Counts the step; the last step of an iteration moves the reference and kl_beta."""
@@ -132,71 +133,28 @@ class GRPOTrainer(Run):
                 REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
 
-    def tell_first_skips(self, metrics: dict) -> None:
-        """Says when a reward skips completions for the first time."""
-        for key, skipped in metrics.items():
-            if key.startswith(SKIPPED) and skipped and key not in self.told:
-                self.told.add(key)
-                self.logger.say(f"step {self.step}: the reward {key.removeprefix(SKIPPED)} skipped {skipped:.0f} "
-                                f"completions; metrics.jsonl counts them as {key}, and this line comes once")
+    def open(self) -> None:
+        """Starts the sampler, if it is not the policy."""
+        sampler = make_sampler(self.policy, self.config, self.dist)
+        if sampler is not None:
+            from grpo.samplers.sampler import Prefetcher
+            self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config)
 
-    def tell_equal_rewards(self, metrics: dict, facts: Facts) -> None:
-        """Says after the first steps of a start that no group of them had different rewards, or which of several
-        rewards, below their highest value, differed in none."""
-        first = self.first_steps
-        if first is None:
-            return
-        first.append((metrics, facts))
-        if len(first) < FIRST_STEPS and self.step < self.config.max_iters:
-            return
-        self.first_steps = None
-        pairs = zip(getattr(self.rewards, "names", ()), getattr(self.rewards, "weights", ()), strict=True)
-        weighted = [name for name, weight in pairs if weight]
-        logged = [metrics for metrics, _ in first]
-        means = {name: mean for name in weighted if (mean := range_of(logged, f"reward/{name}"))}
-        mean = range_of(logged, "mean_reward")
-        steps = f"steps {self.step - len(first) + 1} to {self.step}" if len(first) > 1 else f"step {self.step}"
-        where = f"{steps}: no group had different"
-        remedy = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward "
-                  "with partial credit")
-        if mean and not any(facts.differed or facts.taught for _, facts in first):
-            self.said_at = self.step
-            shown = ", ".join(f"{name} {x}" for name, x in means.items()) or mean
-            self.logger.say(f"{where} rewards (mean: {shown}), so nothing was learned from them: {remedy}")
-            return
-        equal = []
-        for name in means:
-            differed = any(facts.varied.get(name, 1) for _, facts in first)  # an older state did not count them
-            is_below = any(metrics.get(f"reward/{name}", math.inf) < REWARDS[name].high for metrics, _ in first)
-            if is_below and not differed:
-                equal.append(name)
-        if equal:
-            shown = ", ".join(f"{name} (mean: {means[name]})" for name in equal)
-            self.logger.say(f"{where} values of {shown}, so they compared no completions: {remedy}")
+    def close(self) -> None:
+        if self.prefetcher is not None:
+            self.prefetcher.close()
 
-    def sample(self, problems: dict, again: int) -> tuple[Rollouts, dict]:
-        """Completions of problems of this iteration, of a round as grpo_training_step has them, and {metric: (sum,
-        count)}."""
+    def begin(self) -> None:
+        if self.dist.is_main:
+            keep_records(self.checkpoints.path(SAMPLES), self.step, self.logger.say)
+
+    def log_step(self, metrics: dict) -> None:
+        shown = self.step % self.config.log_interval == 0 or self.step in (1, self.config.max_iters)
+        self.logger.log(self.step, metrics, show=shown)
+
+    def evaluation_is_due(self) -> bool:
         c = self.config
-        self.logger.doing(f"generating {len(problems['number']) * c.group_size} completions")
-        if self.prefetcher is None:
-            return self.policy.sample(problems, self.iteration, self.sampling), {}
-        iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
-        last = self.iteration + iterations_left - 1
-        return self.prefetcher.get(problems, self.iteration, again, last)
-
-    def show(self, phase: str) -> None:
-        """Shows the phase of a step that begins; `sample` shows how many completions are generated."""
-        if phase == "reference":
-            self.logger.doing("scoring")
-        elif phase == "train":
-            self.logger.doing("training")
-
-    def problems_of(self, iteration: int, again: int = 0) -> dict:
-        """This rank's problems of an iteration; again: the round of other problems for zero_std='resample'."""
-        n = self.config.gradient_accumulation_steps
-        batches = [self.data.problems("train", iteration, again * n + i) for i in range(n)]
-        return {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+        return self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0
 
     def state(self) -> dict:
         state = {"empty_steps": self.empty_steps, "kl_beta": self.kl_beta, "iteration": self.iteration,
@@ -253,6 +211,48 @@ class GRPOTrainer(Run):
         if os.path.exists(self.logger.path):
             from grpo.report.page import write_report
             write_report(self.checkpoints.out_dir, self.buffer.evaluations)
+
+    def tell_first_skips(self, metrics: dict) -> None:
+        """Says when a reward skips completions for the first time."""
+        for key, skipped in metrics.items():
+            if key.startswith(SKIPPED) and skipped and key not in self.told:
+                self.told.add(key)
+                self.logger.say(f"step {self.step}: the reward {key.removeprefix(SKIPPED)} skipped {skipped:.0f} "
+                                f"completions; metrics.jsonl counts them as {key}, and this line comes once")
+
+    def tell_equal_rewards(self, metrics: dict, facts: Facts) -> None:
+        """Says after the first steps of a start that no group of them had different rewards, or which of several
+        rewards, below their highest value, differed in none."""
+        first = self.first_steps
+        if first is None:
+            return
+        first.append((metrics, facts))
+        if len(first) < FIRST_STEPS and self.step < self.config.max_iters:
+            return
+        self.first_steps = None
+        pairs = zip(getattr(self.rewards, "names", ()), getattr(self.rewards, "weights", ()), strict=True)
+        weighted = [name for name, weight in pairs if weight]
+        logged = [metrics for metrics, _ in first]
+        means = {name: mean for name in weighted if (mean := range_of(logged, f"reward/{name}"))}
+        mean = range_of(logged, "mean_reward")
+        steps = f"steps {self.step - len(first) + 1} to {self.step}" if len(first) > 1 else f"step {self.step}"
+        where = f"{steps}: no group had different"
+        remedy = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward "
+                  "with partial credit")
+        if mean and not any(facts.differed or facts.taught for _, facts in first):
+            self.said_at = self.step
+            shown = ", ".join(f"{name} {x}" for name, x in means.items()) or mean
+            self.logger.say(f"{where} rewards (mean: {shown}), so nothing was learned from them: {remedy}")
+            return
+        equal = []
+        for name in means:
+            differed = any(facts.varied.get(name, 1) for _, facts in first)  # an older state did not count them
+            is_below = any(metrics.get(f"reward/{name}", math.inf) < REWARDS[name].high for metrics, _ in first)
+            if is_below and not differed:
+                equal.append(name)
+        if equal:
+            shown = ", ".join(f"{name} (mean: {means[name]})" for name in equal)
+            self.logger.say(f"{where} values of {shown}, so they compared no completions: {remedy}")
 
     def say_if_nothing_was_learned(self) -> None:
         """Says so of a run in which no completion had an advantage, because all groups had equal rewards."""

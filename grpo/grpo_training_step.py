@@ -1,7 +1,6 @@
 """The algorithm: one GRPO optimizer step, and its phases: collect, reward, advantage, train."""
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from core.distributed import Distributed
 from core.optim import clip_gradients, step_optimizers
 from core.settings.setting import Settings
 from grpo.losses import compute_advantages, k3, kl_penalty, kl_per_token, policy_loss, token_weights
-from grpo.metrics import add_mismatch, add_rollouts, add_varied, check_mismatch, taken
+from grpo.metrics import Timer, add_mismatch, add_rollouts, add_varied, check_mismatch, taken
 from grpo.reference import logp_in_batches, with_reference
 from grpo.rollout import DataBuffer, Facts, Rollouts, Scored, Scores
 from grpo.sampling_settings import SamplingSettings
@@ -27,30 +26,6 @@ if TYPE_CHECKING:
 
 OF_ROLLOUTS = ("mean_reward", "mean_log_prob", "mean_advantage")  # where one is not finite, so is every step on them
 DECIDING = ("loss", "grad_norm", *OF_ROLLOUTS)                    # a step in which one is not finite is skipped
-
-
-class Timer:
-    """The clock of a step. A phase lasts until the next one begins, or until `end`."""
-
-    def __init__(self, show: Callable = lambda phase: None):
-        """show: is told the name of each phase as it begins"""
-        self.times = {}  # {"time/<phase>": seconds}
-        self.show = show
-        self.phase = None
-        self.began = 0.0
-
-    def begin(self, phase: str) -> None:
-        self.end()
-        self.phase = f"time/{phase}"
-        self.show(phase)
-
-    def end(self) -> None:
-        """Ends the phase that lasts, if there is one."""
-        now = time.perf_counter()
-        if self.phase is not None:
-            self.times[self.phase] = self.times.get(self.phase, 0.0) + now - self.began
-        self.phase = None
-        self.began = now
 
 
 def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Callable, problems: Callable,
@@ -67,7 +42,7 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     buffer: the DataBuffer of the run, the same in every step; None: this is the one step on rollouts of its own
     sample: (problems, again) -> (Rollouts, {metric: (sum, count)}), who samples; None: the policy
     settings: StepSettings of the config, where they are made once; timer: the clock that is told of each phase
-    Returns the metrics of docs/metrics.md as floats
+    Returns the metrics by their names in docs/metrics.md, and text_tokens
     """
     settings = settings or StepSettings.of(config, policy)
     if buffer is None:
@@ -80,7 +55,7 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     timer = timer or Timer()
     is_first = not buffer.queue
     if is_first:
-        sample = sample or sampler_of(policy, iteration, config)
+        sample = sample or sample_by(policy, iteration, config)
         with dist.gathered():
             rollouts, sums = collect_rollouts(policy, reference, rewards, problems, sample, settings, dist, timer)
         id = buffer.store_rollout_data(rollouts, sums)
@@ -94,11 +69,11 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     timer.end()
     buffer.facts = facts
     if not facts.scored or not all_finite(metrics, OF_ROLLOUTS):
-        buffer.skip_rest()  # every other step on these rollouts would teach nothing, too
+        buffer.skip_rest()  # the other steps on these rollouts would teach nothing either
     return metrics | timer.times
 
 
-def sampler_of(policy: "Policy", iteration: int, config: Settings) -> Callable:
+def sample_by(policy: "Policy", iteration: int, config: Settings) -> Callable:
     """The function (problems, again) of grpo_training_step with which the policy itself samples."""
     settings = SamplingSettings.of(config)
 
@@ -117,7 +92,7 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
     sums = Sums()
     objective = settings.objective
 
-    def collect(again, count=None):
+    def sample_and_reward(again, count=None):
         """Phases 1 and 2 of one round, of all its problems or the first `count`: rollouts and their Scored."""
         timer.begin("collect")
         wanted = {key: x[:count] for key, x in problems(again).items()}
@@ -132,20 +107,20 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
             add_varied(sums, scored)
         for shape in settings.shapes:
             rollouts, scored = shape(rollouts, scored, rewards)
-        sums.part("differing groups", scored.differ().sum())
+        sums.internal("groups that differ", scored.differ().sum())
         timer.begin("advantage")
         return rollouts, scored
 
-    rollouts, scored = collect(0)
+    rollouts, scored = sample_and_reward(0)
     add_rollouts(sums, rollouts, scored, objective.discriminative)
     if settings.zero_std == "drop":
         rollouts, scored = drop_equal(rollouts, scored)
     elif settings.zero_std == "resample":
-        rollouts, scored = resample_equal(rollouts, scored, collect, dist, sums)
+        rollouts, scored = resample_equal(rollouts, scored, sample_and_reward, dist, sums)
     rollouts = with_advantage(rollouts, scored, objective.advantage, dist)
     trained = rollouts.train_mask                                                    # (N, M)
     sums.mean("mean_advantage", (rollouts.advantage * trained).sum(), trained.sum())
-    sums.part("taught", ((rollouts.advantage != 0) * trained).sum())  # tokens with an advantage
+    sums.internal("tokens with an advantage", ((rollouts.advantage != 0) * trained).sum())
     # What the ratio is to, if not the policy of this very step (the proximal policy of arXiv 2110.00641)
     if settings.ratio_to == "sampler":
         rollouts = replace(rollouts, proximal_logp=rollouts.old_logp)
@@ -180,7 +155,7 @@ def train_on_rollouts(policy: "Policy", rollouts: Rollouts, sums: Sums, optimize
     sums.sum("pg_loss", 0.0)
     if rollouts.has_reference:
         sums.sum("kl_penalty", 0.0)
-    # Later the policy has moved: what it then differs from the sampler by is no mismatch
+    # In later steps the policy has moved: its distance to the sampler is then no mismatch
     measure_mismatch = is_first and not sums.has_mean("mismatch_kl")
     weight = token_weights(rollouts.train_mask, settings.objective.average, rollouts.max_tokens, dist.total)
     problems, learned = needed_problems(rollouts, settings)
@@ -192,7 +167,7 @@ def train_on_rollouts(policy: "Policy", rollouts: Rollouts, sums: Sums, optimize
         if measure_mismatch:
             add_mismatch(sums, scores.logp, micro)
         dist.backward(loss)
-    sums.part("learned", learned.sum())
+    sums.internal("tokens with a gradient", learned.sum())
     return end_step(policy, optimizers, sums, settings, dist)
 
 
@@ -251,12 +226,12 @@ def end_step(policy: "Policy", optimizers: list, sums: Sums, settings: StepSetti
     """Adds the sums and gradients of all ranks up, clips, and steps or skips. Waits for the device once."""
     dist.sum_gradients(policy.parameters())
     sums.highest("grad_norm", clip_gradients(policy.parameters(), settings.grad_clip))  # the same on every rank
-    found = sums.over_ranks(dist).values()
-    metrics, parts = found.metrics, found.parts
-    metrics |= step_optimizers(optimizers, all_finite(metrics, DECIDING), tokens=parts["learned"])
-    if tokens := parts.get("tokens of the mismatch"):
+    found = sums.values(dist)
+    metrics, internal = found.metrics, found.internal
+    metrics |= step_optimizers(optimizers, all_finite(metrics, DECIDING), tokens=internal["tokens with a gradient"])
+    if tokens := internal.get("tokens of the mismatch"):
         # Kish's effective sample size, as a share of the tokens
-        metrics["effective_sample_size"] = parts["ratio"] ** 2 / (tokens * parts["ratio_square"])
+        metrics["effective_sample_size"] = internal["ratio"] ** 2 / (tokens * internal["ratio_square"])
     else:
         metrics.pop("mismatch_max", None)
     for name, x in found.logged.items():
@@ -265,11 +240,11 @@ def end_step(policy: "Policy", optimizers: list, sums: Sums, settings: StepSetti
         metrics[name] = x
     if settings.sampler is not None:
         check_mismatch(metrics, settings.sampler)
-    taught = parts.get("taught", 0.0) != 0
+    taught = internal.get("tokens with an advantage", 0.0) != 0
     return metrics, Facts(
         scored="mean_reward" in metrics or taught,  # resampled completions may be scored, too
         taught=taught,
-        differed=parts.get("differing groups", 1.0) > 0,
+        differed=internal.get("groups that differ", 1.0) > 0,
         varied=found.varied)
 
 

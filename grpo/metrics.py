@@ -1,5 +1,8 @@
 """The metrics of a step (docs/metrics.md): what rollouts, rewards and samplers add to its Sums."""
 
+import time
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -20,7 +23,7 @@ def taken(name: str) -> Mistake:
 
 def equal_completions(target: Tensor, mask: Tensor) -> Tensor:
     """(P, G, G) bool: completions of a group that have the same tokens. target, mask: (P, G, M)"""
-    x = (target + 1) * mask.long()                                                   # (P, G, M) 0 is padding alone
+    x = (target + 1) * mask.long()                                                   # (P, G, M) 0 on padding only
     return (x[:, :, None] == x[:, None]).all(-1)
 
 
@@ -42,7 +45,7 @@ def discriminative_sums(score: Tensor, reward: Tensor) -> dict:
     lead = score[:, :, None] - score[:, None]                                        # (P, G, G)
     ranked = (lead > 0).float() + 0.5 * (lead == 0)                                  # (P, G, G)
     mean = reward.nanmean(1, keepdim=True)
-    differs = better.flatten(1).any(1, keepdim=True)                                 # (P, 1) equal ones only round
+    differs = better.flatten(1).any(1, keepdim=True)                                 # (P, 1) else only rounding
     above = (reward > mean) & differs
     return {"discriminative_score": ((ranked * better).sum(), better.sum()),
             "discriminative_margin": ((lead * better).sum(), better.sum()),
@@ -113,9 +116,9 @@ def add_mismatch(sums: Sums, logp: Tensor, rollouts: Rollouts) -> None:
     ratio = torch.where(counted, d.exp(), 0.0)                                       # (N, M)
     sums.mean("ratio_minus_one", away.abs().sum(), tokens)
     sums.mean("mismatch_kl", (away - d).sum(), tokens)
-    sums.part("tokens of the mismatch", tokens)
-    sums.part("ratio", ratio.sum())
-    sums.part("ratio_square", ratio.square().sum())
+    sums.internal("tokens of the mismatch", tokens)
+    sums.internal("ratio", ratio.sum())
+    sums.internal("ratio_square", ratio.square().sum())
     if d.numel():
         sums.highest("mismatch_max", d.abs().max())
 
@@ -126,3 +129,27 @@ def check_mismatch(metrics: dict, sampler: str) -> None:
     if metrics.get("mismatch_kl", 0.0) > MOST_KL:
         raise Mistake(f"sampler={sampler!r}: mismatch_kl={metrics['mismatch_kl']:.3g} nats per token is above "
                       f"{MOST_KL:g}: check the sampler's model and ids, or lower max_staleness or learning_rate")
+
+
+class Timer:
+    """The clock of a step. A phase lasts until the next one begins, or until `end`."""
+
+    def __init__(self, show: Callable = lambda phase: None):
+        """show: is told the name of each phase as it begins"""
+        self.times = {}  # {"time/<phase>": seconds}
+        self.show = show
+        self.phase = None
+        self.began = 0.0
+
+    def begin(self, phase: str) -> None:
+        self.end()
+        self.phase = f"time/{phase}"
+        self.show(phase)
+
+    def end(self) -> None:
+        """Ends the phase that lasts, if there is one."""
+        now = time.perf_counter()
+        if self.phase is not None:
+            self.times[self.phase] = self.times.get(self.phase, 0.0) + now - self.began
+        self.phase = None
+        self.began = now

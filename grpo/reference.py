@@ -1,6 +1,6 @@
-"""Frozen policies beside the trained one: the reference of the KL, and the proximal policy of the ratio.
+"""The reference of the KL: a frozen policy, which scores the rollouts once, a micro-batch at a time.
 
-Both score the rollouts once, a micro-batch at a time. Reference and weight of the KL may move between iterations.
+It and the weight of the KL may move between iterations.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The records of a rollout, completions with their texts, log-probabilities and rewards, and the buffer of them."""
+"""Rollouts: completions with their texts, log-probabilities and rewards, and the buffer that holds them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -287,7 +287,7 @@ class DataBuffer:
         return rollouts, sums
 
     def skip_rest(self) -> None:
-        """Lets go of what is queued: its policy has moved too far from the one that sampled it."""
+        """Empties the queue and lets go of the rollouts."""
         self.rollouts, self.sums, self.queue = None, None, []
 
     def store_evaluation_data(self, step: int, metrics: dict) -> None:
@@ -320,13 +320,20 @@ class DataBuffer:
 
 
 def sums_of_before(saved: dict) -> Sums:
-    """The Sums that a state of version 1.0.0 has as {name: (sum, count)}, where names began with what they are."""
+    """The Sums of a state that has them as {name: (sum, count)}, where names begin with what they are, as before
+    there was a class of them."""
     sums = Sums()
     for name, (total, count) in saved.items():
         if name == "_mismatch_max":
             sums.highest("mismatch_max", total)
+        elif name == "_taught":
+            sums.internal("tokens with an advantage", total)
+        elif name == "varied in groups: ":
+            sums.internal("groups that differ", total)
+        elif name.startswith("varied in groups: "):
+            sums.varied(name.removeprefix("varied in groups: "), total)
         elif name.startswith("_"):
-            sums.part(name.removeprefix("_"), total)
+            sums.internal(name.removeprefix("_"), total)
         elif name.startswith("logged by a reward: "):
             sums.logged(name.removeprefix("logged by a reward: "), total, count)
         elif count is None:
@@ -335,5 +342,5 @@ def sums_of_before(saved: dict) -> Sums:
             sums.mean(name, total, count)
     if sums.has_mean("mismatch_kl"):
         _, tokens = saved["mismatch_kl"]
-        sums.part("tokens of the mismatch", tokens)
+        sums.internal("tokens of the mismatch", tokens)
     return sums

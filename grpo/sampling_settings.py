@@ -39,7 +39,7 @@ class SamplingSettings:
     system_prompt: str | None
 
     @classmethod
-    def of(cls, config: "Settings | SamplingSettings") -> Self:
+    def of(cls, config: Settings) -> Self:
         """The settings of these names."""
         return cls(**{f.name: getattr(config, f.name) for f in fields(cls)})
 

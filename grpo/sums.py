@@ -1,4 +1,4 @@
-"""The metrics of a step while it is made of parts: they add up over micro-batches, and then over ranks."""
+"""Sums of which a step's metrics are made: they add up over micro-batches, and then over ranks."""
 
 import math
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ Number = Tensor | float  # a 0-d tensor, or a number that the host knows
 @dataclass
 class Values:
     """The numbers of a step, over its micro-batches and all ranks."""
-    metrics: dict = field(default_factory=dict)  # {name: value}
-    logged: dict = field(default_factory=dict)   # {name: value} of the metrics that rewards log
-    parts: dict = field(default_factory=dict)    # {name: sum} of sums that are no metrics themselves
-    varied: dict = field(default_factory=dict)   # {reward: the number of groups in which its values differ}
+    metrics: dict = field(default_factory=dict)   # {name: value}
+    logged: dict = field(default_factory=dict)    # {name: value} of the metrics that rewards log
+    internal: dict = field(default_factory=dict)  # {name: sum} of sums that are no metrics themselves
+    varied: dict = field(default_factory=dict)    # {reward: the number of groups in which its values differ}
 
 
 class Sums:
@@ -44,9 +44,9 @@ class Sums:
         """Adds to a mean that a reward logs."""
         self._add("logged", name, total, count)
 
-    def part(self, name: str, total: Number) -> None:
+    def internal(self, name: str, total: Number) -> None:
         """Adds to a sum that is no metric, but of which metrics or decisions are made."""
-        self._add("part", name, total)
+        self._add("internal", name, total)
 
     def varied(self, reward: str, groups: Number) -> None:
         """Adds to the number of groups in which the values of a reward differ."""
@@ -59,35 +59,33 @@ class Sums:
         """Sums of the same parts, to which others can be added."""
         return Sums(self.entries)
 
-    def over_ranks(self, dist: Distributed) -> "Sums":
-        """The sums over all ranks, with the names that any rank has; one that lacks a name adds nothing to it."""
-        keys = dist.names_of_all(self.entries)
-        numbers = []
+    def values(self, dist: Distributed) -> Values:
+        """The numbers over all ranks, with the names that any rank has; one that lacks a name adds nothing to it. Waits
+        for the device, once."""
+        keys = dist.keys_of_all(self.entries)
+        of_highest = [key for key in keys if key[0] == "highest"]
+        pairs, highest = [], []
         for key in keys:
-            numbers += self.entries.get(key, (0.0, 0.0))
-        summed = dist.total(stacked(numbers, dist.device)).view(-1, 2)
-        entries = dict(zip(keys, summed, strict=True))
-        own = {key: self.entries.get(key, (-torch.inf, 0.0))[0] for key in keys if key[0] == "highest"}
-        if own:
-            highest = dist.largest(stacked([*own.values()], dist.device))
-            for key, value in zip(own, highest, strict=True):
-                entries[key] = torch.stack((value, torch.zeros_like(value)))
-        return Sums(entries)
-
-    def values(self) -> Values:
-        """The numbers of Sums that `over_ranks` returned. Waits for the device, once."""
+            pairs += self.entries.get(key, (0.0, 0.0))
+        for key in of_highest:
+            value, _ = self.entries.get(key, (-math.inf, 0.0))
+            highest.append(value)
+        summed = dist.total(stacked(pairs, dist.device))
+        largest = dist.largest(stacked(highest, dist.device))
+        numbers = torch.cat((summed, largest)).tolist()
         found = Values()
-        numbers = torch.stack([*self.entries.values()]).tolist()
-        for (kind, name), (total, count) in zip(self.entries, numbers, strict=True):
-            if kind == "part":
-                found.parts[name] = total
+        for (kind, name), total, count in zip(keys, numbers[::2], numbers[1::2]):
+            if kind == "internal":
+                found.internal[name] = total
             elif kind == "varied":
                 found.varied[name] = total
-            elif kind in ("sum", "highest"):
+            elif kind == "sum":
                 found.metrics[name] = total
-            elif count > 0 or not math.isfinite(total):  # else a mean of nothing
+            elif kind != "highest" and (count > 0 or not math.isfinite(total)):  # else a mean of nothing
                 group = found.logged if kind == "logged" else found.metrics
                 group[name] = total / count if count > 0 else math.nan
+        for (_, name), value in zip(of_highest, numbers[2 * len(keys):]):
+            found.metrics[name] = value
         return found
 
     def _add(self, kind, name, total, count=0.0):
@@ -106,4 +104,4 @@ def stacked(numbers: Sequence[Number], device: torch.device) -> Tensor:
     parts = []
     for x, number in zip(numbers, known, strict=True):
         parts.append(x.to(number, non_blocking=True) if torch.is_tensor(x) else number)
-    return torch.stack(parts)
+    return torch.stack(parts) if parts else known

@@ -25,31 +25,31 @@ from grpo.plan import plan, plan_of_settings, with_example
 
 
 def main(argv):
-    """Loads the generator, the frozen reference and the judge, then trains."""
+    """Loads the generator, the frozen reference and the judge, then takes GRPO steps."""
     config, origin = load_config(GRPOConfig, with_example(argv))
     with job(config, config.generator_checkpoint, check_features) as dist:
         if build_what_is_missing(config, dist, plan_of_settings(config, origin, dist)):
             return
         config = with_template(config, origin)
         data = build_data(config, dist)
-        models = build_models(config, data, dist)
+        models = build_models(config, data, dist)  # the generator, the frozen reference and the judge
         rewards = build_rewards(config, models, data, dist)
         evaluation = build_evaluation(config, models, rewards, data)
-        trainer = partial(GRPOTrainer, models.policy, models.reference, rewards, data, evaluation, config)
+        make_trainer = partial(GRPOTrainer, models.policy, models.reference, rewards, data, evaluation, config)
         lines = list(plan(config, origin, models, rewards, data, dist))
         if config.doctor and not config.dry_run:
-            raise SystemExit(0 if is_healthy(config, models, rewards, data, trainer, lines, dist) else 1)
-        launch(trainer, config, origin, lines, evaluation.columns, dist)
+            raise SystemExit(0 if is_healthy(config, models, rewards, data, make_trainer, lines, dist) else 1)
+        launch(make_trainer, config, origin, lines, evaluation.columns, dist)  # every step: grpo_training_step
 
 
-def is_healthy(config, models, rewards, data, trainer, lines, dist):
+def is_healthy(config, models, rewards, data, make_trainer, lines, dist):
     """The doctor's visit: prints the plan and what one step shows. Returns whether nothing is wrong."""
     from grpo.doctor.checks import check_up
     print(*lines, sep="\n", flush=True)
-    patient = trainer(SimpleNamespace(say=print), dist)
+    trainer = make_trainer(SimpleNamespace(say=print), dist)
     if config.resume and states(config.absolute_out_dir):
-        patient.resume()
-    healthy, page = check_up(config, models, rewards, data, dist, patient.holds)
+        trainer.resume()
+    healthy, page = check_up(config, models, rewards, data, dist, trainer.holds)
     print(*page, sep="\n")
     return healthy
 

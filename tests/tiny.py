@@ -29,7 +29,8 @@ from core.tokenizer import BPETokenizer, CharTokenizer
 from grpo.build import make_rewards
 from grpo.grpo_config import GRPOConfig
 from grpo.grpo_training_step import (
-    Timer, collect_rollouts, grpo_training_step, rollout_loss, sampler_of, train_on_rollouts)
+    collect_rollouts, grpo_training_step, rollout_loss, sample_by, train_on_rollouts)
+from grpo.metrics import Timer
 from grpo.policies.causal import CausalPolicy
 from grpo.policies.fill import FillPolicy
 from grpo.policies.prompt_fill import PromptFillPolicy
@@ -312,7 +313,7 @@ def step_gradient(policy, reference, scorer, data, c):
 
 def collect(policy, scorer, data, c, reference=None, dist=None, number=0):
     """(rollouts, sums) of step `number`."""
-    problems, sample = step_problems(data, c, number), sampler_of(policy, number, c)
+    problems, sample = step_problems(data, c, number), sample_by(policy, number, c)
     settings = StepSettings.of(c, policy)
     return collect_rollouts(policy, reference, scorer, problems, sample, settings, dist or one_process(), Timer())
 

@@ -20,7 +20,7 @@ from core.generation import Generation
 from core.model import LANGUAGE_MODEL
 from core.performance.sharding import has_parts
 
-LOOK = 16        # steps between two polls
+POLL_STEPS = 16  # steps between two polls
 ROWS = 8         # rows of the smallest batch
 COLUMNS = 256    # a cache has a multiple of so many columns
 REFILL = 1 / 8   # share of the batch that has ended when it is filled again
@@ -42,11 +42,11 @@ class Sizes(NamedTuple):
 
 
 class RowBuffers(NamedTuple):
-    """The state of each row of the batch, (n, 1) each. Graphs know where these tensors are, so that no field ever gets
-    another one."""
+    """The state of each row of the batch, (n, 1) each. CUDA graphs hold these addresses, so the tensors are written in
+    place and never replaced."""
     number: Tensor   # the completion, -1 for none
     token: Tensor    # the token to read next
-    t: Tensor        # the column of the completion that is drawn then
+    t: Tensor        # the column of the completion that the next step draws
     padding: Tensor  # columns of the cache without a token
     ended: Tensor    # bool: a stop token was drawn, or there is no completion
 
@@ -65,7 +65,7 @@ class Decoder:
 
     row, out: RowBuffers and OutputBuffers; caches: keys, values of each layer in turn, (rows, H, columns, D) each
     start: (1,) columns of the cache before the completions
-    kept: (rows, LOOK, V) bool: the tokens that could be drawn, of column t at t % LOOK
+    kept: (rows, POLL_STEPS, V) bool: the tokens that could be drawn, of column t at t % POLL_STEPS
     graphs: {arguments of a step: what does it}; captures: False once a step could not be captured
     cast: weights of linear layers in the precision of autocast
     """
@@ -144,7 +144,7 @@ class Decoder:
         target, given = zeros(2, sizes.completions + 1, sizes.tokens + 1)
         self.out = OutputBuffers(target, given, target.float(), target.double())
         self.start = zeros(1)
-        self.kept = zeros(sizes.rows, LOOK, sizes.vocabulary, dtype=torch.bool)
+        self.kept = zeros(sizes.rows, POLL_STEPS, sizes.vocabulary, dtype=torch.bool)
 
     def prefill(self, places, prompt, padding, which):
         """Reads prompts (p, T), all but their last tokens, and lets rows complete prompts `which` (k,).
@@ -155,9 +155,9 @@ class Decoder:
         self.model.states(prompt[:, :-1], None, past, padding)
         read = [x for pair in past.layers for x in pair]                             # (p, H, T - 1, D) each
         if not self.caches:  # now the shapes of keys and values are known
-            n, width, *_ = self.sizes
             for x in read:
-                self.caches.append(x.new_zeros(n, x.shape[1], width, x.shape[3]))
+                shape = self.sizes.rows, x.shape[1], self.sizes.columns, x.shape[3]
+                self.caches.append(x.new_zeros(shape))
         places = self.on_device(places)
         which = self.on_device(which)
         rows = places[:, 0]
@@ -180,10 +180,10 @@ class Decoder:
             self.out.given[number, : given.shape[1]] = self.on_device(given)
 
     def steps(self, *shape, **sampling):
-        """LOOK steps, with the arguments of `step`."""
+        """POLL_STEPS steps, with the arguments of `step`."""
         key = *shape, *sampling.items()
         step = self.graphs.get(key) or partial(self.step, *shape, **sampling)
-        for _ in range(LOOK):
+        for _ in range(POLL_STEPS):
             step()
         if key not in self.graphs:  # the steps have warmed up what the graph will hold
             self.graphs[key] = self.captured(step)
@@ -205,7 +205,7 @@ class Decoder:
         token, logp, kept = draw_tokens(self.model, h, noise, keep=torch.clone, **sampling)
         if kept is not None:
             rows = torch.arange(n, device=self.device)
-            self.kept[rows, row.t[:, 0] % LOOK] = kept
+            self.kept[rows, row.t[:, 0] % POLL_STEPS] = kept
         given = out.given[place]                                                     # (n, 1)
         is_own = given < 0
         token = torch.where(is_own, token, given)
@@ -277,7 +277,7 @@ class Scheduler:
     def width(self):
         """Columns of the caches that the next steps can come to."""
         longest = max(self.length[number] for number in self.running.values())
-        return min(self.columns(longest + LOOK), self.decoder.sizes.columns)
+        return min(self.columns(longest + POLL_STEPS), self.decoder.sizes.columns)
 
     def free(self):
         """Rows without a completion."""
@@ -309,8 +309,8 @@ class Scheduler:
 
         The device does not learn of ends that the host finds: their rows write on, behind the end, until refilled.
         """
-        row = self.decoder.row
-        progress = torch.cat([row.t, row.ended], 1)[: self.n].tolist()               # the one wait of these steps
+        state = self.decoder.row
+        progress = torch.cat([state.t, state.ended], 1)[: self.n].tolist()           # the one wait of these steps
         if self.turns or self.stop.sequences:
             target = self.decoder.out.target.cpu()                                   # (N + 1, L + 1)
         new, answered = [], []
@@ -354,7 +354,7 @@ class Scheduler:
         new = new[self.given[number, column] < 0]
         for part in new.split(rows_at_once(self.sizes.vocabulary, decoder.device)):
             row, _, column = decoder.on_device(part).unbind(1)
-            kept = KeptTokens.of(decoder.kept[row, column % LOOK])
+            kept = KeptTokens.of(decoder.kept[row, column % POLL_STEPS])
             self.collector.add(part[:, 1] * self.L + part[:, 2], kept)
 
     def shrink(self):

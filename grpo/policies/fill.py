@@ -27,7 +27,7 @@ class FillInputs(Inputs):
 
     @classmethod
     def of_state(cls, saved: dict) -> Self:
-        """Reads states up to commit a00647e1 too, which had no `text`: a position counted the columns of all texts."""
+        """Reads states from before `text` was a field, too: there a position counted the columns of all texts."""
         if "text" not in saved and saved["texts"].shape[1] > 1:
             T = saved["texts"].shape[2]
             saved = saved | {"text": saved["position"] // T, "position": saved["position"] % T}
@@ -66,8 +66,8 @@ class FillPolicy(ModelPolicy):
         sampled = was_hidden[:, None].expand_as(target)                              # (P, G, M)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
         true = truth.gather(1, position)[:, None]                                    # (P, 1, M)
-        right = (target == true) & sampled                                           # (P, G, M)
-        metrics = {"mean_token_accuracy": (right.sum(), sampled.sum())}
+        correct = (target == true) & sampled                                         # (P, G, M)
+        metrics = {"mean_token_accuracy": (correct.sum(), sampled.sum())}
         rows = 1 if text is None else G
         inputs = FillInputs(
             chosen=hidden[:, None].expand(-1, rows, -1),
@@ -108,8 +108,8 @@ class FillPolicy(ModelPolicy):
         state_number = inputs.chosen.flatten().nonzero()[:, 0]                       # (K,)
         text = self.put(inputs.texts[:, 0])                                          # (P, T)
         column = self.put(inputs.position[:, 0])                                     # (P, M)
-        with self.autocast():  # no other states are wanted
-            h = self.model.states(text, column)                                      # (P, M, C)
+        with self.autocast():
+            h = self.model.states(text, column)                                      # (P, M, C) these states alone
         return h.flatten(0, 1)[self.put(state_number)]
 
     def states_in_texts(self, rollouts: Rollouts) -> Tensor:

@@ -20,7 +20,7 @@ from core.fill_in import UNMASK_ORDERS
 from core.models import is_small
 from core.resume import resume_command
 from core.settings.optional import require
-from grpo.build import load_generator
+from grpo.build import load_policy_model
 from grpo.environments import WARNED, warn
 from grpo.rollout import join
 from grpo.samplers.sampler import LONGEST_CALL
@@ -65,7 +65,7 @@ def policy_of_worker(kind, tokenizer, threads, order, config):
     libraries_first()
     torch.set_num_threads(threads)
     dist = Distributed(config.device, config.dtype, is_small(config.generator_checkpoint))
-    model = load_generator("generator_checkpoint", config, tokenizer, dist, adapter=config)
+    model = load_policy_model("generator_checkpoint", config, tokenizer, dist, adapter=config)
     return kind(model, tokenizer, dist.dtype, config.grad_checkpoint)
 
 

@@ -59,7 +59,7 @@ class VllmSampler:
         self.has_adapter = getattr(policy.model, "has_adapter", False)
         self.stop = Stop(policy.tokenizer, self.settings.stop_sequences, self.settings.response_prefix)
         self.folder = os.path.join(config.absolute_out_dir, VLLM_WEIGHTS)
-        nonce = dist.names_of_all([secrets.token_hex(4)])[0]
+        nonce = dist.keys_of_all([secrets.token_hex(4)])[0]
         self.prefix = f"nano-grpo-{nonce}-"  # begins the names of weights, so that those of no two runs are equal
         self.starts = deque()                # unfinished starts: (problems, Futures of the answers)
         self.loaded = deque()                # names of the adapters that the server has

@@ -38,7 +38,7 @@ USED_BY_THE_MAIN_JOB = {
     "grpo/reward_functions/judge.py", "grpo/reward_functions/registry.py", "grpo/reward_functions/presets.py"}
 # The files that must not ask for the kind of generator
 KINDLESS = ("losses", "reference", "shaping", "metrics",
-            "grpo_training_step", "grpo_trainer", "rewards", "rollout")
+            "grpo_training_step", "grpo_trainer", "rewards", "rollout", "sampling_settings", "step_settings", "sums")
 
 
 @functools.cache

@@ -30,7 +30,7 @@ class Early(Stop):
 
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch):
-    for name, value in {"LOOK": 3, "ROWS": 2, "COLUMNS": 16}.items():
+    for name, value in {"POLL_STEPS": 3, "ROWS": 2, "COLUMNS": 16}.items():
         monkeypatch.setattr(decode, name, value)
 
 

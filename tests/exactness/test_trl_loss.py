@@ -12,8 +12,8 @@ from core.optim import build_optimizers
 from core.prompts import PromptConsumer
 from core.supervised.config import PretrainConfig
 from grpo.losses import OBJECTIVES, token_weights
-from grpo.grpo_training_step import DECIDING
 from grpo.policies.causal import CausalPolicy
+from grpo.sums import Sums
 from grpo.sampling_settings import SamplingSettings
 from tests.families import adapter_folder, model_folder, write_sums
 from tests.tiny import loss_of, prompt_config, train
@@ -123,9 +123,9 @@ def test_three_optimizer_steps_on_given_rollouts_move_the_weights_as_trls_do(lla
         setattr(trainer.args, key, value)
     trainer.create_optimizer()
     inputs |= {"ref_per_token_logps": None, "old_per_token_logps": None}  # each step is one of ratio 1
-    optimizers, sums = build_optimizers(policy, c), dict.fromkeys(DECIDING, (0.0, None)) | {"text_tokens": (1.0, None)}
+    optimizers = build_optimizers(policy, c)
     for _ in range(3):
-        train(policy, rollouts, sums, c, optimizers)
+        train(policy, rollouts, Sums(), c, optimizers)
         trainer._compute_loss(trainer.model, inputs).backward()
         torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), c.grad_clip)
         trainer.optimizer.step()
