@@ -2,9 +2,9 @@
 
     python docs/from_python.py
 
-Steps that share rollouts (ppo_epochs, minibatches) are handed the same buffer=DataBuffer() of grpo/rollout.py. The
-phases of a step are functions too: collect_rollouts, with_advantage, train_on_rollouts. A whole run, with evaluation
-and checkpoints, is grpo.GRPOTrainer(...).run().
+Steps that share rollouts (ppo_epochs, minibatches) are handed the same buffer: DataBuffer(config.seed, dist.rank) of
+grpo/rollout.py. The phases of a step are functions too: collect_rollouts, with_advantage, train_on_rollouts. A whole
+run, with evaluation and checkpoints, is grpo.GRPOTrainer(...).run().
 """
 
 import pathlib

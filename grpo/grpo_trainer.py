@@ -21,7 +21,7 @@ from core.settings.setting import Settings
 from grpo.build import make_sampler
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples, held_out
 from grpo.grpo_training_step import grpo_training_step
-from grpo.metrics import SKIPPED, Timer
+from grpo.metrics import Timer
 from grpo.reference import REFERENCES, adapted
 from grpo.reward_functions.registry import REWARDS
 from grpo.rollout import DataBuffer, Facts, Rollouts
@@ -63,7 +63,7 @@ class GRPOTrainer(Run):
         self.empty_steps = 0
         self.taught = False  # whether a reward has taught anything
         self.step_of_page = 0
-        self.told = set()  # names of metrics of which a line was said once
+        self.told = set()  # names of rewards that skipped completions, which was said once
         self.first_steps = [] if config.rewarded else None  # (metrics, Facts) of the first FIRST_STEPS of this start
         self.said_at = 0  # the step after which it said that nothing was learned
 
@@ -75,12 +75,12 @@ class GRPOTrainer(Run):
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         self.progress.global_step = self.step
-        problems = partial(self.problems_of, self.iteration)
+        problems, timer = partial(self.problems_of, self.iteration), Timer(self.show)
         metrics = grpo_training_step(
             self.policy, self.reference, self.rewards, problems, self.optimizers, self.iteration, c, self.dist,
-            self.buffer, self.sample, settings, Timer(self.show))
+            self.buffer, self.sample, settings, timer)
         self.step += 1
-        self.spent += sum(x for name, x in metrics.items() if name.startswith("time/"))
+        self.spent += sum(timer.times.values())
         metrics |= {"lr": lr, "kl_beta": self.kl_beta}
         metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
         self.end_step(metrics, self.buffer.facts)
@@ -114,7 +114,7 @@ class GRPOTrainer(Run):
         """Counts the step; the last step of an iteration moves the reference and kl_beta."""
         c = self.config
         self.taught = self.taught or facts.taught
-        self.tell_first_skips(metrics)
+        self.tell_first_skips(facts)
         self.tell_equal_rewards(metrics, facts)
         if metrics["skipped_steps"]:
             self.bad.add_not_finite(self.step, metrics)
@@ -212,13 +212,13 @@ class GRPOTrainer(Run):
             from grpo.report.page import write_report
             write_report(self.checkpoints.out_dir, self.buffer.evaluations)
 
-    def tell_first_skips(self, metrics: dict) -> None:
+    def tell_first_skips(self, facts: Facts) -> None:
         """Says when a reward skips completions for the first time."""
-        for key, skipped in metrics.items():
-            if key.startswith(SKIPPED) and skipped and key not in self.told:
-                self.told.add(key)
-                self.logger.say(f"step {self.step}: the reward {key.removeprefix(SKIPPED)} skipped {skipped:.0f} "
-                                f"completions; metrics.jsonl counts them as {key}, and this line comes once")
+        for name, completions in facts.skipped.items():
+            if completions and name not in self.told:
+                self.told.add(name)
+                self.logger.say(f"step {self.step}: the reward {name} skipped {completions:.0f} completions; "
+                                f"metrics.jsonl counts them as skipped/{name}, and this line comes once")
 
     def tell_equal_rewards(self, metrics: dict, facts: Facts) -> None:
         """Says after the first steps of a start that no group of them had different rewards, or which of several

@@ -13,7 +13,7 @@ from core.distributed import Distributed
 from core.optim import clip_gradients, step_optimizers
 from core.settings.setting import Settings
 from grpo.losses import compute_advantages, k3, kl_penalty, kl_per_token, policy_loss, token_weights
-from grpo.metrics import Timer, add_mismatch, add_rollouts, add_varied, check_mismatch, taken
+from grpo.metrics import Timer, add_mismatch, add_rollouts, add_varied, check_mismatch
 from grpo.reference import logp_in_batches, with_reference
 from grpo.rollout import DataBuffer, Facts, Rollouts, Scored, Scores
 from grpo.sampling_settings import SamplingSettings
@@ -48,8 +48,8 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     if buffer is None:
         if settings.steps > 1:
             warnings.warn(f"ppo_epochs={settings.epochs} minibatches={settings.minibatches} have no effect: without a "
-                          "buffer the step has rollouts of its own; hand the same buffer=DataBuffer() to every step",
-                          stacklevel=2)
+                          "buffer the step has rollouts of its own; hand every step the same buffer, "
+                          "DataBuffer(config.seed, dist.rank)", stacklevel=2)
             settings = replace(settings, epochs=1, minibatches=1)
         buffer = DataBuffer(config.seed, dist.rank)
     timer = timer or Timer()
@@ -98,7 +98,7 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
         wanted = {key: x[:count] for key, x in problems(again).items()}
         rollouts, more = sample(wanted, again)
         for name, pair in more.items():
-            sums.mean(name, *pair)
+            sums.sampled(name, *pair)
         timer.begin("reference")
         rollouts = with_reference(rollouts, reference, settings)
         timer.begin("reward")
@@ -228,16 +228,16 @@ def end_step(policy: "Policy", optimizers: list, sums: Sums, settings: StepSetti
     sums.highest("grad_norm", clip_gradients(policy.parameters(), settings.grad_clip))  # the same on every rank
     found = sums.values(dist)
     metrics, internal = found.metrics, found.internal
-    metrics |= step_optimizers(optimizers, all_finite(metrics, DECIDING), tokens=internal["tokens with a gradient"])
     if tokens := internal.get("tokens of the mismatch"):
         # Kish's effective sample size, as a share of the tokens
-        metrics["effective_sample_size"] = internal["ratio"] ** 2 / (tokens * internal["ratio_square"])
+        found.add_metric("effective_sample_size", internal["ratio"] ** 2 / (tokens * internal["ratio_square"]))
     else:
         metrics.pop("mismatch_max", None)
-    for name, x in found.logged.items():
-        if name in metrics:
-            raise taken(name)
-        metrics[name] = x
+    for name, completions in found.skipped.items():
+        found.add_metric(f"skipped/{name}", completions)
+    good = all_finite(metrics, DECIDING)
+    for name, x in step_optimizers(optimizers, good, internal["tokens with a gradient"]).items():
+        found.add_metric(name, x)
     if settings.sampler is not None:
         check_mismatch(metrics, settings.sampler)
     taught = internal.get("tokens with an advantage", 0.0) != 0
@@ -245,7 +245,8 @@ def end_step(policy: "Policy", optimizers: list, sums: Sums, settings: StepSetti
         scored="mean_reward" in metrics or taught,  # resampled completions may be scored, too
         taught=taught,
         differed=internal.get("groups that differ", 1.0) > 0,
-        varied=found.varied)
+        varied=found.varied,
+        skipped=found.skipped)
 
 
 def all_finite(metrics: dict, names: Sequence[str]) -> bool:

@@ -11,14 +11,8 @@ from grpo.losses import centred
 from grpo.rollout import Rollouts, Scored, differing
 from grpo.sums import Sums
 
-SKIPPED = "skipped/"  # begins the name of the number of completions that a reward skipped
 CLAMP = 20.0    # largest log ratio that is measured, so that sums of ratios stay finite
 MOST_KL = 0.2   # nats per token: a sampler of other processes that is further away is not the policy's
-
-
-def taken(name: str) -> Mistake:
-    """The error of a reward that logs a metric under a name that training or evaluation gives to another."""
-    return Mistake(f"log_metric({name!r}, ...): there is another metric of this name; give it another")
 
 
 def equal_completions(target: Tensor, mask: Tensor) -> Tensor:
@@ -90,11 +84,11 @@ def add_rollouts(sums: Sums, rollouts: Rollouts, scored: Scored, discriminative:
     sums.sum("text_tokens", sum(map(len, rollouts.texts.completion_ids)))
     for name, x in scored.values.items():
         sums.mean(f"reward/{name}", x.nansum(), (~x.isnan()).sum())
-        sums.sum(f"{SKIPPED}{name}", x.isnan().sum())
+        sums.skipped(name, x.isnan().sum())
     for name, pair in scored.metrics.items():
         sums.logged(name, *pair)
     for name, pair in rollouts.texts.metrics.items():
-        sums.mean(name, *pair)
+        sums.sampled(name, *pair)
     if discriminative:
         logp = (rollouts.old_logp * mask).sum(1)                                     # (N,) of a whole completion
         score = logp / mask.sum(1).clamp(min=1)                                      # (N,)

@@ -1,7 +1,7 @@
 """Rollouts: completions with their texts, log-probabilities and rewards, and the buffer that holds them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -63,6 +63,14 @@ class Inputs:
     kept: list | None = None       # P KeptTokens: those that could be drawn at the chosen ones; None: all tokens
     reference: list | None = None  # P tensors (k, V): the reference's distributions there, untruncated, for exact KL
 
+    def __post_init__(self):
+        for f in fields(self):
+            x = getattr(self, f.name)
+            has_items = isinstance(x, (Tensor, list)) and len(x) == len(self.chosen)
+            if x is not None and not has_items:
+                raise Mistake(f"{type(self).__name__}: {f.name} must be a tensor or a list with an item for each of "
+                              f"{len(self.chosen)} problems, or None")
+
     def counts(self) -> list:
         """The number of states of each problem."""
         return self.chosen.flatten(1).sum(1).tolist()
@@ -83,10 +91,10 @@ class Inputs:
     @classmethod
     def of_state(cls, saved: dict) -> Self:
         """The inputs that a state keeps as a dictionary of their fields. Raises Mistake for another kind of inputs."""
-        unknown = saved.keys() - {f.name for f in fields(cls)}
-        if unknown:
-            raise Mistake(f"the state has inputs {', '.join(sorted(unknown))}, but {cls.__name__} has no such field; "
-                          "set inputs_type of the policy's class to the class of its inputs")
+        needed = {f.name for f in fields(cls) if f.default is MISSING}
+        if not needed <= saved.keys() <= {f.name for f in fields(cls)}:
+            raise Mistake(f"the state has the inputs {', '.join(sorted(saved))}, which are not those of "
+                          f"{cls.__name__}; set inputs_type of the policy's class to the class of its inputs")
         inputs = cls(**saved)
         if inputs.kept is not None:
             inputs.kept = [KeptTokens(**kept) for kept in inputs.kept]
@@ -244,6 +252,7 @@ class Facts:
     taught: bool    # whether the rewards gave an advantage to any token
     differed: bool  # whether the rewards of any group differ
     varied: dict    # {reward: the number of groups in which its values differ}
+    skipped: dict   # {reward: the number of completions that it skipped}
 
 
 class DataBuffer:
@@ -332,6 +341,8 @@ def sums_of_before(saved: dict) -> Sums:
             sums.internal("groups that differ", total)
         elif name.startswith("varied in groups: "):
             sums.varied(name.removeprefix("varied in groups: "), total)
+        elif name.startswith("skipped/"):
+            sums.skipped(name.removeprefix("skipped/"), total)
         elif name.startswith("_"):
             sums.internal(name.removeprefix("_"), total)
         elif name.startswith("logged by a reward: "):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from core.distributed import Distributed
+from core.errors import Mistake
 
 Number = Tensor | float  # a 0-d tensor, or a number that the host knows
 
@@ -16,9 +17,15 @@ Number = Tensor | float  # a 0-d tensor, or a number that the host knows
 class Values:
     """The numbers of a step, over its micro-batches and all ranks."""
     metrics: dict = field(default_factory=dict)   # {name: value}
-    logged: dict = field(default_factory=dict)    # {name: value} of the metrics that rewards log
     internal: dict = field(default_factory=dict)  # {name: sum} of sums that are no metrics themselves
     varied: dict = field(default_factory=dict)    # {reward: the number of groups in which its values differ}
+    skipped: dict = field(default_factory=dict)   # {reward: the number of completions that it skipped}
+
+    def add_metric(self, name: str, value: float) -> None:
+        """Raises Mistake if there is a metric of this name."""
+        if name in self.metrics:
+            raise taken(name)
+        self.metrics[name] = value
 
 
 class Sums:
@@ -41,8 +48,12 @@ class Sums:
         self._add("highest", name, value)
 
     def logged(self, name: str, total: Number, count: Number) -> None:
-        """Adds to a mean that a reward logs."""
+        """Adds to a mean that a reward logs. It may not have the name of another metric."""
         self._add("logged", name, total, count)
+
+    def sampled(self, name: str, total: Number, count: Number) -> None:
+        """Adds to a mean that a policy or a sampler measures, likewise."""
+        self._add("sampled", name, total, count)
 
     def internal(self, name: str, total: Number) -> None:
         """Adds to a sum that is no metric, but of which metrics or decisions are made."""
@@ -51,6 +62,10 @@ class Sums:
     def varied(self, reward: str, groups: Number) -> None:
         """Adds to the number of groups in which the values of a reward differ."""
         self._add("varied", reward, groups)
+
+    def skipped(self, reward: str, completions: Number) -> None:
+        """Adds to the number of completions that a reward skipped."""
+        self._add("skipped", reward, completions)
 
     def has_mean(self, name: str) -> bool:
         return ("mean", name) in self.entries
@@ -79,13 +94,17 @@ class Sums:
                 found.internal[name] = total
             elif kind == "varied":
                 found.varied[name] = total
+            elif kind == "skipped":
+                found.skipped[name] = total
             elif kind == "sum":
-                found.metrics[name] = total
-            elif kind != "highest" and (count > 0 or not math.isfinite(total)):  # else a mean of nothing
-                group = found.logged if kind == "logged" else found.metrics
-                group[name] = total / count if count > 0 else math.nan
+                found.add_metric(name, total)
+            elif kind != "highest":
+                if count > 0:
+                    found.add_metric(name, total / count)
+                elif not math.isfinite(total):  # else a mean of nothing, which is left out
+                    found.add_metric(name, math.nan)
         for (_, name), value in zip(of_highest, numbers[2 * len(keys):]):
-            found.metrics[name] = value
+            found.add_metric(name, value)
         return found
 
     def _add(self, kind, name, total, count=0.0):
@@ -105,3 +124,9 @@ def stacked(numbers: Sequence[Number], device: torch.device) -> Tensor:
     for x, number in zip(numbers, known, strict=True):
         parts.append(x.to(number, non_blocking=True) if torch.is_tensor(x) else number)
     return torch.stack(parts) if parts else known
+
+
+def taken(name: str) -> Mistake:
+    """The error of a reward, a policy or a sampler that names a metric as training or evaluation name another."""
+    return Mistake(f"log_metric({name!r}, ...), or a metric of a policy: there is another metric of this name; give it "
+                   "another")

@@ -10,9 +10,10 @@ import torch
 from core.files import SAMPLES, writing
 from core.logger import GREEN, PLAIN, WIDTH, format_number, visible
 from grpo.losses import kl_per_token
-from grpo.metrics import reward_statistics, taken
+from grpo.metrics import reward_statistics
 from grpo.reference import with_reference
 from grpo.rollout import join
+from grpo.sums import taken
 from grpo.sampling_settings import SamplingSettings
 
 SHOWN = 3              # problems of an evaluation that are shown as samples

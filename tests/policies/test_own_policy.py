@@ -4,6 +4,7 @@ import copy
 import io
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,7 +91,7 @@ def test_its_inputs_come_back_from_a_state_that_holds_plain_values():
     policy, rollouts = table_rollouts()
     rollouts = replace(rollouts, texts=None, advantage=rollouts.mask)
     with torch.no_grad():
-        rollouts.inputs.reference = policy.distributions(rollouts, 1.0)
+        rollouts.inputs.reference = list(policy.distributions(rollouts, 1.0))
     buffer, file = DataBuffer(), io.BytesIO()
     buffer.prepare_training_batch(buffer.store_rollout_data(rollouts, Sums()), minibatches=2)
     torch.save(buffer.state_dict(), file)
@@ -109,3 +110,24 @@ def test_inputs_as_a_dictionary_are_refused_in_one_line():
     _, rollouts = table_rollouts()
     with pytest.raises(Mistake, match="^[^\n]*dict[^\n]*grpo.rollout.Inputs[^\n]*$"):
         replace(rollouts, inputs=vars(rollouts.inputs))
+
+
+@pytest.mark.parametrize("wrong", [np.arange(6), tuple(range(6)), [1, 2]], ids=str)
+def test_a_field_of_inputs_that_cannot_be_selected_by_problem_is_refused(wrong):
+    _, rollouts = table_rollouts()
+    with pytest.raises(Mistake, match="^[^\n]*prompt[^\n]*$"):
+        replace(rollouts.inputs, prompt=wrong)
+
+
+@pytest.mark.parametrize("name", ["mean_reward", "loss", "grad_norm", "mismatch_kl", "effective_sample_size"])
+def test_a_metric_of_a_policy_with_the_name_of_another_is_refused(name):
+    class Measured(TablePolicy):
+        def sample(self, problems, iteration, settings):
+            rollouts = super().sample(problems, iteration, settings)
+            rollouts.texts.metrics[name] = 1000.0, 1
+            return rollouts
+
+    policy, c = Measured(), config(group_size=4, batch_size=PROMPTS, kl_beta=0.0)
+    with pytest.raises(Mistake, match=name):
+        grpo_training_step(policy, None, share_of_last_token, lambda again: {"number": range(PROMPTS)}, [], 0, c,
+                           one_process())

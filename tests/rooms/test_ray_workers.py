@@ -175,6 +175,7 @@ def test_a_copied_config_is_equal_and_of_the_same_type(c):
     assert changed != c
 
 
+@pytest.mark.slow
 def test_configs_are_the_same_in_a_process_that_has_imported_nothing_yet():
     done = subprocess.run([sys.executable, "-c", IN_ANOTHER_PROCESS, ROOT], input=pickle.dumps(CONFIGS),
                           capture_output=True)

@@ -55,7 +55,8 @@ def test_values_are_in_the_order_of_the_completions_and_metrics_are_added(worker
     assert called(workers, *texts, scale=2) == ([2 * len(text) for text in texts], {"jobs": (100, 100)})
 
 
-@pytest.mark.parametrize("way", ["exits", "is killed", "endless", "stops"])
+@pytest.mark.parametrize("way", [
+    "exits", "is killed", *(pytest.param(way, marks=pytest.mark.slow) for way in ("endless", "stops"))])
 def test_a_completion_that_does_not_end_is_late_and_the_processes_and_their_files_are_replaced(workers, way):
     called(workers, "a")
     folder = pathlib.Path(workers.folder.name)

@@ -49,7 +49,7 @@ def test_a_run_of_an_earlier_commit_resumes_with_the_numbers_of_that_commit(befo
     assert differences(expected, known, ELSEWHERE) == []
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "passes"])  # the settings of "passes" stayed
 @pytest.mark.parametrize("with_file", [False, True])
 def test_a_resumed_run_tells_once_which_settings_left_and_no_change_that_is_none(before, name, with_file):
     steps, whole, (script, *command) = RUNS[name]
