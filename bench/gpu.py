@@ -38,8 +38,8 @@ from bench.learning import learn, scratch
 from bench.random_models import SIZES, Trial, qwen2
 from bench.sides import started
 from core.config import load_config
-from core.device import detect_device
-from core.errors import ROOT, UsageError, run_script
+from core.errors import ROOT, Mistake, UsageError, run_script
+from core.files import writing
 from core.settings.optional import quiet_transformers
 from core.settings.setting import Count, Name, Positive, Settings
 
@@ -241,11 +241,16 @@ def main(argv):
     """Prints the findings of the parts that the arguments name."""
     parts = [argument for argument in argv if not argument.startswith("-")]
     c, _ = load_config(GPUConfig, [argument for argument in argv if argument.startswith("-")])
-    if not parts or set(parts) - PARTS.keys():
-        raise UsageError(f"python bench/gpu.py PART... [--key=value], of the parts {', '.join(PARTS)}")
-    detect_device(c.device_used)
+    unknown = [part for part in parts if part not in PARTS]
+    if not parts or unknown:
+        raise UsageError(f"{' '.join(unknown) or 'no part'}: python bench/gpu.py PART... [--key=value], of the parts "
+                         f"{', '.join(PARTS)}")
+    if c.device_used == "cuda" and not torch.cuda.is_available():
+        raise Mistake("torch can use no GPU here: set --device=cpu, or --mini=True to try a part")
     start = time.perf_counter()
-    with open(c.out or os.devnull, "a") as out:
+    with writing(f"out={c.out}"):
+        out = open(c.out or os.devnull, "a")
+    with out:
         for part in parts:
             for found in PARTS[part](c):
                 line = json.dumps({"part": part, **found, "after": round(time.perf_counter() - start, 1)})

@@ -27,12 +27,15 @@ def side_by_side(*commands):
     Raises Mistake."""
     start = time.perf_counter()
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    runs = [subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.DEVNULL)
-            for command in commands]
-    codes = [run.wait() for run in runs]
-    for command, code in zip(commands, codes, strict=True):
-        if code:
-            raise Mistake(f"python {' '.join(command)} ended with exit code {code}: see above")
+    runs = []
+    for command in commands:
+        runs.append(subprocess.Popen([sys.executable, *command], env=environment, stdout=subprocess.DEVNULL,
+                                     stderr=subprocess.PIPE, text=True))
+    errors = [run.communicate()[1] for run in runs]
+    for command, run, error in zip(commands, runs, errors, strict=True):
+        if run.returncode:  # the others may say the same
+            sys.stderr.write(error)
+            raise Mistake(f"python {' '.join(command)} ended with exit code {run.returncode}: see above")
     return time.perf_counter() - start
 
 

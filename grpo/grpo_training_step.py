@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from core.distributed import Distributed
+from core.errors import Mistake
 from core.optim import clip_gradients, step_optimizers
 from core.settings.setting import Settings
 from grpo.losses import compute_advantages, k3, kl_penalty, kl_per_token, policy_loss, token_weights
@@ -103,6 +104,7 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
         rollouts = with_reference(rollouts, reference, settings)
         timer.begin("reward")
         scored = rewards(rollouts)
+        check_scored(scored, rollouts)
         if objective.advantage != "step":  # that one compares groups, too
             add_varied(sums, scored)
         for shape in settings.shapes:
@@ -129,6 +131,14 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
         rollouts = replace(rollouts, proximal_logp=logp_in_batches(policy, rollouts, settings))
         add_mismatch(sums, rollouts.proximal_logp, rollouts)
     return replace(rollouts, texts=None), sums
+
+
+def check_scored(scored: Scored, rollouts: Rollouts) -> None:
+    """Raises Mistake unless there is a reward for each completion of each problem."""
+    shape = rollouts.problems, rollouts.group_size
+    if not isinstance(scored, Scored) or scored.reward.shape != shape:
+        raise Mistake(f"rewards must return a Scored whose reward is a tensor (problems, group_size) = {shape}; "
+                      "rollouts.by_problem makes it of one number for each completion")
 
 
 def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist: Distributed) -> Rollouts:

@@ -173,6 +173,8 @@ CLAIMS = {
             "policies/test_own_policy.py::test_a_field_of_inputs_that_cannot_be_selected_by_problem_is_refused",
         "a metric of a policy with the name of another is refused":
             "policies/test_own_policy.py::test_a_metric_of_a_policy_with_the_name_of_another_is_refused",
+        "rewards of another shape than problems and group are refused":
+            "policies/test_own_policy.py::test_rewards_of_another_shape_are_refused",
         "filled-in tokens are as frequent as reported, in one and in several passes":
             "policies/test_fill_in.py::test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes",
         "filling by confidence draws what LLaDA's sampler draws":

@@ -131,3 +131,12 @@ def test_a_metric_of_a_policy_with_the_name_of_another_is_refused(name):
     with pytest.raises(Mistake, match=name):
         grpo_training_step(policy, None, share_of_last_token, lambda again: {"number": range(PROMPTS)}, [], 0, c,
                            one_process())
+
+
+@pytest.mark.parametrize("shape", [(24,), (1, 24), (24, 1), (4, 6), (3, 4)], ids=str)
+def test_rewards_of_another_shape_are_refused(shape):
+    policy, c = TablePolicy(), config(group_size=4, batch_size=PROMPTS, kl_beta=0.0)
+    scored = Scored(torch.rand(shape), credit=torch.rand(6, 4, 1))
+    with pytest.raises(Mistake, match="^[^\n]*6, 4[^\n]*$"):
+        grpo_training_step(policy, None, lambda rollouts: scored, lambda again: {"number": range(PROMPTS)}, [], 0, c,
+                           one_process())
