@@ -1,6 +1,6 @@
 """Measures one GPU: its own speed, golden runs, sampling and training of random models, and what training learns.
 
-python bench/gpu.py machine golden training    # checks your GPU; docs/one_gpu.md says what to expect
+python bench/gpu.py machine golden training    # checks your GPU; docs/results.md has figures
 python bench/gpu.py sampling generate --shapes=0.5B --out=found.jsonl
 python bench/gpu.py learn --model=FOLDER --dataset=FILE --settings="{'max_new_tokens': 160, 'max_iters': 60}"
 python bench/gpu.py scratch                    # a model of 25 M parameters, supervised, then by GRPO
