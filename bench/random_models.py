@@ -59,7 +59,8 @@ class Trial:
         """settings: of GRPOConfig"""
         self.size = size
         self.dist = Distributed(device, dtype)
-        self.config = GRPOConfig(max_new_tokens=size.completion_length, temperature=1.0, top_p=1.0, **settings)
+        self.config = GRPOConfig(max_new_tokens=size.completion_length, temperature=1.0, top_p=1.0, kl_beta=0.0,
+                                 **settings)
         tokenizer = SimpleNamespace(
             base_vocab_size=size.vocabulary, vocab_size=size.vocabulary, banned_token_ids=(), mask_token_id=None,
             stop_token_ids=(), decode=str)

@@ -36,7 +36,7 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     """One optimizer step of GRPO (arXiv 2402.03300). The first step of an iteration fills the buffer with rollouts, and
     every step trains on a minibatch from it: all of them, or a part (minibatches), perhaps again (ppo_epochs).
 
-    policy, reference (or None): policies; rewards: a Rewards, or any function rollouts -> Scored
+    policy, reference: policies, None without a KL; rewards: a Rewards, or any function rollouts -> Scored
     problems: again -> this rank's problems; 0 for the iteration's own, 1, 2, ... for others that replace groups of
         equal rewards
     iteration: number of the round of rollouts; the sampling noise depends on it
@@ -53,6 +53,9 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
                           "DataBuffer(config.seed, dist.rank)", stacklevel=2)
             settings = replace(settings, epochs=1, minibatches=1)
         buffer = DataBuffer(config.seed, dist.rank)
+    if reference is None and settings.kl_beta > 0 and config.reference_mode != "none":
+        warnings.warn(f"kl_beta={settings.kl_beta} has no effect without a reference; hand one over, such as "
+                      "policy.frozen(), or set kl_beta=0.0", stacklevel=2)
     timer = timer or Timer()
     is_first = not buffer.queue
     if is_first:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from core.distributed import Distributed
+from core.errors import Mistake
 from grpo.losses import compute_advantages, kl_as_reward
 from grpo.metrics import equal_completions
 from grpo.rollout import Rollouts, Scored, join
@@ -79,6 +80,8 @@ def overlong_buffer(rollouts: Rollouts, scored: Scored, rewards: Any, buffer: in
 def kl_in_reward(rollouts: Rollouts, scored: Scored, rewards: Any, beta: float) -> tuple[Rollouts, Scored]:
     """-beta times the KL to the reference is a part of the reward, of each token if the credit is. Equal completions
     of a group get equal penalties: rounding must not make a difference to learn from."""
+    if rollouts.ref_logp is None:
+        raise Mistake("kl_in_reward needs a reference; hand one over, such as policy.frozen()")
     per_token = of_first_equal(kl_as_reward(rollouts, beta), rollouts)  # (N, M)
     whole = per_token.sum(1)                                                         # (N,)
     penalty = per_token if scored.per_token else whole

@@ -175,6 +175,8 @@ CLAIMS = {
             "policies/test_own_policy.py::test_a_metric_of_a_policy_with_the_name_of_another_is_refused",
         "rewards of another shape than problems and group are refused":
             "policies/test_own_policy.py::test_rewards_of_another_shape_are_refused",
+        "a KL without a reference is told":
+            "policies/test_own_policy.py::test_a_kl_without_a_reference_is_told",
         "filled-in tokens are as frequent as reported, in one and in several passes":
             "policies/test_fill_in.py::test_texts_are_as_frequent_as_the_reported_probabilities_of_their_passes",
         "filling by confidence draws what LLaDA's sampler draws":

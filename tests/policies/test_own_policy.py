@@ -140,3 +140,13 @@ def test_rewards_of_another_shape_are_refused(shape):
     with pytest.raises(Mistake, match="^[^\n]*6, 4[^\n]*$"):
         grpo_training_step(policy, None, lambda rollouts: scored, lambda again: {"number": range(PROMPTS)}, [], 0, c,
                            one_process())
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"kl_beta": 0.1}, pytest.warns(UserWarning, match="kl_beta=0.1")),
+    ({"kl_beta": 0.1, "kl_in_reward": True}, pytest.raises(Mistake, match="kl_in_reward"))], ids=["loss", "reward"])
+def test_a_kl_without_a_reference_is_told(settings, said):
+    policy, c = TablePolicy(), config(group_size=4, batch_size=PROMPTS, **settings)
+    with said:
+        grpo_training_step(policy, None, share_of_last_token, lambda again: {"number": range(PROMPTS)}, [], 0, c,
+                           one_process())
