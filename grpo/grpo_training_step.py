@@ -14,7 +14,7 @@ from core.errors import Mistake
 from core.optim import clip_gradients, step_optimizers
 from core.settings.setting import Settings
 from grpo.losses import compute_advantages, k3, kl_penalty, kl_per_token, policy_loss, token_weights
-from grpo.metrics import Timer, add_mismatch, add_rollouts, add_varied, check_mismatch
+from grpo.metrics import Timer, add_mismatch, add_rollouts, add_sample_size, add_varied, check_mismatch
 from grpo.reference import logp_in_batches, with_reference
 from grpo.rollout import DataBuffer, Facts, Rollouts, Scored, Scores
 from grpo.sampling_settings import SamplingSettings
@@ -25,14 +25,24 @@ from grpo.sums import Sums
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
-OF_ROLLOUTS = ("mean_reward", "mean_log_prob", "mean_advantage")  # where one is not finite, so is every step on them
-DECIDING = ("loss", "grad_norm", *OF_ROLLOUTS)                    # a step in which one is not finite is skipped
+# Metrics that must be finite: for a step, else it is skipped; for rollouts, else every step on them is skipped
+FINITE_IN_ROLLOUTS = ("mean_reward", "mean_log_prob", "mean_advantage")
+FINITE_IN_STEP = ("loss", "grad_norm", *FINITE_IN_ROLLOUTS)
 
 
-def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Callable, problems: Callable,
-                       optimizers: list, iteration: int, config: Settings, dist: Distributed,
-                       buffer: DataBuffer | None = None, sample: Callable | None = None,
-                       settings: StepSettings | None = None, timer: Timer | None = None) -> dict:
+def grpo_training_step(
+        policy: "Policy",
+        reference: "Policy | None",
+        rewards: Callable,
+        problems: Callable,
+        optimizers: list,
+        iteration: int,
+        config: Settings,
+        dist: Distributed,
+        buffer: DataBuffer | None = None,
+        sample: Callable | None = None,
+        settings: StepSettings | None = None,
+        timer: Timer | None = None) -> dict:
     """One optimizer step of GRPO (arXiv 2402.03300). The first step of an iteration fills the buffer with rollouts, and
     every step trains on a minibatch from it: all of them, or a part (minibatches), perhaps again (ppo_epochs).
 
@@ -40,23 +50,18 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     problems: again -> this rank's problems; 0 for the iteration's own, 1, 2, ... for others that replace groups of
         equal rewards
     iteration: number of the round of rollouts; the sampling noise depends on it
-    buffer: the DataBuffer of the run, the same in every step; None: this is the one step on rollouts of its own
-    sample: (problems, again) -> (Rollouts, {metric: (sum, count)}), who samples; None: the policy
-    settings: StepSettings of the config, where they are made once; timer: the clock that is told of each phase
+    buffer: the DataBuffer of the run, the same in every step; None: a single step on rollouts of its own
+    sample: (problems, again) -> (Rollouts, {metric: (sum, count)}), the sampler; None: the policy
+    settings: StepSettings of the config, to make them only once; timer: the clock that is told of each phase
     Returns the metrics by their names in docs/metrics.md, and text_tokens
     """
     settings = settings or StepSettings.of(config, policy)
-    if buffer is None:
-        if settings.steps > 1:
-            warnings.warn(f"ppo_epochs={settings.epochs} minibatches={settings.minibatches} have no effect: without a "
-                          "buffer the step has rollouts of its own; hand every step the same buffer, "
-                          "DataBuffer(config.seed, dist.rank)", stacklevel=2)
-            settings = replace(settings, epochs=1, minibatches=1)
-        buffer = DataBuffer(config.seed, dist.rank)
-    if reference is None and settings.kl_beta > 0 and config.reference_mode != "none":
-        warnings.warn(f"kl_beta={settings.kl_beta} has no effect without a reference; hand one over, such as "
-                      "policy.frozen(), or set kl_beta=0.0", stacklevel=2)
     timer = timer or Timer()
+    warn_of_no_effect(reference, buffer, settings, config)
+    if buffer is None:
+        buffer = DataBuffer(config.seed, dist.rank)
+        settings = replace(settings, epochs=1, minibatches=1)
+
     is_first = not buffer.queue
     if is_first:
         sample = sample or sample_by(policy, iteration, config)
@@ -72,9 +77,21 @@ def grpo_training_step(policy: "Policy", reference: "Policy | None", rewards: Ca
     metrics, facts = train_on_rollouts(policy, rollouts, sums, optimizers, settings, dist, is_first)
     timer.end()
     buffer.facts = facts
-    if not facts.scored or not all_finite(metrics, OF_ROLLOUTS):
+    if not facts.scored or not all_finite(metrics, FINITE_IN_ROLLOUTS):
         buffer.skip_rest()  # the other steps on these rollouts would teach nothing either
     return metrics | timer.times
+
+
+def warn_of_no_effect(reference: "Policy | None", buffer: DataBuffer | None, settings: StepSettings,
+                      config: Settings) -> None:
+    """Tells a caller from Python which settings do nothing without a buffer or a reference."""
+    if buffer is None and settings.steps > 1:
+        warnings.warn(f"ppo_epochs={settings.epochs} minibatches={settings.minibatches} have no effect: without a "
+                      "buffer the step has rollouts of its own; hand every step the same buffer, "
+                      "DataBuffer(config.seed, dist.rank)", stacklevel=3)
+    if reference is None and settings.kl_beta > 0 and config.reference_mode != "none":
+        warnings.warn(f"kl_beta={settings.kl_beta} has no effect without a reference; hand one over, such as "
+                      "policy.frozen(), or set kl_beta=0.0", stacklevel=3)
 
 
 def sample_by(policy: "Policy", iteration: int, config: Settings) -> Callable:
@@ -86,29 +103,37 @@ def sample_by(policy: "Policy", iteration: int, config: Settings) -> Callable:
     return sample
 
 
-def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Callable, problems: Callable,
-                     sample: Callable, settings: StepSettings, dist: Distributed,
-                     timer: Timer) -> tuple[Rollouts, Sums]:
+def collect_rollouts(
+        policy: "Policy",
+        reference: "Policy | None",
+        rewards: Callable,
+        problems: Callable,
+        sample: Callable,
+        settings: StepSettings,
+        dist: Distributed,
+        timer: Timer) -> tuple[Rollouts, Sums]:
     """Phases 1 to 3 for this rank's share of an iteration. Arguments: as grpo_training_step
 
-    Returns the rollouts to train on, with their advantage, and what is known of their metrics
+    Returns the rollouts with their advantage, and the sums of their metrics
     """
-    sums = Sums()
     objective = settings.objective
+    sums = Sums()
 
     def sample_and_reward(again, count=None):
-        """Phases 1 and 2 of one round, of all its problems or the first `count`: rollouts and their Scored."""
+        """Phases 1 and 2 of one round, for all its problems or the first `count`. Returns rollouts and their Scored."""
         timer.begin("collect")
-        wanted = {key: x[:count] for key, x in problems(again).items()}
-        rollouts, more = sample(wanted, again)
-        for name, pair in more.items():
-            sums.sampled(name, *pair)
+        chosen = {name: column[:count] for name, column in problems(again).items()}
+        rollouts, measured = sample(chosen, again)
+        for name, (total, number) in measured.items():
+            sums.sampled(name, total, number)
+
         timer.begin("reference")
         rollouts = with_reference(rollouts, reference, settings)
+
         timer.begin("reward")
         scored = rewards(rollouts)
         check_scored(scored, rollouts)
-        if objective.advantage != "step":  # that one compares groups, too
+        if objective.advantage != "step":  # a reward that is equal within each group teaches this one, too
             add_varied(sums, scored)
         for shape in settings.shapes:
             rollouts, scored = shape(rollouts, scored, rewards)
@@ -122,11 +147,13 @@ def collect_rollouts(policy: "Policy", reference: "Policy | None", rewards: Call
         rollouts, scored = drop_equal(rollouts, scored)
     elif settings.zero_std == "resample":
         rollouts, scored = resample_equal(rollouts, scored, sample_and_reward, dist, sums)
+
     rollouts = with_advantage(rollouts, scored, objective.advantage, dist)
     trained = rollouts.train_mask                                                    # (N, M)
     sums.mean("mean_advantage", (rollouts.advantage * trained).sum(), trained.sum())
     sums.internal("tokens with an advantage", ((rollouts.advantage != 0) * trained).sum())
-    # What the ratio is to, if not the policy of this very step (the proximal policy of arXiv 2110.00641)
+
+    # The ratio is to the proximal policy (arXiv 2110.00641): the sampler, or the policy before its first step
     if settings.ratio_to == "sampler":
         rollouts = replace(rollouts, proximal_logp=rollouts.old_logp)
     elif settings.steps > 1:
@@ -145,37 +172,48 @@ def check_scored(scored: Scored, rollouts: Rollouts) -> None:
 
 
 def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist: Distributed) -> Rollouts:
-    """Phase 3: the rollouts with their advantage, and a train_mask without the completions that no reward scored.
+    """Phase 3: the rollouts with their advantage. Completions that no reward scored leave the train_mask.
     advantage: a name in ADVANTAGES"""
     counted = scored.counted(rollouts.mask)                                          # (P, G, 1 or M)
     credit = torch.where(counted > 0, scored.credit + scored.penalty, 0.0)           # (P, G, 1 or M)
-    A = compute_advantages(credit, advantage, counted, dist.total) * scored.weight   # (P, G, 1 or M)
-    seen = (~scored.reward.isnan()).float().view(-1, 1)                              # (N, 1)
-    return replace(rollouts, train_mask=rollouts.train_mask * seen, advantage=A.flatten(0, 1))
+    A = compute_advantages(credit, advantage, counted, dist.total)                   # (P, G, 1 or M)
+    A = (A * scored.weight).flatten(0, 1)                                            # (N, 1 or M)
+    is_scored = ~scored.reward.isnan()                                               # (P, G)
+    train_mask = rollouts.train_mask * is_scored.float().view(-1, 1)                 # (N, M)
+    return replace(rollouts, train_mask=train_mask, advantage=A)
 
 
-def train_on_rollouts(policy: "Policy", rollouts: Rollouts, sums: Sums, optimizers: list, settings: StepSettings,
-                      dist: Distributed, is_first: bool = True) -> tuple[dict, Facts]:
+def train_on_rollouts(
+        policy: "Policy",
+        rollouts: Rollouts,
+        sums: Sums,
+        optimizers: list,
+        settings: StepSettings,
+        dist: Distributed,
+        is_first: bool = True) -> tuple[dict, Facts]:
     """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats, and the Facts of the rollouts.
 
-    sums: those of collect_rollouts; is_first: the policy is still the one that began to train on these rollouts
+    sums: those of collect_rollouts; is_first: no step on these rollouts has changed the policy yet
 
     The backward pass runs in micro-batches. The weights are those of the whole step over all ranks, so that neither the
-    cut nor the number of ranks changes the gradient.
+    size of the micro-batches nor the number of ranks changes the gradient.
     """
-    sums = sums.copy()  # other steps on these rollouts begin with the same
-    sums.sum("loss", 0.0)  # there may be no token to train on
+    objective = settings.objective
+    sums = sums.copy()  # other steps on these rollouts begin with the same sums
+    # Metrics of every step, even if no token is trained on
+    sums.sum("loss", 0.0)
     sums.sum("pg_loss", 0.0)
     if rollouts.has_reference:
         sums.sum("kl_penalty", 0.0)
-    # In later steps the policy has moved: its distance to the sampler is then no mismatch
+    # After the first step the distance to the sampler is training, not a mismatch
     measure_mismatch = is_first and not sums.has_mean("mismatch_kl")
-    weight = token_weights(rollouts.train_mask, settings.objective.average, rollouts.max_tokens, dist.total)
-    problems, learned = needed_problems(rollouts, settings)
+
+    weight = token_weights(rollouts.train_mask, objective.average, rollouts.max_tokens, dist.total)
+    problems, learned = problems_to_read(rollouts, settings)
     parts = rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens, problems)
     for part in dist.micro_batches(parts, policy, rollouts):
         micro, rows = rollouts.select(part)
-        scores = policy.score(micro, settings.temperature, settings.objective.entropy_bonus > 0)
+        scores = policy.score(micro, settings.temperature, objective.entropy_bonus > 0)
         loss = rollout_loss(scores, micro, weight[rows], settings, sums)
         if measure_mismatch:
             add_mismatch(sums, scores.logp, micro)
@@ -184,8 +222,8 @@ def train_on_rollouts(policy: "Policy", rollouts: Rollouts, sums: Sums, optimize
     return end_step(policy, optimizers, sums, settings, dist)
 
 
-def needed_problems(rollouts: Rollouts, settings: StepSettings) -> tuple:
-    """The problems that the loss or its metrics must read, as indices, and (N, M) 1.0 where a token has a gradient.
+def problems_to_read(rollouts: Rollouts, settings: StepSettings) -> tuple:
+    """The indices of the problems that the loss or its metrics must read, and (N, M) 1.0 where a token has a gradient.
 
     Without entropy bonus and KL in the loss, advantages of 0 give no gradient. With a reference the KL of all problems
     is measured, so all are read.
@@ -193,12 +231,13 @@ def needed_problems(rollouts: Rollouts, settings: StepSettings) -> tuple:
     problems = torch.arange(rollouts.problems)
     learned = rollouts.train_mask                                                    # (N, M)
     has_penalty = settings.kl_beta > 0 and rollouts.has_reference
-    if settings.objective.entropy_bonus == 0 and not has_penalty:
-        learned = learned * (rollouts.advantage != 0)
-        if not rollouts.has_reference:
-            useful = rollouts.by_problem(learned.any(1)).any(1)                      # (P,)
-            problems = problems[useful.cpu()]
-    return problems, learned
+    if has_penalty or settings.objective.entropy_bonus > 0:
+        return problems, learned
+    learned = learned * (rollouts.advantage != 0)
+    if rollouts.has_reference:
+        return problems, learned
+    useful = rollouts.by_problem(learned.any(1)).any(1)                              # (P,)
+    return problems[useful.cpu()], learned
 
 
 def rollout_loss(scores: Scores, rollouts: Rollouts, weight: Tensor, settings: StepSettings, sums: Sums) -> Tensor:
@@ -238,30 +277,31 @@ def end_step(policy: "Policy", optimizers: list, sums: Sums, settings: StepSetti
              dist: Distributed) -> tuple[dict, Facts]:
     """Adds the sums and gradients of all ranks up, clips, and steps or skips. Waits for the device once."""
     dist.sum_gradients(policy.parameters())
-    sums.highest("grad_norm", clip_gradients(policy.parameters(), settings.grad_clip))  # the same on every rank
-    found = sums.values(dist)
-    metrics, internal = found.metrics, found.internal
-    if tokens := internal.get("tokens of the mismatch"):
-        # Kish's effective sample size, as a share of the tokens
-        found.add_metric("effective_sample_size", internal["ratio"] ** 2 / (tokens * internal["ratio_square"]))
-    else:
-        metrics.pop("mismatch_max", None)
-    for name, completions in found.skipped.items():
-        found.add_metric(f"skipped/{name}", completions)
-    good = all_finite(metrics, DECIDING)
-    for name, x in step_optimizers(optimizers, good, internal["tokens with a gradient"]).items():
-        found.add_metric(name, x)
+    norm = clip_gradients(policy.parameters(), settings.grad_clip)
+    sums.highest("grad_norm", norm)  # the same on every rank
+    values = sums.values(dist)
+    metrics, internal = values.metrics, values.internal
+    add_sample_size(values)
+    for name, completions in values.skipped.items():
+        values.add_metric(f"skipped/{name}", completions)
+
+    is_finite = all_finite(metrics, FINITE_IN_STEP)
+    outcome = step_optimizers(optimizers, is_finite, internal["tokens with a gradient"])
+    for name, value in outcome.items():
+        values.add_metric(name, value)
     if settings.sampler is not None:
         check_mismatch(metrics, settings.sampler)
+
     taught = internal.get("tokens with an advantage", 0.0) != 0
-    return metrics, Facts(
+    facts = Facts(
         scored="mean_reward" in metrics or taught,  # resampled completions may be scored, too
         taught=taught,
         differed=internal.get("groups that differ", 1.0) > 0,
-        varied=found.varied,
-        skipped=found.skipped)
+        varied=values.varied,
+        skipped=values.skipped)
+    return metrics, facts
 
 
 def all_finite(metrics: dict, names: Sequence[str]) -> bool:
-    """True if none of these metrics is infinite or NaN; one that was not measured is neither."""
+    """True if none of these metrics is infinite or NaN. One that was not measured is not."""
     return all(math.isfinite(metrics.get(name, 0.0)) for name in names)

@@ -126,7 +126,7 @@ class Objective:
     clip_low: float | None = 0.2  # the ratio is at least 1 - clip_low; probability_mask: p - p_old is; None: no bounds
     clip_high: float | None = 0.2  # the ratio is at most 1 + clip_high, likewise
     constants: dict = field(default_factory=dict)  # of the surrogate's own, by the names of its parameters
-    discriminative: bool = False  # whether discriminative_sums (grpo/metrics.py) is logged
+    discriminative: bool = False  # whether add_discriminative (grpo/metrics.py) is logged
     # settings beside the papers' rows
     entropy_bonus: float = 0.0        # weight of the entropy, which the loss then raises
     kl_estimator: str | None = None   # a name in KL_ESTIMATORS; None: k3

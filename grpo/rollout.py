@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -36,23 +37,26 @@ class Texts:
     columns: dict         # {field of the records: list of N}
     tokens: list          # N whole texts as token ids, without padding and stop token
     completion_ids: list  # N lists of token ids: each completion as it was sampled, with the stop token that ended it
-    place: Tensor | None  # (N, M) where in its whole text each sampled token is
+    place: Tensor | None  # (N, M) the position of each sampled token in its whole text
     metrics: dict         # {name: (sum, count)} of means that the policy wants logged
 
     @classmethod
     def join(cls, parts: "Sequence[Texts]") -> "Texts":
         """Texts of different problems as one; missing fields of records become None."""
-        joined = {f.name: join([getattr(part, f.name) for part in parts]) for f in fields(cls)}
+        joined = join_fields(parts)
         for name in joined["columns"]:
-            columns = [part.columns.get(name, [None] * len(part.prompts)) for part in parts]
-            joined["columns"][name] = join(columns)
+            column = []
+            for part in parts:
+                missing = [None] * len(part.prompts)
+                column += part.columns.get(name, missing)
+            joined["columns"][name] = column
         return cls(**joined)
 
 
 @dataclass(kw_only=True)
 class Inputs:
-    """The base of what a policy reads to score rollouts again. Each field is a tensor on the CPU or a list, with one
-    item for each problem, or None. A kind of policy adds its own in a subclass:
+    """The inputs with which a policy scores rollouts again. Each field is a tensor on the CPU or a list, with one item
+    for each problem, or None. Each kind of policy adds fields in a subclass:
 
         @dataclass
         class TableInputs(Inputs):
@@ -60,16 +64,16 @@ class Inputs:
     """
     chosen: Tensor                 # (P, 1 or G, M) bool: the tokens that are scored; 1: the group shares its states
     size: Tensor | None = None     # (P,) number of tokens that are read, for micro_batch_tokens
-    kept: list | None = None       # P KeptTokens: those that could be drawn at the chosen ones; None: all tokens
+    kept: list | None = None       # P KeptTokens: the tokens that could be drawn at each state; None: all
     reference: list | None = None  # P tensors (k, V): the reference's distributions there, untruncated, for exact KL
 
     def __post_init__(self):
-        for f in fields(self):
-            x = getattr(self, f.name)
-            has_items = isinstance(x, (Tensor, list)) and len(x) == len(self.chosen)
+        problems = len(self.chosen)
+        for name, x in vars(self).items():
+            has_items = isinstance(x, (Tensor, list)) and len(x) == problems
             if x is not None and not has_items:
-                raise Mistake(f"{type(self).__name__}: {f.name} must be a tensor or a list with an item for each of "
-                              f"{len(self.chosen)} problems, or None")
+                raise Mistake(f"{type(self).__name__}: {name} must be a tensor or a list with an item for each of "
+                              f"{problems} problems, or None")
 
     def counts(self) -> list:
         """The number of states of each problem."""
@@ -77,28 +81,30 @@ class Inputs:
 
     def with_kept(self, kept: KeptTokens | None) -> Self:
         """These inputs with the KeptTokens of all states; None: all tokens could be drawn."""
-        return self if kept is None else replace(self, kept=kept.split(self.counts()))
+        if kept is None:
+            return self
+        return replace(self, kept=kept.split(self.counts()))
 
     def select(self, problems: Tensor) -> Self:
         """The inputs of these problems, given by their indices on the CPU."""
-        selected = {name: x[problems] for name, x in tensors(self).items()}
-        for f in fields(self):
-            values = getattr(self, f.name)
-            if isinstance(values, list):
-                selected[f.name] = [values[i] for i in problems.tolist()]
+        selected = select_tensors(self, problems)
+        for name, x in vars(self).items():
+            if isinstance(x, list):
+                selected[name] = [x[i] for i in problems.tolist()]
         return replace(self, **selected)
 
     @classmethod
     def of_state(cls, saved: dict) -> Self:
         """The inputs that a state keeps as a dictionary of their fields. Raises Mistake for another kind of inputs."""
+        known = {f.name for f in fields(cls)}
         needed = {f.name for f in fields(cls) if f.default is MISSING}
-        if not needed <= saved.keys() <= {f.name for f in fields(cls)}:
+        if not needed <= saved.keys() <= known:
             raise Mistake(f"the state has the inputs {', '.join(sorted(saved))}, which are not those of "
                           f"{cls.__name__}; set inputs_type of the policy's class to the class of its inputs")
-        inputs = cls(**saved)
-        if inputs.kept is not None:
-            inputs.kept = [KeptTokens(**kept) for kept in inputs.kept]
-        return inputs
+        if saved.get("kept") is not None:
+            kept = [KeptTokens(**of_problem) for of_problem in saved["kept"]]
+            saved = saved | {"kept": kept}
+        return cls(**saved)
 
 
 @dataclass
@@ -115,7 +121,7 @@ class Rollouts:
     max_tokens: int                      # the most tokens that a completion can have
     inputs: Inputs                       # what the policy reads to score them again
     texts: Texts | None = None           # what rewards read; None once rewards are known
-    proximal_logp: Tensor | None = None  # (N, M) what the ratio is to; None: the policy itself, so that it is 1
+    proximal_logp: Tensor | None = None  # (N, M) the ratio's denominator; None: the policy itself, the ratio is 1
     ref_logp: Tensor | None = None       # (N, M) of the token under the reference, on the same kept tokens
     advantage: Tensor | None = None      # (N, 1 or M) how much better each completion, or token, is
 
@@ -143,11 +149,11 @@ class Rollouts:
     def index(self) -> Tensor:
         """(K, g) indices into the N x M sampled tokens, flattened: state k predicts g of them."""
         chosen = self.inputs.chosen
-        P, rows, M = chosen.shape
+        P, rows, M = chosen.shape                                                    # rows: 1 or G
         g = self.group_size // rows
         completion = torch.arange(len(self.target)).view(P, rows, g)
         problem, row, column = chosen.nonzero(as_tuple=True)                         # (K,) each
-        return completion[problem, row] * M + column[:, None]
+        return completion[problem, row] * M + column[:, None]                        # (K, g)
 
     def by_token(self, x: Tensor, index: Tensor) -> Tensor:
         """Puts x (K,) or (K, g), found at each state, at the tokens of `index` (K, g): (N, M), 0 elsewhere."""
@@ -157,8 +163,8 @@ class Rollouts:
         return flat.view_as(self.target)
 
     def micro_batches(self, size: int, tokens: int | None = None, problems: Tensor | None = None) -> list:
-        """The problems, all or those given by their indices, in parts that are read together: `size` of them or, if
-        `tokens` is a number, as many of like size as have that many tokens. A list of index tensors."""
+        """Micro-batches: the problems, all or those given by their indices, in parts of `size` problems. If `tokens` is
+        a number, a part has problems of like size with that many tokens together. A list of index tensors."""
         if problems is None:
             problems = torch.arange(self.problems)
         if tokens is None:
@@ -171,10 +177,12 @@ class Rollouts:
 
     def select(self, problems: Tensor) -> tuple:
         """The rollouts of these problems, given by their indices on the CPU, and the indices of their completions."""
-        completions = (problems[:, None] * self.group_size + torch.arange(self.group_size)).flatten()
-        rows = completions.to(self.target.device, non_blocking=True)
-        selected = {name: x[rows] for name, x in tensors(self).items()}
-        return replace(self, **selected, texts=None, inputs=self.inputs.select(problems)), rows
+        G = self.group_size
+        completions = problems[:, None] * G + torch.arange(G)                        # (p, G)
+        completions = completions.flatten().to(self.target.device, non_blocking=True)
+        selected = select_tensors(self, completions)
+        inputs = self.inputs.select(problems)
+        return replace(self, **selected, texts=None, inputs=inputs), completions
 
 
 @dataclass
@@ -196,79 +204,97 @@ class Scored:
         return self.credit.shape[2] > 1
 
     def counted(self, mask: Tensor) -> Tensor:
-        """(P, G, 1 or M) 1.0 where a credit counts: not of what was skipped, nor on the padding of mask (N, M)."""
-        seen = (~self.reward.isnan()).float()[..., None].expand_as(self.credit)
-        return seen * mask.view_as(seen) if self.per_token else seen
+        """(P, G, 1 or M) 1.0 where a credit counts: 0.0 where the reward was skipped and on padding of mask (N, M)."""
+        is_scored = (~self.reward.isnan()).float()                                   # (P, G)
+        counted = is_scored[..., None].expand_as(self.credit)
+        if self.per_token:
+            counted = counted * mask.view_as(counted)
+        return counted
 
     def differ(self) -> Tensor:
         """(P,) bool: groups whose rewards are not all equal. Normalised rewards are compared as the loss sees them."""
-        reward = self.reward if self.per_token else self.credit[..., 0]              # (P, G)
-        return differing(reward.masked_fill(self.reward.isnan(), torch.nan))
+        compared = self.reward                                                       # (P, G)
+        if not self.per_token:
+            compared = self.credit[..., 0]
+        return differing(compared.masked_fill(self.reward.isnan(), torch.nan))
 
     def select(self, problems: Tensor) -> "Scored":
         """The rewards of these problems, given by their indices on the CPU, without their values and metrics."""
-        return Scored(**{name: x[problems.to(x.device, non_blocking=True)] for name, x in tensors(self).items()})
+        return Scored(**select_tensors(self, problems))
 
 
 def differing(x: Tensor) -> Tensor:
-    """(P,) bool: groups whose numbers x (P, G) are not all equal, without those that are NaN."""
+    """(P,) bool: groups whose numbers x (P, G) are not all equal. NaN does not count."""
     missing = x.isnan()
     highest = x.masked_fill(missing, -torch.inf).amax(1)                             # (P,)
     lowest = x.masked_fill(missing, torch.inf).amin(1)
     return highest > lowest
 
 
-def tensors(record: Any) -> dict:
-    """{name: tensor} of the fields of a record that are tensors."""
-    return {f.name: x for f in fields(record) if torch.is_tensor(x := getattr(record, f.name))}
+def select_tensors(record: Any, rows: Tensor) -> dict:
+    """{name: these rows} of the fields of a record that are tensors."""
+    selected = {}
+    for name, x in vars(record).items():
+        if isinstance(x, Tensor):
+            selected[name] = x[rows.to(x.device, non_blocking=True)]
+    return selected
 
 
 def join(parts: Sequence) -> Any:
     """Records of different problems as one: rows one after another, padded with zeros on the right; sums added."""
     first = parts[0]
-    if torch.is_tensor(first):
-        if first.dim() == 1:
-            return torch.cat(parts)
-        longest = max(part.shape[-1] for part in parts)
-        return torch.cat([F.pad(part, (0, longest - part.shape[-1])) for part in parts])
+    if isinstance(first, Tensor):
+        if first.dim() > 1:
+            longest = max(part.shape[-1] for part in parts)
+            parts = [F.pad(part, (0, longest - part.shape[-1])) for part in parts]
+        return torch.cat(parts)
     if isinstance(first, Texts):
         return Texts.join(parts)
     if isinstance(first, list):
-        return sum(parts, [])
+        return list(chain(*parts))
     if isinstance(first, tuple):  # (sum, count)
-        return tuple(sum(column) for column in zip(*parts, strict=True))
+        return tuple(map(sum, zip(*parts, strict=True)))
     if isinstance(first, dict):
-        names = dict.fromkeys(name for part in parts for name in part)
-        return {name: join([part[name] for part in parts if name in part]) for name in names}
+        return {name: join([part[name] for part in parts if name in part]) for name in dict.fromkeys(chain(*parts))}
     if is_dataclass(first):
-        return replace(first, **{f.name: join([getattr(part, f.name) for part in parts]) for f in fields(first)})
+        return replace(first, **join_fields(parts))
     return first
+
+
+def join_fields(parts: Sequence) -> dict:
+    """{name: the field of all parts, joined} of records of one type."""
+    joined = {}
+    for name in vars(parts[0]):
+        joined[name] = join([vars(part)[name] for part in parts])
+    return joined
 
 
 @dataclass(frozen=True)
 class Facts:
     """The findings of an optimizer step about its rollouts, over all ranks."""
-    scored: bool    # whether a reward scored any completion
-    taught: bool    # whether the rewards gave an advantage to any token
-    differed: bool  # whether the rewards of any group differ
-    varied: dict    # {reward: the number of groups in which its values differ}
-    skipped: dict   # {reward: the number of completions that it skipped}
+    scored: bool    # a reward scored a completion
+    taught: bool    # a token has an advantage
+    differed: bool  # the rewards of a group differ
+    varied: dict    # {reward: number of groups in which its values differ}
+    skipped: dict   # {reward: number of completions that it skipped}
 
 
 class DataBuffer:
     """Holds the rollouts of one iteration, hands out their minibatches, and keeps the results of evaluations.
 
-    The trainer owns it, and a training step fills and reads it. The order of minibatches depends on (seed, rank, id of
-    the rollout, epoch) alone: a resumed run goes on where it stopped.
+    The trainer owns it, and a training step fills and reads it. The order of minibatches depends only on (seed, rank,
+    id of the rollout, epoch), so that a resumed run continues within an iteration.
     """
 
     def __init__(self, seed: int = 0, rank: int = 0):
-        self.seed, self.rank = seed, rank
-        self.rollouts, self.sums = None, None  # those that are held, and the Sums of their metrics
-        self.stored = 0                      # rollouts that have been stored, the id of the last one
-        self.queue = []                      # [(epoch, part, parts)] of the minibatches to come
-        self.evaluations = []                # [{"step": step, metric: number}], the first is always there
-        self.facts = None                    # what the last step found out about its rollouts
+        self.seed = seed
+        self.rank = rank
+        self.rollouts = None   # of the current iteration, until its last minibatch
+        self.sums = None       # the Sums of their metrics
+        self.stored = 0        # number of rollouts that were stored, the id of the last ones
+        self.queue = []        # [(epoch, part, parts)] of the minibatches to come
+        self.evaluations = []  # [{"step": step, metric: number}], the first is always there
+        self.facts = None      # the Facts of the last step
 
     def store_rollout_data(self, rollouts: Rollouts, sums: Sums) -> int:
         """Takes rollouts with their advantage and the sums of their metrics. Returns their id."""
@@ -280,15 +306,17 @@ class DataBuffer:
     def prepare_training_batch(self, id: int, epochs: int = 1, minibatches: int = 1) -> None:
         """Queues `epochs` passes over a rollout, each in `minibatches` parts of its problems, shuffled anew."""
         assert id == self.stored, id
-        self.queue = [(epoch, part, minibatches) for epoch in range(epochs) for part in range(minibatches)]
+        self.queue = []
+        for epoch in range(epochs):
+            self.queue += [(epoch, part, minibatches) for part in range(minibatches)]
 
     def next_minibatch(self) -> tuple:
-        """A minibatch (rollouts, sums) of the queue; the rollouts are let go with the last one."""
+        """A minibatch (rollouts, sums) of the queue. The last one releases the rollouts."""
         epoch, part, parts = self.queue.pop(0)
         rollouts, sums = self.rollouts, self.sums
         if not self.queue:
             self.skip_rest()
-        if parts > 1:  # groups stay whole, so that they go on sharing a forward
+        if parts > 1:  # groups stay whole: their completions share a forward
             rng = np.random.default_rng([SHUFFLE, self.seed, self.rank, self.stored, epoch])
             order = rng.permutation(rollouts.problems)
             problems = np.sort(np.array_split(order, parts)[part])
@@ -296,41 +324,49 @@ class DataBuffer:
         return rollouts, sums
 
     def skip_rest(self) -> None:
-        """Empties the queue and lets go of the rollouts."""
-        self.rollouts, self.sums, self.queue = None, None, []
+        """Empties the queue and releases the rollouts."""
+        self.rollouts = None
+        self.sums = None
+        self.queue = []
 
     def store_evaluation_data(self, step: int, metrics: dict) -> None:
-        """Keeps the metrics {name: number} of an evaluation. Of too many every second one goes."""
+        """Keeps the metrics {name: number} of an evaluation. Beyond MOST_EVALUATIONS every second one is dropped."""
         if len(self.evaluations) == MOST_EVALUATIONS:
             del self.evaluations[1::2]
         self.evaluations.append({"step": step, **metrics})
 
     def get_buffer_statistics(self) -> dict:
-        """The minibatches to come, the rollouts stored so far, and the evaluations that are kept: how many."""
+        """Numbers of the minibatches to come, the rollouts stored so far, and the evaluations that are kept."""
         return {"minibatches": len(self.queue), "stored": self.stored, "evaluations": len(self.evaluations)}
 
     def state_dict(self) -> dict:
         """Plain tensors and values."""
+        sums = self.sums or Sums()
         return {
             "rollouts": as_plain(self.rollouts),
-            "sums": [] if self.sums is None else [*self.sums.entries.items()],
+            "sums": list(sums.entries.items()),
             "stored": self.stored,
             "queue": self.queue,
             "evaluations": self.evaluations}
 
     def load_state_dict(self, state: dict, device: torch.device | str = "cpu", inputs_type: type = Inputs) -> None:
         """Takes over a state. inputs_type: the class of the rollouts' inputs, a policy's"""
-        self.stored, self.queue, self.evaluations = state["stored"], state["queue"], state["evaluations"]
-        if saved := state["rollouts"]:
-            sums = state["sums"]
-            self.sums = sums_of_before(sums) if isinstance(sums, dict) else Sums(sums)
-            inputs = inputs_type.of_state(saved["inputs"])
-            self.rollouts = moved(Rollouts(**saved | {"inputs": inputs}), device)
+        self.stored = state["stored"]
+        self.queue = state["queue"]
+        self.evaluations = state["evaluations"]
+        saved = state["rollouts"]
+        if not saved:
+            return
+        inputs = inputs_type.of_state(saved["inputs"])
+        self.rollouts = moved(Rollouts(**saved | {"inputs": inputs}), device)
+        if isinstance(state["sums"], dict):
+            self.sums = sums_of_before(state["sums"])
+        else:
+            self.sums = Sums(state["sums"])
 
 
 def sums_of_before(saved: dict) -> Sums:
-    """The Sums of a state that has them as {name: (sum, count)}, where names begin with what they are, as before
-    there was a class of them."""
+    """The Sums of an earlier version's state: {name: (sum, count)}, where the name's beginning tells the kind."""
     sums = Sums()
     for name, (total, count) in saved.items():
         if name == "_mismatch_max":

@@ -1,4 +1,4 @@
-"""Sums of which a step's metrics are made: they add up over micro-batches, and then over ranks."""
+"""The metrics of a step while they are sums, which add up over micro-batches and then over ranks."""
 
 import math
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ Number = Tensor | float  # a 0-d tensor, or a number that the host knows
 class Values:
     """The numbers of a step, over its micro-batches and all ranks."""
     metrics: dict = field(default_factory=dict)   # {name: value}
-    internal: dict = field(default_factory=dict)  # {name: sum} of sums that are no metrics themselves
-    varied: dict = field(default_factory=dict)    # {reward: the number of groups in which its values differ}
-    skipped: dict = field(default_factory=dict)   # {reward: the number of completions that it skipped}
+    internal: dict = field(default_factory=dict)  # {name: sum} behind metrics or decisions
+    varied: dict = field(default_factory=dict)    # {reward: number of groups in which its values differ}
+    skipped: dict = field(default_factory=dict)   # {reward: number of completions that it skipped}
 
     def add_metric(self, name: str, value: float) -> None:
         """Raises Mistake if there is a metric of this name."""
@@ -29,10 +29,10 @@ class Values:
 
 
 class Sums:
-    """The parts of a step's metrics that are known so far. Only `values` waits for the device."""
+    """The metrics of a step as far as they are known. Only `values` waits for the device."""
 
     def __init__(self, entries: Sequence = ()):
-        """entries: those that other Sums had"""
+        """entries: of earlier Sums"""
         self.entries = dict(entries)  # {(kind, name): (total, count)}
 
     def mean(self, name: str, total: Number, count: Number) -> None:
@@ -56,7 +56,7 @@ class Sums:
         self._add("sampled", name, total, count)
 
     def internal(self, name: str, total: Number) -> None:
-        """Adds to a sum that is no metric, but of which metrics or decisions are made."""
+        """Adds to a sum behind metrics or decisions, which is not logged itself."""
         self._add("internal", name, total)
 
     def varied(self, reward: str, groups: Number) -> None:
@@ -71,47 +71,52 @@ class Sums:
         return ("mean", name) in self.entries
 
     def copy(self) -> "Sums":
-        """Sums of the same parts, to which others can be added."""
+        """The same sums so far, to which other parts can be added."""
         return Sums(self.entries)
 
     def values(self, dist: Distributed) -> Values:
-        """The numbers over all ranks, with the names that any rank has; one that lacks a name adds nothing to it. Waits
-        for the device, once."""
+        """The numbers over all ranks, with the names that any rank has. A rank that lacks a name adds nothing to it.
+        Waits for the device, once."""
         keys = dist.keys_of_all(self.entries)
-        of_highest = [key for key in keys if key[0] == "highest"]
-        pairs, highest = [], []
-        for key in keys:
+        sum_keys = [key for key in keys if key[0] != "highest"]
+        highest_keys = [key for key in keys if key[0] == "highest"]
+        pairs = []
+        for key in sum_keys:
             pairs += self.entries.get(key, (0.0, 0.0))
-        for key in of_highest:
+        highest = []
+        for key in highest_keys:
             value, _ = self.entries.get(key, (-math.inf, 0.0))
             highest.append(value)
         summed = dist.total(stacked(pairs, dist.device))
         largest = dist.largest(stacked(highest, dist.device))
         numbers = torch.cat((summed, largest)).tolist()
-        found = Values()
-        for (kind, name), total, count in zip(keys, numbers[::2], numbers[1::2]):
+
+        values = Values()
+        for (kind, name), total, count in zip(sum_keys, numbers[::2], numbers[1::2]):
             if kind == "internal":
-                found.internal[name] = total
+                values.internal[name] = total
             elif kind == "varied":
-                found.varied[name] = total
+                values.varied[name] = total
             elif kind == "skipped":
-                found.skipped[name] = total
+                values.skipped[name] = total
             elif kind == "sum":
-                found.add_metric(name, total)
-            elif kind != "highest":
-                if count > 0:
-                    found.add_metric(name, total / count)
-                elif not math.isfinite(total):  # else a mean of nothing, which is left out
-                    found.add_metric(name, math.nan)
-        for (_, name), value in zip(of_highest, numbers[2 * len(keys):]):
-            found.add_metric(name, value)
-        return found
+                values.add_metric(name, total)
+            elif count > 0:
+                values.add_metric(name, total / count)
+            elif not math.isfinite(total):  # a mean of nothing is left out, but not what makes a step bad
+                values.add_metric(name, math.nan)
+        for (_, name), value in zip(highest_keys, numbers[len(pairs):], strict=True):
+            values.add_metric(name, value)
+        return values
 
     def _add(self, kind, name, total, count=0.0):
         key = kind, name
         if key in self.entries:
-            before, count_before = self.entries[key]
-            total = torch.maximum(before, total) if kind == "highest" else before + total
+            total_before, count_before = self.entries[key]
+            if kind == "highest":
+                total = torch.maximum(total_before, total)
+            else:
+                total = total_before + total
             count = count_before + count
         self.entries[key] = total, count
 
@@ -120,13 +125,16 @@ def stacked(numbers: Sequence[Number], device: torch.device) -> Tensor:
     """The numbers as one float32 tensor (n,) on the device. Those that the host knows travel in one copy."""
     known = [0.0 if torch.is_tensor(x) else x for x in numbers]
     known = torch.tensor(known, dtype=torch.float32).to(device, non_blocking=True)
-    parts = []
-    for x, number in zip(numbers, known, strict=True):
-        parts.append(x.to(number, non_blocking=True) if torch.is_tensor(x) else number)
-    return torch.stack(parts) if parts else known
+    parts = list(known)
+    for i, x in enumerate(numbers):
+        if torch.is_tensor(x):
+            parts[i] = x.to(known[i], non_blocking=True)
+    if not parts:
+        return known
+    return torch.stack(parts)
 
 
 def taken(name: str) -> Mistake:
-    """The error of a reward, a policy or a sampler that names a metric as training or evaluation name another."""
+    """The error of a reward, a policy or a sampler whose metric has the name of another one."""
     return Mistake(f"log_metric({name!r}, ...), or a metric of a policy: there is another metric of this name; give it "
                    "another")

@@ -65,7 +65,7 @@ def test_the_expected_gradient_of_max_rl_is_the_sum_of_those_of_pass_at_k_over_k
 def test_each_reward_is_normalised_within_its_group():
     value = torch.rand(4, 6)
     value[1, 2:], value[2, 4], value[3] = math.nan, math.nan, 7.0
-    found = normalised({"mine": value.flatten()}, 6)["mine"].tolist()
+    found = normalised(value.flatten(), 6).tolist()
     expected = []
     for group in value.tolist():
         seen = [x for x in group if not math.isnan(x)]
@@ -79,6 +79,6 @@ def test_the_sum_of_normalised_rewards_gets_the_advantages_of_gdpo():
     rewards = torch.tensor([[[1.0, 1, 0, 0], [1, 1, 0, 0]], [[1.0, 1, 0, 0], [0, 0, 1, 0.98]]])  # (2, P, G)
     summed = sum((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4) for r in rewards)
     expected = (summed - summed.mean()) / (summed.std() + 1e-4)
-    ours = sum(normalised({i: r.flatten() for i, r in enumerate(rewards)}, 4).values()).view(2, 4, 1).float()
+    ours = sum(normalised(r.flatten(), 4) for r in rewards).view(2, 4, 1).float()
     torch.testing.assert_close(compute_advantages(ours, "gdpo")[..., 0], expected, rtol=1e-3, atol=1e-3)
     assert expected[1].abs().max() < 0.02 and compute_advantages(ours, "group_std")[1].max() > 1

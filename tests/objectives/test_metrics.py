@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo.metrics import add_rollouts, discriminative_sums
+from grpo.metrics import add_discriminative, add_rollouts
 from grpo.sums import Sums
 from grpo.rewards import Scored
 from tests.tiny import (
@@ -19,14 +19,18 @@ def test_discriminative_metrics_are_the_pairwise_auc():
     reward = torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.5, 0.5, NAN, 0.0]])
     pairs = [(s[i], s[j]) for s, r in zip(score.tolist(), reward.tolist(), strict=True)
              for i in range(4) for j in range(4) if r[i] > r[j]]
-    sums = discriminative_sums(score, reward)
-    ranked, number = sums["discriminative_score"]
+    sums = Sums()
+    add_discriminative(sums, score, reward)
+    found = {name: pair for (_, name), pair in sums.entries.items()}
+    ranked, number = found["discriminative_score"]
     assert number == len(pairs) == 6
     assert ranked == sum(1.0 if a > b else 0.5 if a == b else 0.0 for a, b in pairs)
-    assert abs(float(sums["discriminative_margin"][0]) - sum(a - b for a, b in pairs)) < 1e-6
-    assert sums["success_prob"] == (4, 7)
+    assert abs(float(found["discriminative_margin"][0]) - sum(a - b for a, b in pairs)) < 1e-6
+    assert found["success_prob"] == (4, 7)
     reward = torch.full((3, 7), 0.1)  # equal rewards are not above their mean, whatever rounding does
-    assert discriminative_sums(torch.rand(3, 7), reward)["success_prob"] == (0, 21)
+    sums = Sums()
+    add_discriminative(sums, torch.rand(3, 7), reward)
+    assert sums.entries["mean", "success_prob"] == (0, 21)
 
 
 def test_a_mean_of_nothing_is_left_out(dataset):
