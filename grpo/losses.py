@@ -23,23 +23,25 @@ RATIOS = ("token", "sequence")                       # branches of policy_loss
 # Advantages: how much better a completion is than a baseline, the mean of its group or of the step
 
 def centred(reward: Tensor, mask: Tensor) -> tuple:
-    """The rewards minus the mean of their group, and how many count in each group. Only those where mask is 1 count.
+    """The rewards minus the mean of their group, and the number of rewards in it. Only those where mask is 1 count.
 
     reward, mask: (P, G, 1 or M)
-    Returns (P, G, 1 or M), exactly 0 in a group of equal rewards, without rounding errors, and (P, 1, 1 or M)
+    Returns (P, G, 1 or M) and (P, 1, 1 or M)
     """
     count = mask.sum(1, keepdim=True)
-    summed = (reward * mask).sum(1, keepdim=True)
-    mean = summed / count.clamp(min=1)
+    mean = (reward * mask).sum(1, keepdim=True) / count.clamp(min=1)                 # (P, 1, 1 or M)
+    away = reward - mean
+    # The mean of equal rewards is rounded: 0.1 minus it may be 1e-9, and a division by their standard deviation would
+    # make an advantage of it. Their difference is exactly 0
     out = mask == 0
-    highest = reward.masked_fill(out, -torch.inf).amax(1, keepdim=True)              # (P, 1, 1 or M)
+    highest = reward.masked_fill(out, -torch.inf).amax(1, keepdim=True)
     lowest = reward.masked_fill(out, torch.inf).amin(1, keepdim=True)
-    away = (reward - mean).masked_fill(highest <= lowest, 0.0)
+    away = away.masked_fill(highest <= lowest, 0.0)
     return away * mask, count
 
 
 def over_std(x: Tensor, squares: Tensor, count: Tensor) -> Tensor:
-    """x / (std + 1e-4), with the std of `count` numbers whose squares sum to `squares`; divided by count - 1."""
+    """x / (std + 1e-4). The std is that of `count` numbers whose squares sum to `squares`, divided by count - 1."""
     variance = squares / (count - 1).clamp(min=1)
     return x / (variance.sqrt() + 1e-4)
 
@@ -53,7 +55,8 @@ def group_std(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
 
 def group_mean(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     """r - mean of the group: Dr. GRPO, arXiv 2503.20783."""
-    return centred(reward, mask)[0]
+    x, _ = centred(reward, mask)
+    return x
 
 
 def leave_one_out(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
@@ -69,13 +72,13 @@ def batch_std(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
 
 
 def max_rl(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
-    """(r - mean) / mean within the group, 0 where no completion is right: MaxRL, arXiv 2602.02710. With rewards of 0
-    and 1 the expected gradient is the sum over k from 1 to G - 1 of that of pass@k / k."""
-    counted = reward * mask
-    if (counted < 0).any():
-        raise Mistake(f"advantage='max_rl' is for rewards of success, 0 or 1, but one is {counted.min():g}")
+    """(r - mean) / mean within the group, 0 where no completion is correct: MaxRL, arXiv 2602.02710. With rewards of
+    0 and 1 the expected gradient is the sum over k from 1 to G - 1 of that of pass@k / k."""
+    reward = reward * mask
+    if (reward < 0).any():
+        raise Mistake(f"advantage='max_rl' is for rewards of success, 0 or 1, but one is {reward.min():g}")
     x, count = centred(reward, mask)
-    mean = counted.sum(1, keepdim=True) / count.clamp(min=1)
+    mean = reward.sum(1, keepdim=True) / count.clamp(min=1)
     return x / mean.masked_fill(mean == 0, 1.0)
 
 
@@ -84,8 +87,11 @@ def step(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     count = total(mask.sum())
     mean = total((reward * mask).sum()) / count.clamp(min=1)
     x = (reward - mean) * mask
-    equal = (total((x > 0).sum()) == 0) | (total((x < 0).sum()) == 0)
-    x = x.masked_fill(equal & x.isfinite(), 0.0)  # of equal rewards only rounding errors are left
+    # Equal rewards leave rounding errors, all of one sign: they are 0. NaN and infinity stay, and the step is skipped
+    above = total((x > 0).sum())
+    below = total((x < 0).sum())
+    equal = (above == 0) | (below == 0)
+    x = x.masked_fill(equal & x.isfinite(), 0.0)
     return over_std(x, total(x.square().sum()), count)
 
 
@@ -94,7 +100,7 @@ ADVANTAGES = {
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
     "batch_std": batch_std,
-    "gdpo": batch_std,  # of rewards that grpo/shaping.py normalises first: GDPO, arXiv 2601.05242
+    "gdpo": batch_std,  # grpo/shaping.py normalises each reward first: GDPO, arXiv 2601.05242
     "max_rl": max_rl,
     "step": step,
 }
@@ -105,7 +111,7 @@ def compute_advantages(reward: Tensor, name: str, mask: Tensor | None = None, to
 
     reward: (P, G, 1) one reward per completion, or (P, G, M) one per token
     mask:   the same shape, 0.0 on padding and on completions that were not scored: they do not count in any baseline
-    Returns the same shape; exactly 0 where the rewards of a group are all equal (`step`: where those of the step are)
+    Returns the same shape; exactly 0 in a group of equal rewards (`step`: in a step of equal rewards)
     """
     if mask is None:
         mask = torch.ones_like(reward)
@@ -120,15 +126,15 @@ class Objective:
     formula: str                  # the loss: A is the advantage, r the ratio, o a completion of |o| tokens
     paper: str                    # where it comes from, and how this version differs
     advantage: str                # a name in ADVANTAGES
-    average: str                  # what the term of a token is divided by: a name in AVERAGES
+    average: str                  # the divisor of a token's term: a name in AVERAGES
     ratio: str = "token"          # a name in RATIOS; "sequence": the geometric mean over the completion's tokens
     surrogate: str = "clip"       # a name in SURROGATES
     clip_low: float | None = 0.2  # the ratio is at least 1 - clip_low; probability_mask: p - p_old is; None: no bounds
     clip_high: float | None = 0.2  # the ratio is at most 1 + clip_high, likewise
-    constants: dict = field(default_factory=dict)  # of the surrogate's own, by the names of its parameters
-    discriminative: bool = False  # whether add_discriminative (grpo/metrics.py) is logged
-    # settings beside the papers' rows
-    entropy_bonus: float = 0.0        # weight of the entropy, which the loss then raises
+    constants: dict = field(default_factory=dict)  # further parameters of the surrogate: {name: number}
+    discriminative: bool = False  # log how well log-probabilities separate better completions (grpo/metrics.py)
+    # Settings beside the papers' rows
+    entropy_bonus: float = 0.0        # weight of the entropy: the loss raises it
     kl_estimator: str | None = None   # a name in KL_ESTIMATORS; None: k3
 
 
@@ -208,8 +214,8 @@ def detached_ratio(r: Tensor, low: float, high: float, logp: Tensor, advantage: 
 
 
 def probability_mask(r: Tensor, low: float, high: float, logp: Tensor, advantage: Tensor) -> Tensor:
-    """r A, but 0 where A pulls the token's probability p away from p_old = p / r, and p is more than high above it or
-    more than low below it (arXiv 2602.04879)."""
+    """r A, but 0 where A would move the token's probability p further from p_old = p / r, and p is already more than
+    high above it or more than low below it (arXiv 2602.04879)."""
     p = logp.detach().exp()
     moved = p - p / r.detach()                                                       # p - p_old
     too_high = (moved > high) & (advantage > 0)
@@ -222,7 +228,8 @@ def sigmoid_gate(r: Tensor, low: float | None, high: float | None, logp: Tensor,
     """4 / tau sigmoid(tau (r - 1)) A, whose gradient is that of A log p at r = 1 and fades away from it
     (arXiv 2511.20347)."""
     tau = torch.full_like(advantage, tau_neg).masked_fill(advantage > 0, tau_pos)
-    return 4 / tau * torch.sigmoid(tau * (r - 1)) * advantage
+    gate = torch.sigmoid(tau * (r - 1))
+    return 4 / tau * gate * advantage
 
 
 def log_ratio_penalty(r: Tensor, low: float | None, high: float | None, logp: Tensor, advantage: Tensor,
@@ -247,27 +254,31 @@ def token_weights(mask: Tensor, average: str, max_new_tokens: int, total: Callab
     total: sums a tensor over ranks; on one rank, the identity
     Returns (N, M), zero where the mask is zero. N counts the completions with a token in the loss
     """
-    N = total(mask.any(1).to(mask.dtype).sum()).clamp(min=1)
+    has_token = mask.any(1).to(mask.dtype)                                           # (N,)
+    N = total(has_token.sum()).clamp(min=1)
     if average == "sum":       # the log-probability of a completion is the sum over its tokens
         return mask / N
     if average == "sequence":  # every completion counts the same
-        return mask / mask.sum(1, keepdim=True).clamp(min=1) / N
+        length = mask.sum(1, keepdim=True).clamp(min=1)                              # (N, 1)
+        return mask / length / N
     if average == "token":     # every token of the step counts the same
-        return mask / total(mask.sum()).clamp(min=1)
+        tokens = total(mask.sum()).clamp(min=1)
+        return mask / tokens
     assert average == "constant", average  # every token counts the same in every step
     return mask / (N * max_new_tokens)
 
 
 @torch.enable_grad()
 def check_row(name: str) -> None:
-    """Raises Mistake unless the surrogate of a row of OBJECTIVES takes the row's bounds and constants, and no bounds,
-    and returns a term of each token or completion."""
+    """Raises Mistake unless the surrogate of a row of OBJECTIVES takes the row's bounds and constants, and infinite
+    bounds, and returns a term of each token or completion."""
     row = OBJECTIVES[name]
     surrogate = SURROGATES[row.surrogate]
     logp = -torch.ones(2, 3, requires_grad=True)
-    r, advantage = (logp - logp.detach()).exp(), torch.tensor([[1.0], [-1.0]])
+    r = (logp - logp.detach()).exp()
+    advantage = torch.tensor([[1.0], [-1.0]])
     what = f"the surrogate {row.surrogate!r} does not take the bounds and constants {row.constants} of {name!r}"
-    for low, high in ((row.clip_low, row.clip_high), (math.inf, math.inf)):  # inf: policy_loss counts what is clipped
+    for low, high in ((row.clip_low, row.clip_high), (math.inf, math.inf)):  # policy_loss calls it with both
         with others(what, f"correct the row of objective={name!r}", definition(surrogate), ours_too=True):
             term = surrogate(r, low, high, logp, advantage, **row.constants)
         if not isinstance(term, Tensor) or term.shape not in ((2, 3), (2, 1)) or not term.requires_grad:
@@ -286,19 +297,24 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tenso
     """
     counted = weight > 0                                                             # (N, M)
     log_ratio = torch.where(counted, logp - old_logp, 0.0).clamp(-20, 20)            # (N, M)
-    r = used = log_ratio.exp()                                                       # (N, M)
+    token_ratio = log_ratio.exp()                                                    # (N, M)
+    r = token_ratio
     if objective.ratio == "sequence":
+        # The value of the sequence's ratio, with the gradient of each token's own: GSPO-token
         length = counted.sum(1, keepdim=True).clamp(min=1)                           # (N, 1)
         mean = (log_ratio.sum(1, keepdim=True) / length).detach()                    # (N, 1)
-        used = (mean + log_ratio - log_ratio.detach()).exp()                         # (N, M)
-    surrogate, constants = SURROGATES[objective.surrogate], objective.constants
+        r = (mean + log_ratio - log_ratio.detach()).exp()                            # (N, M)
+
+    surrogate = SURROGATES[objective.surrogate]
+    constants = objective.constants
     with calling(surrogate, f"the surrogate {objective.surrogate!r} failed"):
-        term = surrogate(used, objective.clip_low, objective.clip_high, logp, advantage, **constants)  # (N, M)
+        term = surrogate(r, objective.clip_low, objective.clip_high, logp, advantage, **constants)  # (N, M)
+    # torch.where and not a product: where nothing counts, a term may be infinite, and 0 times it NaN
     loss = -torch.where(counted, term * weight, 0.0).sum()                           # ()
     with torch.no_grad():
-        unclipped = surrogate(used, math.inf, math.inf, logp, advantage, **constants)  # (N, M)
+        unclipped = surrogate(r, math.inf, math.inf, logp, advantage, **constants)   # (N, M)
         clipped = (term != unclipped) & counted                                      # (N, M)
-    return loss, r, clipped
+    return loss, token_ratio, clipped
 
 
 # The KL divergence to a reference or teacher
@@ -324,11 +340,11 @@ def k2_weighted(logp: Tensor, ref_logp: Tensor, ratio: Tensor) -> Tensor:
     return ratio.detach() * k2(logp, ref_logp)
 
 
-# Functions of the log-probabilities of sampled tokens (N, M), under the policy with its gradient and under the
-# reference, which return an estimate of the KL of each token (N, M). The ratio to the policy that sampled multiplies
-# it, with its gradient: E[r k3] is the KL. A function with a parameter `ratio` (N, M) weighs its estimate by itself.
+# Functions of the log-probabilities (N, M) of sampled tokens, under the policy with its gradient and under the
+# reference. They return an estimate of the KL of each token (N, M). The ratio to the policy that sampled multiplies it,
+# with its gradient: E[r k3] is the KL. A function with a parameter `ratio` (N, M) weighs its estimate itself.
 KL_ESTIMATORS = {
-    "exact": None,  # over the vocabulary instead, by exact_kl
+    "exact": None,  # no estimate: exact_kl over the vocabulary
     "k2": k2_weighted,
     "k3": k3,
 }
@@ -336,14 +352,19 @@ KL_ESTIMATORS = {
 
 def estimate_kl(name: str, logp: Tensor, ref_logp: Tensor, ratio: Tensor) -> Tensor:
     """The KL of each token (N, M) in the loss, by an estimator of KL_ESTIMATORS."""
-    estimator, named = KL_ESTIMATORS[name], f"kl_estimator={name!r}"
-    weighs = "ratio" in parameters_of(estimator, named)
-    weight = {"ratio": ratio} if weighs else {}
+    estimator = KL_ESTIMATORS[name]
+    named = f"kl_estimator={name!r}"
+    takes_ratio = "ratio" in parameters_of(estimator, named)
     with calling(estimator, f"{named} failed"):
-        kl = estimator(logp, ref_logp, **weight)
+        if takes_ratio:
+            kl = estimator(logp, ref_logp, ratio=ratio)
+        else:
+            kl = estimator(logp, ref_logp)
     if not isinstance(kl, Tensor) or kl.shape != logp.shape:
         raise Mistake(f"{definition(estimator)}: {named} must return a tensor with the KL of each token, (N, M)")
-    return kl if weighs else ratio * kl
+    if takes_ratio:
+        return kl
+    return ratio * kl
 
 
 @torch.enable_grad()

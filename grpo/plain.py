@@ -25,13 +25,13 @@ from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from grpo.losses import batch_std, exact_kl
 
 PRETRAINED = "data/char_diffusion/pretrained"
-KL_BETA = 0.1  # how much it costs to move away from the reference
+KL_BETA = 0.1  # weight of the KL: how much it costs to move away from the reference
 WINDOW = 2     # a character's reward is the judge's opinion of the text up to two characters away
 
 
-def train(policy, judge, P=16, G=8, T=128,
-          steps=320, seed=1337):
+def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
     """Trains the policy, a generator, on rewards of the judge. Yields the metrics of each step."""
+    N = P * G
     reference = policy.frozen()  # a copy that stays as the policy is now
     masks = {"random": 1.0, "span": 1.0}
     data = DatasetConsumer("char_diffusion", MASKED_FILL, T, P, seed, masks=masks)
@@ -40,38 +40,46 @@ def train(policy, judge, P=16, G=8, T=128,
     optimizer, = build_optimizers(policy, adamw)
 
     for step in range(steps):
-        # 1. Sample G completions of each problem. One forward serves a group: the logits depend on the problem alone.
+
+        # 1. Sample G completions of each problem.
+        # One forward serves a whole group: the hidden characters are drawn independently, from the same logits.
         batch = data.problems("train", step)
         input, _, hidden = unpack_batch(batch, "cpu")                                # (P, T) each
         position, is_hidden = masked_positions(hidden, "cpu")                        # (P, M) each; False: padding
         noise = draw_uniforms(seed, step, batch["number"], (G, T))                   # (P, G, T)
         with torch.no_grad():
             tokens, _, _ = predict_and_sample_tokens(policy, input, position, noise, hidden=is_hidden)
-            texts = fill_in(input, position, is_hidden, tokens).flatten(0, 1)        # (N, T)
+            texts = fill_in(input, position, is_hidden, tokens)                      # (P, G, T)
 
-        # 2. Reward: how sure the judge is, in log-odds, that the characters around a sampled one are the true ones.
-            realness = calculate_realness(judge, texts)                              # (N, T) probabilities
-            opinion = windowed_mean(log_odds(realness), WINDOW)                      # (N, T)
-            place = position.repeat_interleave(G, 0)                                 # (N, M)
-            reward = opinion.gather(1, place).view(P, G, -1)                         # (P, G, M)
+        # 2. Reward: how sure the judge is that the characters around a sampled one are the true ones.
+        with torch.no_grad():
+            realness = calculate_realness(judge, texts.flatten(0, 1))                # (N, T) probabilities
+        opinion = windowed_mean(log_odds(realness), WINDOW)                          # (N, T) log-odds
+        place = position.repeat_interleave(G, 0)                                     # (N, M)
+        reward = opinion.gather(1, place).view(P, G, -1)                             # (P, G, M)
 
         # 3. Advantage: the reward minus the mean of its group, divided by the standard deviation of the whole step.
-            sampled = is_hidden[:, None].expand_as(reward).float()                   # (P, G, M) 0 on padding
-            advantage = batch_std(reward * sampled, sampled, total=lambda x: x)      # (P, G, M); total: over ranks
-            ref_logp = reference(input, position).log_softmax(-1)                    # (P, M, V)
+        sampled = is_hidden[:, None].expand_as(reward).float()                       # (P, G, M) 0 on padding
+        advantage = batch_std(reward * sampled, sampled, total=lambda x: x)          # (P, G, M); total: over ranks
 
-        # 4. Loss: more likely where the advantage is positive, less likely where it is negative; near the reference.
+        # 4. Loss: more likely where the advantage is positive, less likely where it is negative.
         # Its value is near 0: the ratio is 1, and the advantages of a group sum to 0. Its gradient is not: each
         # advantage multiplies the gradient of its own ratio, which is that of logp.
         all_logp = policy(input, position).log_softmax(-1)                           # (P, M, V)
         logp = all_logp.gather(2, tokens.mT).mT                                      # (P, G, M)
-        ratio = (logp - logp.detach()).exp()                                         # 1, with the gradient of logp
-        kl = exact_kl(all_logp, ref_logp)[:, None]                                   # (P, 1, M) over all V: no sample
-        weight = sampled / sampled.sum(2, keepdim=True) / (P * G)                    # each completion counts the same
-        kl_penalty = KL_BETA * (kl * weight).sum()
-        loss = kl_penalty - (ratio * advantage * weight).sum()
+        ratio = (logp - logp.detach()).exp()                                         # (P, G, M)
+        length = sampled.sum(2, keepdim=True)                                        # (P, G, 1)
+        weight = sampled / length / N                                                # each completion counts the same
+        pg_loss = -(ratio * advantage * weight).sum()
 
-        # 5. Step.
+        # 5. The KL keeps the policy near the reference. It is exact, over all V characters, not an estimate.
+        with torch.no_grad():
+            ref_logp = reference(input, position).log_softmax(-1)                    # (P, M, V)
+        kl = exact_kl(all_logp, ref_logp)[:, None]                                   # (P, 1, M)
+        kl_penalty = KL_BETA * (kl * weight).sum()
+        loss = kl_penalty + pg_loss
+
+        # 6. Step.
         loss.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         set_learning_rate([optimizer], schedule.lr(step))

@@ -24,9 +24,9 @@ from grpo.losses import batch_std
 from grpo.reward_functions.verify_math import math_format, math_number, math_working
 
 
-def train(policy, P=32, G=8, max_new_tokens=48,
-          steps=350, seed=1337, optimizer_name="muon"):
+def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337, optimizer_name="muon"):
     """Trains the policy on rewards that are functions of text. Yields the metrics of each step."""
+    N = P * G
     data = PromptConsumer("arithmetic", P, seed)
     stop = Stop(data.tokenizer)
     schedule = CosineLRScheduler(3e-4, 3e-5, warmup_iters=10, lr_decay_iters=steps)
@@ -34,37 +34,44 @@ def train(policy, P=32, G=8, max_new_tokens=48,
     optimizers = build_optimizers(policy, settings)
 
     for step in range(steps):
+
         # 1. Sample G completions of each prompt, token by token.
         batch = data.problems("train", step)
         prompt = torch.from_numpy(batch["input"])                                    # (P, T) padded on the left
-        padding = torch.from_numpy(batch["padding"])                                 # (P,) how much of it is padding
+        padding = torch.from_numpy(batch["padding"])                                 # (P,) tokens of padding
         noise = draw_uniforms(seed, step, batch["number"], (G, max_new_tokens))      # (P, G, max_new_tokens)
         completion = generate(policy, prompt, padding, noise, stop)
         tokens = completion.target                                                   # (N, M)
         mask = completion.mask                                                       # (N, M)
+        length = mask.sum(1, keepdim=True)                                           # (N, 1)
 
         # 2. Reward: functions of prompts, completions and the fields of the records.
-        length = mask.sum(1).int().tolist()
-        texts = [stop.text(ids[:n]) for ids, n in zip(tokens.tolist(), length, strict=True)]
-        answers = [record["answer"] for record in batch["record"] for _ in range(G)]
+        texts = []                                                                   # N
+        for ids, n in zip(tokens.tolist(), length.flatten().int().tolist(), strict=True):
+            texts.append(stop.text(ids[:n]))
+        answers = []                                                                 # N
+        for record in batch["record"]:
+            answers += [record["answer"]] * G
         form = torch.tensor(math_format([], texts))                                  # (N,)
         working = torch.tensor(math_working([], texts))                              # (N,)
         number = torch.tensor(math_number([], texts, answer=answers))                # (N,)
-        reward = (form + 5.0 * working + number).view(P, G, 1)
+        reward = form + 5.0 * working + number                                       # (N,)
 
         # 3. Advantage: the reward minus the mean of its group, divided by the standard deviation of the whole step.
-        one = torch.ones_like(reward)
-        advantage = batch_std(reward, one, total=lambda x: x).view(-1, 1)            # (N, 1)
+        reward = reward.view(P, G, 1)
+        counted = torch.ones_like(reward)
+        advantage = batch_std(reward, counted, total=lambda x: x).view(N, 1)         # (N, 1)
 
         # 4. Loss: more likely where the advantage is positive, less likely where it is negative. Its value is near 0,
         # as the advantages of a group sum to 0, but not its gradient: grpo/plain.py says why.
-        whole = torch.cat((prompt.repeat_interleave(G, 0), tokens), 1)               # (N, T + M)
+        prompts = prompt.repeat_interleave(G, 0)                                     # (N, T)
+        whole = torch.cat((prompts, tokens), 1)                                      # (N, T + M)
         h = policy.states(whole[:, :-1], padding=padding.repeat_interleave(G))       # (N, T + M - 1, C)
         h = h[:, prompt.shape[1] - 1:]                                               # (N, M, C)
         all_logp = policy.project(h).log_softmax(-1)                                 # (N, M, V)
         logp = all_logp.gather(2, tokens[..., None])[..., 0]                         # (N, M)
-        ratio = (logp - logp.detach()).exp()                                         # 1, with the gradient of logp
-        weight = mask / mask.sum(1, keepdim=True) / (P * G)                          # each completion counts the same
+        ratio = (logp - logp.detach()).exp()                                         # (N, M)
+        weight = mask / length / N                                                   # each completion counts the same
         loss = -(ratio * advantage * weight).sum()
 
         # 5. Step.

@@ -62,7 +62,8 @@ def pass_k_weight(correct: Tensor, k: int) -> Tensor:
     """The factor on each leave-one-out advantage that makes its expected gradient that of pass@k.
 
     correct: (P, G) 1 correct, 0 wrong, NaN without a verdict. Returns (P, G): k times the chance that k - 1 others of
-    the group, drawn without replacement from those with a verdict, are all wrong (arXiv 2508.10751); 1 with fewer others
+    the group, drawn without replacement from those with a verdict, are all wrong (arXiv 2508.10751); 1 if there are
+    fewer others
     """
     judged = (~correct.isnan()).float()                                              # (P, G)
     wrong = (correct == 0).float()                                                   # (P, G)
