@@ -29,7 +29,8 @@ def centred(reward: Tensor, mask: Tensor) -> tuple:
     Returns (P, G, 1 or M) and (P, 1, 1 or M)
     """
     count = mask.sum(1, keepdim=True)
-    mean = (reward * mask).sum(1, keepdim=True) / count.clamp(min=1)                 # (P, 1, 1 or M)
+    total = (reward * mask).sum(1, keepdim=True)
+    mean = total / count.clamp(min=1)                                                # (P, 1, 1 or M)
     away = reward - mean
     # The mean of equal rewards is rounded: 0.1 minus it may be 1e-9, and a division by their standard deviation would
     # make an advantage of it. Their difference is exactly 0
@@ -281,7 +282,8 @@ def check_row(name: str) -> None:
     for low, high in ((row.clip_low, row.clip_high), (math.inf, math.inf)):  # policy_loss calls it with both
         with others(what, f"correct the row of objective={name!r}", definition(surrogate), ours_too=True):
             term = surrogate(r, low, high, logp, advantage, **row.constants)
-        if not isinstance(term, Tensor) or term.shape not in ((2, 3), (2, 1)) or not term.requires_grad:
+        fits = isinstance(term, Tensor) and term.shape in ((2, 3), (2, 1))
+        if not fits or not term.requires_grad:
             raise Mistake(f"{definition(surrogate)}: the surrogate {row.surrogate!r} of objective={name!r} must return "
                           "a tensor with a term of each token, (N, M), or of each completion, (N, 1), and its gradient")
 
@@ -374,7 +376,8 @@ def check_estimator(name: str) -> None:
     if estimator is None:
         return
     logp = torch.full((2, 3), -1.0, requires_grad=True)
-    kl = estimate_kl(name, logp, logp.detach() - 0.5, (logp - logp.detach()).exp())
+    ratio = (logp - logp.detach()).exp()
+    kl = estimate_kl(name, logp, logp.detach() - 0.5, ratio)
     if not kl.requires_grad or not kl.isfinite().all():
         raise Mistake(f"{definition(estimator)}: kl_estimator={name!r} must return finite numbers with their gradient")
 

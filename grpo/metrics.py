@@ -44,7 +44,8 @@ def add_discriminative(sums: Sums, score: Tensor, reward: Tensor) -> None:
 
     above_mean = reward > reward.nanmean(1, keepdim=True)                            # (P, G)
     differs = better.flatten(1).any(1, keepdim=True)                                 # (P, 1) else only rounding
-    sums.mean("success_prob", (above_mean & differs).sum(), (~reward.isnan()).sum())
+    is_scored = ~reward.isnan()                                                      # (P, G)
+    sums.mean("success_prob", (above_mean & differs).sum(), is_scored.sum())
 
 
 def reward_statistics(reward: Tensor) -> dict:
@@ -52,10 +53,12 @@ def reward_statistics(reward: Tensor) -> dict:
     completions, and the mean over the groups of their standard deviation in the group."""
     is_scored = ~reward.isnan()                                                      # (P, G)
     away, count = centred(reward.nan_to_num()[..., None], is_scored[..., None])      # (P, G, 1), (P, 1, 1)
-    variance = away.square().sum(1) / (count[:, 0] - 1).clamp(min=1)                 # (P, 1)
+    squares = away.square().sum(1)                                                   # (P, 1)
+    variance = squares / (count[:, 0] - 1).clamp(min=1)                              # (P, 1)
+    groups = is_scored.any(1).sum()
     return {
         "mean_reward": (reward.nansum(), is_scored.sum()),
-        "std_reward": (variance.sqrt().sum(), is_scored.any(1).sum())}
+        "std_reward": (variance.sqrt().sum(), groups)}
 
 
 def add_varied(sums: Sums, scored: Scored) -> None:

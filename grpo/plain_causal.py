@@ -47,8 +47,8 @@ def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337, optimizer_
 
         # 2. Reward: functions of prompts, completions and the fields of the records.
         texts = []                                                                   # N
-        for ids, n in zip(tokens.tolist(), length.flatten().int().tolist(), strict=True):
-            texts.append(stop.text(ids[:n]))
+        for row, is_token in zip(tokens, mask.bool(), strict=True):
+            texts.append(stop.text(row[is_token].tolist()))
         answers = []                                                                 # N
         for record in batch["record"]:
             answers += [record["answer"]] * G

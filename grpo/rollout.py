@@ -255,7 +255,10 @@ def join(parts: Sequence) -> Any:
     if isinstance(first, tuple):  # (sum, count)
         return tuple(map(sum, zip(*parts, strict=True)))
     if isinstance(first, dict):
-        return {name: join([part[name] for part in parts if name in part]) for name in dict.fromkeys(chain(*parts))}
+        joined = {}
+        for name in dict.fromkeys(chain(*parts)):
+            joined[name] = join([part[name] for part in parts if name in part])
+        return joined
     if is_dataclass(first):
         return replace(first, **join_fields(parts))
     return first

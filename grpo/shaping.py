@@ -18,11 +18,12 @@ from grpo.metrics import equal_completions
 from grpo.rollout import Rollouts, Scored, join
 from grpo.sums import Sums
 
+Shaped = tuple[Rollouts, Scored]
 ROUNDING = 1e-3     # nats: penalties of equal completions that differ by less differ by rounding
 MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are still equal then are dropped
 
 
-def gdpo(rollouts: Rollouts, scored: Scored, rewards: Any) -> tuple[Rollouts, Scored]:
+def gdpo(rollouts: Rollouts, scored: Scored, rewards: Any) -> Shaped:
     """The credit is the sum of rewards that are each normalised within their group (GDPO, arXiv 2601.05242). A function
     that is no Rewards gives no values of several rewards: its reward is the only one."""
     G = rollouts.group_size
@@ -50,7 +51,7 @@ def normalised(values: Tensor, G: int) -> Tensor:
     return A.masked_fill(~is_scored, torch.nan).flatten()
 
 
-def train_pass_k(rollouts: Rollouts, scored: Scored, rewards: Any, k: int) -> tuple[Rollouts, Scored]:
+def train_pass_k(rollouts: Rollouts, scored: Scored, rewards: Any, k: int) -> Shaped:
     """Advantages are weighted so that their expected gradient is that of pass@k."""
     correct = rewards.right(scored.values).view_as(scored.reward)                    # (P, G)
     correct = correct.masked_fill(scored.reward.isnan(), torch.nan)
@@ -77,7 +78,7 @@ def pass_k_weight(correct: Tensor, k: int) -> Tensor:
     return weight.masked_fill(others < k - 1, 1.0)
 
 
-def overlong_buffer(rollouts: Rollouts, scored: Scored, rewards: Any, buffer: int) -> tuple[Rollouts, Scored]:
+def overlong_buffer(rollouts: Rollouts, scored: Scored, rewards: Any, buffer: int) -> Shaped:
     """The soft punishment of DAPO (arXiv 2503.14476 eq. 13): 0 up to `buffer` tokens below the limit, then down to -1
     at it."""
     length = rollouts.mask.sum(1)                                                    # (N,)
@@ -85,7 +86,7 @@ def overlong_buffer(rollouts: Rollouts, scored: Scored, rewards: Any, buffer: in
     return rollouts, penalised(scored, "overlong", penalty, rollouts.by_problem(penalty)[..., None])
 
 
-def kl_in_reward(rollouts: Rollouts, scored: Scored, rewards: Any, beta: float) -> tuple[Rollouts, Scored]:
+def kl_in_reward(rollouts: Rollouts, scored: Scored, rewards: Any, beta: float) -> Shaped:
     """-beta times the KL to the reference is a part of the reward, of each token if the credit is. Equal completions
     of a group get equal penalties: rounding must not make a difference to learn from."""
     if rollouts.ref_logp is None:
@@ -116,13 +117,13 @@ def penalised(scored: Scored, name: str, value: Tensor, penalty: Tensor) -> Scor
     return replace(scored, penalty=scored.penalty + penalty, values=scored.values | {name: value})
 
 
-def mask_truncated(rollouts: Rollouts, scored: Scored, rewards: Any) -> tuple[Rollouts, Scored]:
+def mask_truncated(rollouts: Rollouts, scored: Scored, rewards: Any) -> Shaped:
     """Completions that hit the limit on their tokens leave the loss."""
     train_mask = rollouts.train_mask * ~rollouts.truncated[:, None]
     return replace(rollouts, train_mask=train_mask), scored
 
 
-def drop_equal(rollouts: Rollouts, scored: Scored) -> tuple[Rollouts, Scored]:
+def drop_equal(rollouts: Rollouts, scored: Scored) -> Shaped:
     """Keeps only the groups whose rewards differ: nothing is learned from the others."""
     useful = scored.differ().cpu().nonzero().squeeze(1)                              # (p,)
     rollouts, _ = rollouts.select(useful)
@@ -130,7 +131,7 @@ def drop_equal(rollouts: Rollouts, scored: Scored) -> tuple[Rollouts, Scored]:
 
 
 def resample_equal(rollouts: Rollouts, scored: Scored, collect: Callable, dist: Distributed,
-                   sums: Sums) -> tuple[Rollouts, Scored]:
+                   sums: Sums) -> Shaped:
     """Replaces groups of equal rewards by other problems, in at most MOST_RESAMPLES rounds (dynamic sampling, arXiv
     2503.14476 section 3.2).
 
