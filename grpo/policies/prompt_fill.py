@@ -1,7 +1,7 @@
 """The any-order policy: a masked-fill model completes a prompt, which is followed by masked positions.
 
-The places are cut into blocks, filled one after another, each in several passes. A completion is what stands up to its
-first end token or stop sequence; what was drawn behind it is not trained on, and no reward sees it.
+The positions are split into blocks, filled one after another, each in several passes. A completion ends at its first
+end token or stop sequence; tokens drawn after that are not trained on, and no reward sees them.
 """
 
 import torch
@@ -41,39 +41,40 @@ class PromptFillPolicy(FillPolicy):
             draws = count_passes(L, settings.block_length, settings.unmask_steps)
         noise = draw_uniforms(settings.seed, iteration, problems["number"], (1 + draws, G, L))
         noise = F.pad(noise, (T, 0)).transpose(0, 1)                                 # (1 + draws, P, G, T + L)
-        of_tokens = noise[[0, *range(2, 1 + draws)]]                                 # (draws, P, G, T + L)
+        of_tokens = torch.cat((noise[:1], noise[2:]))                                # (draws, P, G, T + L)
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(
-                self.model, input, position,
-                hidden=torch.ones(P, L, dtype=torch.bool),
-                uniform=of_tokens,
-                order=noise[1],
+                self.model, input, position, torch.ones(P, L, dtype=torch.bool), of_tokens, noise[1],
                 passes=settings.unmask_steps,
                 padding=self.on_device(padding),
                 block_length=settings.block_length,
                 unmask_order=settings.unmask_order,
                 end_ids=self.tokenizer.stop_token_ids,
                 **settings.for_tokens())
+
         drawn = turn >= 0                                                            # (N, L)
         stop = Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
-        end = stop(target, 0) & drawn                                                # the first one of a row counts
+        end = stop(target, 0) & drawn                                                # (N, L)
         ends_before = end.int().cumsum(1) - end.int()
-        of_completion = drawn & (ends_before == 0)                                   # (N, L)
-        if kept is not None:  # it has those of all drawn tokens
-            stays = of_completion.cpu()[drawn.cpu()]
-            kept = kept[stays.nonzero().squeeze(1)]
+        in_completion = drawn & (ends_before == 0)                                   # (N, L) up to the first end
+        if kept is not None:  # those of all drawn tokens
+            stays = in_completion.cpu()[drawn.cpu()]
+            kept = kept[stays]
+
         texts, text = texts_to_score(input, turn, read, settings.fill_estimator)
+        chosen = in_completion.view(P, G, L).cpu()
+        column = position[:, None].expand(P, G, L)
         inputs = FillInputs(
-            chosen=of_completion.view(P, G, L).cpu(),
+            chosen=chosen,
             size=texts.shape[1] * (T + L - padding),
             texts=texts.cpu(),
-            position=position[:, None].expand(P, G, L).cpu(),
-            text=None if text is None else text.cpu(),
+            text=text.cpu(),
+            position=column.cpu(),
             padding=padding)
-        mask = of_completion.float()
-        truncated = ~end.any(1)
+        mask = in_completion.float()                                                 # (N, L)
+        truncated = ~end.any(1)                                                      # (N,)
         return Rollouts(
-            target * of_completion, mask, mask,
+            target * in_completion, mask, mask,
             old_logp=logp * mask,
             truncated=truncated,
             max_tokens=L,
