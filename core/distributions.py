@@ -220,8 +220,9 @@ class KeptTokens:
     @classmethod
     def of(cls, mask: Tensor) -> "KeptTokens":
         """The kept tokens of a mask (K, V) bool. Waits for the device."""
-        ids = mask.nonzero()[:, 1]
-        return cls(ids.int().cpu(), mask.sum(1).cpu())
+        _, ids = mask.nonzero(as_tuple=True)
+        counts = mask.sum(1)
+        return cls(ids.int().cpu(), counts.cpu())
 
     @classmethod
     def join(cls, parts: "Sequence[KeptTokens]") -> "KeptTokens":
@@ -238,8 +239,9 @@ class KeptTokens:
         # Slices, because an index of all their ids would take more memory than the ids
         slices = self.ids.split(self.counts.tolist())                                # K of them
         chosen = torch.arange(len(self))[index].tolist()
-        ids = [slices[i] for i in chosen]
-        return KeptTokens(torch.cat([self.ids[:0], *ids]), self.counts[index])
+        ids = [self.ids[:0]]
+        ids += [slices[i] for i in chosen]
+        return KeptTokens(torch.cat(ids), self.counts[index])
 
     def split(self, size: int | list[int]) -> "list[KeptTokens]":
         """Parts of `size` distributions each, the last with the remainder. A list has the size of each part."""

@@ -72,26 +72,34 @@ class FillPolicy(ModelPolicy):
         correct = (target == true) & sampled                                         # (P, G, M)
         accuracy = correct.sum(), sampled.sum()
 
-        W = texts.shape[1]
-        rows = 1 if W == 1 else G  # in one text the group shares its states
+        rows = 1 if texts.shape[1] == 1 else G  # in one text the group shares its states
         chosen = hidden[:, None].expand(P, rows, -1)                                 # (P, rows, M)
-        column = position[:, None].expand_as(chosen)                                 # (P, rows, M)
-        inputs = FillInputs(
-            chosen=chosen,
-            size=torch.full((P,), W * T),
-            texts=texts.cpu(),
-            text=text[:, :rows].cpu(),
-            position=column.cpu(),
-            padding=torch.zeros(P, dtype=torch.long))
-        target = target.flatten(0, 1)                                                # (N, M)
+        padding = torch.zeros(P, dtype=torch.long)
+        inputs = self.inputs(chosen, texts, text, position, padding)
+        texts = self._texts(problems, filled, position, accuracy)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
+        target = target.flatten(0, 1)                                                # (N, M)
         return Rollouts(
             target, mask, mask,
             old_logp=logp.reshape(mask.shape),
             truncated=mask.new_zeros(P * G, dtype=torch.bool),
             max_tokens=settings.block_size,
             inputs=inputs.with_kept(kept),
-            texts=self._texts(problems, filled, position, accuracy))
+            texts=texts)
+
+    def inputs(self, chosen: Tensor, texts: Tensor, text: Tensor, position: Tensor, padding: Tensor) -> FillInputs:
+        """The inputs that score sampled tokens. chosen, padding: as in FillInputs; texts, text: of texts_to_score;
+        position: (P, M)"""
+        _, W, T = texts.shape
+        rows = chosen.shape[1]
+        column = position[:, None].expand_as(chosen)                                 # (P, rows, M)
+        return FillInputs(
+            chosen=chosen,
+            size=W * (T - padding),
+            texts=texts.cpu(),
+            text=text[:, :rows].cpu(),
+            position=column.cpu(),
+            padding=padding)
 
     def _texts(self, problems, filled, position, accuracy):
         """Texts of problems. filled: (P, G, T); position: (P, M); accuracy: (correct tokens, tokens)"""
@@ -133,9 +141,10 @@ class FillPolicy(ModelPolicy):
         read, row = text.unique(return_inverse=True)                                 # (U,) texts, (K,) in 0 .. U - 1
         cut = int(inputs.padding.min())
         padding = inputs.padding[read // W] - cut                                    # (U,)
-        tokens = inputs.texts.flatten(0, 1)[read, cut:]                              # (U, T - cut)
+        padding = self.on_device(padding)                                            # (U,) or None
+        tokens = self.put(inputs.texts.flatten(0, 1)[read, cut:])                    # (U, T - cut)
         with self.autocast():
-            h = self.model.states(self.put(tokens), padding=self.on_device(padding))  # (U, T - cut, C)
+            h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
         return h[self.put(row), self.put(column - cut)]
 
 

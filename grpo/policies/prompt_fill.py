@@ -13,7 +13,7 @@ from core.fill_in import depends_on_policy
 from core.fill_in_passes import count_passes, fill_in_passes
 from core.generation import Stop
 from grpo.policies.causal import CausalPolicy, completion_texts
-from grpo.policies.fill import FillInputs, FillPolicy, texts_to_score
+from grpo.policies.fill import FillPolicy, texts_to_score
 from grpo.rollout import Rollouts
 from grpo.sampling_settings import SamplingSettings
 
@@ -42,15 +42,16 @@ class PromptFillPolicy(FillPolicy):
         noise = draw_uniforms(settings.seed, iteration, problems["number"], (1 + draws, G, L))
         noise = F.pad(noise, (T, 0)).transpose(0, 1)                                 # (1 + draws, P, G, T + L)
         of_tokens = torch.cat((noise[:1], noise[2:]))                                # (draws, P, G, T + L)
+        hidden = torch.ones(P, L, dtype=torch.bool)
+        sampling = {
+            "padding": self.on_device(padding),
+            "block_length": settings.block_length,
+            "unmask_order": settings.unmask_order,
+            "end_ids": self.tokenizer.stop_token_ids,
+            **settings.for_tokens()}
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(
-                self.model, input, position, torch.ones(P, L, dtype=torch.bool), of_tokens, noise[1],
-                passes=settings.unmask_steps,
-                padding=self.on_device(padding),
-                block_length=settings.block_length,
-                unmask_order=settings.unmask_order,
-                end_ids=self.tokenizer.stop_token_ids,
-                **settings.for_tokens())
+                self.model, input, position, hidden, of_tokens, noise[1], settings.unmask_steps, **sampling)
 
         drawn = turn >= 0                                                            # (N, L)
         stop = Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
@@ -63,14 +64,7 @@ class PromptFillPolicy(FillPolicy):
 
         texts, text = texts_to_score(input, turn, read, settings.fill_estimator)
         chosen = in_completion.view(P, G, L).cpu()
-        column = position[:, None].expand(P, G, L)
-        inputs = FillInputs(
-            chosen=chosen,
-            size=texts.shape[1] * (T + L - padding),
-            texts=texts.cpu(),
-            text=text.cpu(),
-            position=column.cpu(),
-            padding=padding)
+        inputs = self.inputs(chosen, texts, text, position, padding)
         mask = in_completion.float()                                                 # (N, L)
         truncated = ~end.any(1)                                                      # (N,)
         return Rollouts(
