@@ -27,7 +27,6 @@ class PromptFillPolicy(FillPolicy):
         super().__init__(model, *settings)
 
     greedy = CausalPolicy.greedy  # each token is the likeliest of its pass
-    states = FillPolicy.states_in_texts
 
     def sample_part(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
         prompt = self.put(torch.from_numpy(problems["input"]))                       # (P, T)
