@@ -11,29 +11,27 @@ class BadSteps:
     """Counts the steps in a row that taught nothing, alike on all ranks, and ends a run that no longer trains."""
 
     def __init__(self, limit: int, checkpoints: CheckpointManager, logger: Logger):
-        self.limit, self.checkpoints, self.logger = limit, checkpoints, logger
+        self.limit = limit
+        self.checkpoints = checkpoints
+        self.logger = logger
         self.in_a_row = 0
 
     def reset(self) -> None:
-        """Begins anew, after a step that taught something."""
+        """Starts counting again, after a step that taught something."""
         self.in_a_row = 0
 
     def add_not_finite(self, step: int, metrics: dict) -> None:
-        """Counts a step that was skipped."""
-        names = not_finite(metrics)
-        of_rewards = any(name.startswith("reward/") for name in names)
-        remedy = "let rewards return finite numbers" if of_rewards else "lower learning_rate"
+        """Counts a step that was skipped because some of its metrics {name: number} are not finite."""
+        names = [name for name, x in metrics.items() if not math.isfinite(x)]
+        remedy = "lower learning_rate"
+        if any(name.startswith("reward/") for name in names):
+            remedy = "let rewards return finite numbers"
         self.add(f"step {step} is skipped, because these are not finite: {', '.join(names)}", remedy)
 
     def add(self, what: str, remedy: str) -> None:
-        """Counts a step. what: what happened, in words; remedy: what to do if this step was one too many"""
+        """Counts a step. what: a sentence on the step; remedy: advice if this step was one too many"""
         self.in_a_row += 1
         self.logger.say(what)
         if self.in_a_row >= self.limit:
             raise Mistake(f"{what}, as in {self.in_a_row} steps in a row (max_bad_steps={self.limit}); {remedy}; "
                           f"{self.checkpoints.how_to_resume()}")
-
-
-def not_finite(metrics: dict) -> list[str]:
-    """The names of the metrics {name: number} that are not finite."""
-    return [name for name, x in metrics.items() if not math.isfinite(x)]

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from core.model import attend, attention_mask
 
-UNORDERED = ("cuda",)  # devices on which index_select adds gradients up in any order, and in their own precision
+UNORDERED = ("cuda",)  # devices where the gradient of index_select is nondeterministic and added up in bfloat16
 
 
 def new_cache(model: nn.Module) -> object:
@@ -17,7 +17,7 @@ def new_cache(model: nn.Module) -> object:
 
 
 def at_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """x (B, ...) at rows (n,) of it. The gradients of equal rows are added up in one order; on a GPU in float32."""
+    """x (B, ...) at its rows (n,). The gradients of equal rows are added up in a fixed order; on a GPU in float32."""
     if x.device.type in UNORDERED and x.requires_grad:
         return x.float()[rows].to(x.dtype)
     return x.index_select(0, rows)
@@ -40,28 +40,32 @@ class Cache:
         return attention_mask(self.length, T, padding, device)
 
     def layer(self, i: int) -> Callable:
-        """The attention of layer i: a function of queries, keys and values (B, H, T, D) of new tokens, which read them
-        and all tokens before them."""
-        before = self.layers[i] if i < len(self.layers) else None  # grad_checkpoint calls the function a second time
+        """The attention of layer i: a function of queries, keys and values (B, H, T, D) of new tokens, which read
+        themselves and all tokens before them."""
+        # With grad_checkpoint the function is called again in the backward pass, when self.layers[i] has the new
+        # tokens already. They must be added to the earlier ones, as in the first call.
+        before = self.layers[i] if i < len(self.layers) else None
 
         def read(q, k, v, mask, *settings):
             k, v = self.add(i, before, k, v)                                         # (B, H, L, D) each
             return attend(q, k, v, mask, *settings)
         return read
 
-    def add(self, i: int, before: tuple | list | None, k: Tensor, v: Tensor) -> tuple | list:
+    def add(self, i: int, before: tuple | None, k: Tensor, v: Tensor) -> tuple:
         """Adds keys and values of new tokens to layer i, which held `before`. Returns those of all tokens."""
         if before is None:
             self.layers[i:] = [(k, v)]
             return k, v
-        pairs = zip(before, (k, v), strict=True)
-        if not self.room:
-            self.layers[i] = [torch.cat(pair, 2) for pair in pairs]
-            return self.layers[i]
-        end = self.length + k.shape[2]
-        for old, new in pairs:
-            old[:, :, self.length : end] = new
-        return [x[:, :, :end] for x in before]
+        keys, values = before
+        if self.room:
+            end = self.length + k.shape[2]
+            keys[:, :, self.length : end] = k
+            values[:, :, self.length : end] = v
+            return keys[:, :, :end], values[:, :, :end]
+        keys = torch.cat((keys, k), 2)
+        values = torch.cat((values, v), 2)
+        self.layers[i] = keys, values
+        return keys, values
 
     def expand(self, rows: Tensor, room: int = 0) -> "Cache":
         """A new cache whose row i continues row rows[i] of this one, which stays as it is. Gradients flow back to it.
@@ -78,30 +82,38 @@ class Cache:
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these. rows: (n,) indices"""
-        self.layers = [[x[rows] for x in pair] for pair in self.layers]
+        self.layers = [(keys[rows], values[rows]) for keys, values in self.layers]
 
 
 class RowCache:
-    """A Cache in buffers that stay where they are, of rows that have come to different columns. Each reads one token.
-    layers: [(keys, values)] of each layer, (n, H, L, D); column: (n, 1) where each row's token is"""
+    """A Cache in buffers that stay where they are. Its rows have reached different columns, and each reads one token.
+    layers: [(keys, values)] of each layer, (n, H, L, D); column: (n, 1) the column of each row's token"""
 
-    length = 0  # of no use: each row has its own
+    length = 0  # not used: each row has its own
 
     def __init__(self, layers: list, column: Tensor):
-        self.layers, self.column = layers, column
+        self.layers = layers
+        self.column = column
 
     def mask(self, T: int, padding: Tensor, device: torch.device) -> Tensor:
         """(n, 1, 1, L) bool: the columns that each row reads. padding: (n,)"""
-        place = torch.arange(self.layers[0][0].shape[2], device=device)              # (L,)
-        return ((place <= self.column) & (place >= padding[:, None]))[:, None, None]
+        keys, _ = self.layers[0]
+        column = torch.arange(keys.shape[2], device=device)                          # (L,)
+        seen = column <= self.column                                                 # (n, L)
+        real = column >= padding[:, None]                                            # (n, L)
+        return (seen & real)[:, None, None]
 
-    def add(self, i: int, k: Tensor, v: Tensor, *args, **settings) -> tuple | list:
-        """Writes keys and values (n, H, 1, D) into layer i. Returns those of all columns. Of no use to it: the rest
-        that transformers gives to a layer of a cache."""
+    def add(self, i: int, k: Tensor, v: Tensor, *args, **settings) -> tuple:
+        """Writes keys and values (n, H, 1, D) into layer i. Returns those of all columns. The other arguments, which
+        transformers passes to a layer of a cache, are not needed."""
+        column = self.column[:, None, None]                                          # (n, 1, 1, 1)
         for buffer, new in zip(self.layers[i], (k, v), strict=True):
-            buffer.scatter_(2, self.column[:, None, None].expand_as(new), new.to(buffer.dtype))
+            buffer.scatter_(2, column.expand_as(new), new.to(buffer.dtype))
         return self.layers[i]
 
     def layer(self, i: int) -> Callable:
         """Like Cache.layer, for one new token of each row."""
-        return lambda q, k, v, mask, *settings: attend(q, *self.add(i, k, v), mask, *settings)
+        def read(q, k, v, mask, *settings):
+            k, v = self.add(i, k, v)                                                 # (n, H, L, D) each
+            return attend(q, k, v, mask, *settings)
+        return read

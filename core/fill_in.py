@@ -1,11 +1,9 @@
 """Fill-in sampling: a masked-fill model samples the hidden tokens of a text, all in one forward pass."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
-from core.distributions import draw_tokens, noise_on
+from core.distributions import draw_tokens, in_parts, noise_on
 from core.errors import Mistake, definition, is_own_function, others, parameters_of
 
 
@@ -26,10 +24,11 @@ def confidence(logp: Tensor, ids: Tensor) -> Tensor:
     return -logp.gather(1, ids)
 
 
-# Functions that give each place a number; of a block the places with the lowest come first. They take the uniform noise
-# of N texts with M hidden places from left to right and return numbers of its shape, (N, M). Those with the parameters
-# `logp` (K, V), the log-probabilities at K places at temperature 1 without truncation, and `ids` (K, G), the tokens
-# that the pass drew there, return (K, G): such an order depends on the policy, so log-probabilities are estimates.
+# Functions that give each hidden place a number; within a block, places with the lowest numbers are filled first.
+# There are two kinds. One takes uniform noise (N, M) of the M hidden places of N texts, from left to right, and returns
+# numbers of the same shape. The other has the parameters `logp` (K, V), the log-probabilities at K places at
+# temperature 1 without truncation, and `ids` (K, G), the tokens that the pass drew there, and returns (K, G). Such an
+# order depends on the policy: a token's log-probability is then an estimate, since it leaves out that of the order.
 UNMASK_ORDERS = {
     "random": random,
     "left_to_right": left_to_right,
@@ -38,21 +37,23 @@ UNMASK_ORDERS = {
 
 
 def depends_on_policy(unmask_order: str) -> bool:
-    """True if an order of UNMASK_ORDERS depends on what the policy makes likely: its function has a parameter logp."""
+    """True if an order of UNMASK_ORDERS depends on the policy: its function has a parameter logp."""
     return "logp" in parameters_of(UNMASK_ORDERS[unmask_order], f"unmask_order={unmask_order!r}")
 
 
 def order_of(unmask_order: str, *inputs: Tensor) -> Tensor:
-    """The numbers that an order of UNMASK_ORDERS gives to places. inputs: its arguments, (noise,) or (logp, ids).
-    Returns a tensor of the shape of the last of them. Raises Mistake if a user's function returns anything else."""
-    function, named = UNMASK_ORDERS[unmask_order], f"unmask_order={unmask_order!r}"
+    """The numbers that an order of UNMASK_ORDERS gives to places, as a tensor of the shape of the last argument.
+    inputs: (noise,) or (logp, ids). Raises Mistake if a user's function returns anything else."""
+    function = UNMASK_ORDERS[unmask_order]
     if is_own_function(function):
         return function(*inputs)
+    named = f"unmask_order={unmask_order!r}"
     with others(f"{named} failed", "correct it", definition(function)):
         order = function(*inputs)
-    shape = inputs[-1].shape
+    last = inputs[-1]
+    shape = last.shape
     if isinstance(order, Tensor) and order.shape == shape:
-        order = order.to(inputs[-1].device, torch.float32)
+        order = order.to(last.device, torch.float32)
         if order.isfinite().all():
             return order
     raise Mistake(f"{definition(function)}: {named} must return a tensor of finite numbers in float32 of the shape "
@@ -70,45 +71,63 @@ def check_order(unmask_order: str) -> None:
 
 # One pass
 
-def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor,
-                              hidden: Tensor | None = None, temperature: float | Tensor = 1.0,
-                              padding: Tensor | None = None, **truncation) -> tuple:
+def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor, hidden: Tensor,
+                              **sampling) -> tuple:
     """Samples G tokens at the hidden positions of every input, in one forward per input.
 
     input: (P, T) texts with MASK; position: (P, M) from masked_positions; uniform: (P, G, T) noise by column of
     the text
-    hidden: (P, M) bool on the CPU, False where no token is drawn, as on padding; None: everywhere
-    temperature: a number, or (P, 1); padding: (P,) number of leading columns without a token, or None for none
-    truncation: top_p, top_k, min_p
+    hidden: (P, M) bool on the CPU, False where no token is drawn, as on padding
+    sampling: temperature, a number or (P, 1); top_p, top_k, min_p
     Returns target (P, G, M) ids and their logp (P, G, M) under the distribution drawn from, both 0 where nothing is
-    drawn, and the KeptTokens of the K positions where a token is, in order, or None for all tokens
+    drawn, and the KeptTokens of the K positions where a token is drawn, in order, or None if all tokens are kept
     """
-    if hidden is None:
-        hidden = torch.ones(position.shape, dtype=torch.bool)
-    target, logp, _, kept = draw_hidden(model, input, position, uniform, hidden, temperature, padding, **truncation)
+    target, logp, _, kept = draw_hidden(model, input, position, uniform, hidden, **sampling)
     return target, logp, kept
 
 
 def draw_hidden(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor, hidden: Tensor,
-                temperature: float | Tensor = 1.0, padding: Tensor | None = None, order: Callable | None = None,
+                temperature: float | Tensor = 1.0, padding: Tensor | None = None, unmask_order: str | None = None,
                 **truncation) -> tuple:
-    """Does what predict_and_sample_tokens does, and returns, third of four, the order of the tokens (P, G, M).
-    order: a function of states (K, C) and ids (K, G) that returns it, (K, G); None: zeros"""
-    row, number = hidden.nonzero().to(input.device, non_blocking=True).unbind(1)     # (K,) each
-    h = model.states(input, position, padding=padding)[row, number]                  # (K, C)
+    """Does what predict_and_sample_tokens does, and returns, third of four, the order of the tokens (P, G, M). Texts
+    without a hidden token are not read.
+
+    padding: (P,) number of leading columns without a token, or None if there are none
+    unmask_order: an order of UNMASK_ORDERS that depends on the policy; None: the order is 0
+    """
+    index = hidden.nonzero()                                                         # (K, 2) on the CPU
+    texts, text = index[:, 0].unique(return_inverse=True)                            # (R,); (K,) in 0 .. R - 1
+    row, number = index.to(input.device, non_blocking=True).unbind(1)                # (K,) each
+    texts = texts.to(input.device, non_blocking=True)
+    text = text.to(input.device, non_blocking=True)
+    if padding is not None:
+        padding = padding[texts]
+    if torch.is_tensor(temperature):
+        temperature = temperature[row]                                               # (K, 1)
+    h = model.states(input[texts], position[texts], padding=padding)[text, number]   # (K, C)
     column = position[row, number]                                                   # (K,)
     noise = noise_on(input.device, uniform)                                          # (P, G, T)
     noise = noise[row.to(noise.device), :, column.to(noise.device)]                  # (K, G)
-    if torch.is_tensor(temperature):
-        temperature = temperature[row]                                               # (K, 1)
     ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)        # (K, G) each
-    order_of_ids = order(h, ids) if order else torch.zeros_like(logp)
-    found = []
-    for x in (ids, logp, order_of_ids):
+    order = torch.zeros_like(logp)
+    if unmask_order is not None:
+        order = order_of_tokens(model, unmask_order, h, ids)
+    results = []
+    for x in (ids, logp, order):
         whole = x.new_zeros(*position.shape, x.shape[1])                             # (P, M, G)
         whole[row, number] = x
-        found.append(whole.mT)
-    return *found, kept
+        results.append(whole.mT)
+    return *results, kept
+
+
+def order_of_tokens(model: nn.Module, unmask_order: str, h: Tensor, ids: Tensor) -> Tensor:
+    """The order (K, G) of the drawn ids, which depends on the policy. h: (K, C) states; ids: (K, G)"""
+    def of_part(h, ids):
+        logp = model.project(h).log_softmax(-1)
+        return (order_of(unmask_order, logp, ids),)
+
+    order, = in_parts(of_part, model.vocabulary, h, ids)
+    return order
 
 
 def fill_in(input: Tensor, position: Tensor, hidden: Tensor, target: Tensor) -> Tensor:
@@ -117,8 +136,10 @@ def fill_in(input: Tensor, position: Tensor, hidden: Tensor, target: Tensor) -> 
     input: (P, T); position, hidden: (P, M), hidden False on padding; target: (P, G, M)
     Returns (P, G, T)
     """
-    there = input.gather(1, position)                                                # (P, M)
-    token = torch.where(hidden[:, None], target, there[:, None])                     # (P, G, M)
-    column = position[:, None].expand_as(target)
-    text = input[:, None].repeat(1, target.shape[1], 1)                              # (P, G, T)
-    return text.scatter_(2, column, token)
+    G = target.shape[1]
+    # Padding has a column too, so it writes the token that is there
+    unchanged = input.gather(1, position)                                            # (P, M)
+    token = torch.where(hidden[:, None], target, unchanged[:, None])                 # (P, G, M)
+    column = position[:, None].expand_as(target)                                     # (P, G, M)
+    texts = input[:, None].repeat(1, G, 1)                                           # (P, G, T)
+    return texts.scatter_(2, column, token)

@@ -18,16 +18,19 @@ def build_optimizers(learner: Any, config: Settings, device_type: str = "cpu") -
     learner: a model or a policy, with parameters_by_kind; config: optimizer, learning_rate, weight_decay, beta1, beta2
     """
     kinds = learner.parameters_by_kind()
-    decayed, muon = list(kinds["embeddings"]), []
+    lr = config.learning_rate
+    decay = config.weight_decay
+    decayed = list(kinds["embeddings"])
+    muon = []
     if config.optimizer == "adamw":
         decayed += kinds["matrices"]
     else:
-        muon.append(torch.optim.Muon(kinds["matrices"], lr=config.learning_rate, weight_decay=config.weight_decay,
-                                     adjust_lr_fn="match_rms_adamw"))
-    groups = [{"params": decayed, "weight_decay": config.weight_decay},
-              {"params": list(kinds["vectors"]), "weight_decay": 0.0}]
-    adamw = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2),
-                              fused=device_type != "mps")
+        muon = [torch.optim.Muon(kinds["matrices"], lr, decay, adjust_lr_fn="match_rms_adamw")]
+    groups = [
+        {"params": decayed, "weight_decay": decay},
+        {"params": list(kinds["vectors"]), "weight_decay": 0.0}]
+    betas = config.beta1, config.beta2
+    adamw = torch.optim.AdamW(groups, lr, betas, fused=device_type != "mps")
     return [adamw, *muon]
 
 
@@ -41,7 +44,8 @@ class CosineLRScheduler:
     def __init__(self, learning_rate: float, min_lr: float | None, warmup_iters: int, lr_decay_iters: int):
         self.learning_rate = learning_rate
         self.min_lr = learning_rate / 10 if min_lr is None else min_lr
-        self.warmup_iters, self.lr_decay_iters = warmup_iters, lr_decay_iters
+        self.warmup_iters = warmup_iters
+        self.lr_decay_iters = lr_decay_iters
 
     def lr(self, step: int) -> float:
         if step < self.warmup_iters:
@@ -59,21 +63,23 @@ def set_learning_rate(optimizers: list, lr: float) -> None:
 
 
 def clip_gradients(parameters: Iterable[Tensor], grad_clip: float) -> Tensor:
-    """Clips gradients, which are summed over ranks, to a norm of grad_clip; 0 leaves them. Returns the norm before."""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip if grad_clip > 0 else math.inf)
+    """Clips gradients, already summed over ranks, to a norm of grad_clip; 0: no clipping. Returns the norm before."""
+    limit = grad_clip if grad_clip > 0 else math.inf
+    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
     return norm.full_tensor() if is_sharded(norm) else norm
 
 
 def step_optimizers(optimizers: list, good: bool, tokens: float) -> dict:
-    """Ends an optimizer step: moves the weights if it is good, and lets go of the gradients. Without a token in the
-    loss nothing moves either: momentum and weight decay alone must not move weights.
+    """Ends an optimizer step: updates the weights if the step is good, and frees the gradients. Without a token in the
+    loss nothing is updated either: momentum and weight decay would move the weights.
 
-    tokens: the number of those in the loss, over all ranks
+    tokens: number of tokens in the loss, over all ranks
     Returns {"skipped_steps", "empty_steps"}, 0 or 1 each
     """
     empty = good and tokens == 0
+    updates = good and not empty
     for optimizer in optimizers:
-        if good and not empty:
+        if updates:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return {"skipped_steps": int(not good), "empty_steps": int(empty)}

@@ -1,4 +1,4 @@
-"""The part of a config that sampling needs: policies and environments get it in place of the whole."""
+"""The settings of sampling, which policies and environments get in place of the whole config."""
 
 from dataclasses import dataclass, fields
 from typing import Self
@@ -41,8 +41,13 @@ class SamplingSettings:
     @classmethod
     def of(cls, config: Settings) -> Self:
         """The settings of these names."""
-        return cls(**{f.name: getattr(config, f.name) for f in fields(cls)})
+        values = {f.name: getattr(config, f.name) for f in fields(cls)}
+        return cls(**values)
 
     def for_tokens(self) -> dict:
         """The settings of core.distributions.sample_tokens."""
-        return {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p}

@@ -202,7 +202,7 @@ class Decoder:
         padding = row.padding[:, 0]
         h = self.model.states(row.token, None, past, padding)[:, 0]                  # (n, C)
         noise = out.noise[place]                                                     # (n, 1)
-        token, logp, kept = draw_tokens(self.model, h, noise, keep=torch.clone, **sampling)
+        token, logp, kept = draw_tokens(self.model, h, noise, as_mask=True, **sampling)
         if kept is not None:
             rows = torch.arange(n, device=self.device)
             self.kept[rows, row.t[:, 0] % POLL_STEPS] = kept

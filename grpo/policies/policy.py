@@ -19,18 +19,18 @@ from grpo.sampling_settings import SamplingSettings
 
 class Policy:
     """A generator as the algorithm sees it: it samples completions, and it scores them. A kind of generator defines
-    sample, states and project; score and distributions are made of them.
+    sample, states and project; score and distributions follow from these.
 
-    device: where it computes; vocabulary: number of tokens that it can sample; kl_estimator: "exact" or "k3", the one
-    that suits it; suffix: the ending of the name of what `save` writes, "" of a folder
-    parameters(): those that are trained; parameters_by_kind(): {"matrices", "embeddings", "vectors"}, the same
-    weights(): {name: tensor}, sharing memory with the policy; load_weights(weights): takes over what `weights` gave
-    inputs_type: the class of the inputs of its rollouts, which a resumed run makes again
-    frozen(): a policy that stays as this one is now; to(device): moves it
+    device: where it computes; vocabulary: number of tokens that it can sample; kl_estimator: "exact" or "k3", its
+    default; suffix: ending of the name of the file that `save` writes, "" for a folder
+    parameters(): the trained ones; parameters_by_kind(): {"matrices", "embeddings", "vectors"}, the same
+    weights(): {name: tensor}, sharing memory with the policy; load_weights(weights): loads the result of `weights`
+    inputs_type: the class of the inputs of its rollouts, which a resumed run builds again
+    frozen(): a copy that stays as the policy is now; to(device): moves it
     save(path, **facts): writes a model file or folder; facts: plain values to keep in it
     Only a policy whose model is sharded needs calls(rollouts) -> number of times that `states` calls the model; its
-    `save` also gets `weights`. Only a run that grpo/build.py puts together also needs `model`, `tokenizer`, compile()
-    and, to evaluate prompts, greedy(problems, settings).
+    `save` also gets `weights`. Only a run that grpo/build.py builds also needs `model`, `tokenizer`, compile() and, to
+    evaluate prompts, greedy(problems, settings).
     """
 
     inputs_type = Inputs
@@ -43,49 +43,55 @@ class Policy:
         """Hidden states (K, C): one for each True of rollouts.inputs.chosen, in its order."""
 
     def project(self, states: Tensor) -> Tensor:
-        """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. One that it must not sample has a very
-        negative logit; minus infinity would make the exact KL NaN."""
+        """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. A banned token has a very negative
+        logit: minus infinity would make the exact KL NaN."""
 
     def identity(self) -> dict:
         """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
         return {}
 
     def score(self, rollouts: Rollouts, temperature: float, learn_entropy: bool = False) -> Scores:
-        """Scores of the sampled tokens, each read once. Logits are made for them alone, and in parts if they are many.
+        """Scores of the sampled tokens, each read once. Logits are computed only at these, and in parts if they are
+        many.
 
         learn_entropy: the entropy has a gradient
         """
         h = self.states(rollouts)                                                    # (K, C)
         index = rollouts.index().to(h.device, non_blocking=True)                     # (K, g)
         target = rollouts.target.flatten()[index]                                    # (K, g)
-        kept = KeptTokens.join(rollouts.inputs.kept or [])
-        reference = None
-        if rollouts.inputs.reference:
-            reference = torch.cat(rollouts.inputs.reference).to(h.device)            # (K, V)
+        inputs = rollouts.inputs
+        kept = reference = None
+        if inputs.kept:
+            kept = KeptTokens.join(inputs.kept)
+        if inputs.reference:
+            reference = torch.cat(inputs.reference).to(h.device)                     # (K, V)
 
         def token_scores(h, target, kept, reference):
             full = sampling_logp(self.project(h), temperature)                       # (K, V)
-            drawn = restrict(full, kept)                                             # (K, V)
-            kl = [] if reference is None else [exact_kl(full, reference)]            # (K,)
+            logp = restrict(full, kept).gather(-1, target)                           # (K, g)
             read = full if learn_entropy else full.detach()
-            return drawn.gather(-1, target), entropy(read), *kl
+            if reference is None:
+                return logp, entropy(read)
+            return logp, entropy(read), exact_kl(full, reference)
 
-        found = in_parts(token_scores, self.vocabulary, h, target, kept, reference)
-        return Scores(*(rollouts.by_token(x, index) for x in found))
+        scores = in_parts(token_scores, self.vocabulary, h, target, kept, reference)
+        return Scores(*[rollouts.by_token(x, index) for x in scores])
 
     def distributions(self, rollouts: Rollouts, temperature: float) -> Sequence[Tensor]:
-        """The untruncated log-probabilities (k, V) at the states of each problem. Written in place, so that
-        besides them only the logits of one part exist."""
+        """The untruncated log-probabilities (k, V) at the states of each problem."""
         h = self.states(rollouts)                                                    # (K, C)
+        # Written in place: joining the parts at the end would need the memory of all logits twice
         full = torch.empty(len(h), self.vocabulary, device=h.device)                 # (K, V)
         size = rows_at_once(self.vocabulary, h.device)
-        for part, states in zip(full.split(size), h.split(size), strict=True):
-            part.copy_(sampling_logp(self.project(states), temperature))
+        for i in range(0, len(h), size):
+            logits = self.project(h[i : i + size])
+            full[i : i + size] = sampling_logp(logits, temperature)
         return full.split(rollouts.inputs.counts())
 
 
 class ModelPolicy(Policy):
-    """A policy that is one model of core's model interface and its tokenizer. A kind adds sample_part and `states`.
+    """A policy that consists of a model (interface: core/model.py) and its tokenizer. A kind of generator adds
+    sample_part and `states`.
 
     The model is always in eval mode: dropout would make the first ratio differ from 1.
     """
@@ -111,32 +117,32 @@ class ModelPolicy(Policy):
 
     @torch.no_grad()
     def sample(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
-        """Rollouts, of few enough problems at a time."""
-        at_once = self.at_once(settings)
-        parts = []
-        for i in range(0, len(problems["number"]), at_once):
-            part = {key: x[i : i + at_once] for key, x in problems.items()}
-            parts.append(self.sample_part(part, iteration, settings))
-        return join(parts)
+        """Rollouts of all problems, sampled a few problems at a time."""
+        size = self.problems_at_once(settings)
+        rollouts = []
+        for i in range(0, len(problems["number"]), size):
+            part = {key: x[i : i + size] for key, x in problems.items()}
+            rollouts.append(self.sample_part(part, iteration, settings))
+        return join(rollouts)
 
     def rows(self, settings: SamplingSettings) -> int:
-        """Completions that are sampled at a time. A GPU takes as long for all of an iteration as for a few."""
+        """Completions that are sampled in parallel; on a GPU all of an iteration, which takes no longer than a few."""
         problems = settings.batch_size if self.device.type == "cpu" else settings.problems
         return settings.sample_rows or problems * settings.group_size
 
-    def at_once(self, settings: SamplingSettings) -> int:
-        """Problems that are sampled at a time."""
+    def problems_at_once(self, settings: SamplingSettings) -> int:
+        """Problems that sample_part gets at a time."""
         return max(1, self.rows(settings) // settings.group_size)
 
     def autocast(self) -> AbstractContextManager:
         return autocast(self.device, self.dtype)
 
     def put(self, x: Tensor) -> Tensor:
-        """A tensor of the CPU on the device. Does not wait for what the device still computes."""
+        """Copies a tensor from the CPU to the device, without waiting for work that the device still has."""
         return x.to(self.device, non_blocking=True)
 
     def on_device(self, padding: Tensor) -> Tensor | None:
-        """The padding of texts, or None if there is none: attention is faster without."""
+        """Padding (P,) on the device; None if no text has any, because attention is faster without."""
         return self.put(padding) if padding.any() else None
 
     def project(self, states: Tensor) -> Tensor:
@@ -169,7 +175,6 @@ class ModelPolicy(Policy):
         return 1
 
     def identity(self) -> dict:
-        """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
         return self.model.identity()
 
     def save(self, path: str, weights: dict | None = None, **facts) -> None:
@@ -179,7 +184,7 @@ class ModelPolicy(Policy):
         self.model.to(device)
 
     def compile(self) -> None:
-        """Compiles the layers, for reading texts. A reference, a copy that was made before, needs a call too."""
+        """Compiles the layers, for reading texts. A reference is a copy made before, so it needs a call too."""
         if not hasattr(self.model, "compile_layers"):
             raise Mistake("compile=True: a Hugging Face model cannot be compiled here; set compile=False")
         self.model.compile_layers()

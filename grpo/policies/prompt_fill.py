@@ -1,7 +1,7 @@
 """The any-order policy: a masked-fill model completes a prompt, which is followed by masked positions.
 
-The places are cut into blocks, filled one after another, each in several passes. A completion is what stands up to its
-first end token or stop sequence; what was drawn behind it is not trained on, and no reward sees it.
+The positions are split into blocks, filled one after another, each in several passes. A completion ends at its first
+end token or stop sequence; tokens drawn after that are not trained on, and no reward sees them.
 """
 
 import torch
@@ -13,7 +13,7 @@ from core.fill_in import depends_on_policy
 from core.fill_in_passes import count_passes, fill_in_passes
 from core.generation import Stop
 from grpo.policies.causal import CausalPolicy, completion_texts
-from grpo.policies.fill import FillInputs, FillPolicy, texts_to_score
+from grpo.policies.fill import FillPolicy, texts_to_score
 from grpo.rollout import Rollouts
 from grpo.sampling_settings import SamplingSettings
 
@@ -27,7 +27,6 @@ class PromptFillPolicy(FillPolicy):
         super().__init__(model, *settings)
 
     greedy = CausalPolicy.greedy  # each token is the likeliest of its pass
-    states = FillPolicy.states_in_texts
 
     def sample_part(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
         prompt = self.put(torch.from_numpy(problems["input"]))                       # (P, T)
@@ -41,39 +40,34 @@ class PromptFillPolicy(FillPolicy):
             draws = count_passes(L, settings.block_length, settings.unmask_steps)
         noise = draw_uniforms(settings.seed, iteration, problems["number"], (1 + draws, G, L))
         noise = F.pad(noise, (T, 0)).transpose(0, 1)                                 # (1 + draws, P, G, T + L)
-        of_tokens = noise[[0, *range(2, 1 + draws)]]                                 # (draws, P, G, T + L)
+        of_tokens = torch.cat((noise[:1], noise[2:]))                                # (draws, P, G, T + L)
+        hidden = torch.ones(P, L, dtype=torch.bool)
+        sampling = {
+            "padding": self.on_device(padding),
+            "block_length": settings.block_length,
+            "unmask_order": settings.unmask_order,
+            "end_ids": self.tokenizer.stop_token_ids,
+            **settings.for_tokens()}
         with self.autocast():
             target, logp, turn, read, kept = fill_in_passes(
-                self.model, input, position,
-                hidden=torch.ones(P, L, dtype=torch.bool),
-                uniform=of_tokens,
-                order=noise[1],
-                passes=settings.unmask_steps,
-                padding=self.on_device(padding),
-                block_length=settings.block_length,
-                unmask_order=settings.unmask_order,
-                end_ids=self.tokenizer.stop_token_ids,
-                **settings.for_tokens())
+                self.model, input, position, hidden, of_tokens, noise[1], settings.unmask_steps, **sampling)
+
         drawn = turn >= 0                                                            # (N, L)
         stop = Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
-        end = stop(target, 0) & drawn                                                # the first one of a row counts
+        end = stop(target, 0) & drawn                                                # (N, L)
         ends_before = end.int().cumsum(1) - end.int()
-        of_completion = drawn & (ends_before == 0)                                   # (N, L)
-        if kept is not None:  # it has those of all drawn tokens
-            stays = of_completion.cpu()[drawn.cpu()]
-            kept = kept[stays.nonzero().squeeze(1)]
+        in_completion = drawn & (ends_before == 0)                                   # (N, L) up to the first end
+        if kept is not None:  # those of all drawn tokens
+            stays = in_completion.cpu()[drawn.cpu()]
+            kept = kept[stays]
+
         texts, text = texts_to_score(input, turn, read, settings.fill_estimator)
-        inputs = FillInputs(
-            chosen=of_completion.view(P, G, L).cpu(),
-            size=texts.shape[1] * (T + L - padding),
-            texts=texts.cpu(),
-            position=position[:, None].expand(P, G, L).cpu(),
-            text=None if text is None else text.cpu(),
-            padding=padding)
-        mask = of_completion.float()
-        truncated = ~end.any(1)
+        chosen = in_completion.view(P, G, L).cpu()
+        inputs = self.inputs(chosen, texts, text, position, padding)
+        mask = in_completion.float()                                                 # (N, L)
+        truncated = ~end.any(1)                                                      # (N,)
         return Rollouts(
-            target * of_completion, mask, mask,
+            target * in_completion, mask, mask,
             old_logp=logp * mask,
             truncated=truncated,
             max_tokens=L,

@@ -21,7 +21,7 @@ def test_scores_equal_reading_each_text_on_its_own(dataset, estimator, S):
         for m in range(r.target.shape[1]):
             if r.mask[n, m]:
                 place = i, g if rows > 1 else 0, m
-                text = 0 if r.inputs.text is None else r.inputs.text[place]
+                text = r.inputs.text[place]
                 column = r.inputs.position[place]
                 assert column == position[i, m]
                 assert abs(float(p[text][column, r.target[n, m]].detach() - logp[n, m].detach())) < 1e-4

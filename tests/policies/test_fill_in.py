@@ -76,7 +76,9 @@ def test_tokens_of_one_pass_are_as_frequent_as_reported(temperature, top_p):
     net, input = model(scale=4.0, tokenizer=tokenizer), torch.full((1, 4), tokenizer.mask_token_id)
     noise, position = draw_uniforms(1, 0, [0], (20_000, 4)), torch.tensor([[0, 3]])
     input[0, 1] = 1
-    target, logp, allowed = predict_and_sample_tokens(net, input, position, noise, temperature=temperature, top_p=top_p)
+    hidden = torch.ones(1, 2, dtype=torch.bool)
+    target, logp, allowed = predict_and_sample_tokens(
+        net, input, position, noise, hidden, temperature=temperature, top_p=top_p)
     for m, logits in enumerate(net(input)[0, position[0]]):
         kept = expect_frequencies(target[0, :, m], logp[0, :, m], logits, temperature, top_p)
         assert allowed is None if top_p == 1.0 else allowed.dense(len(logits))[m].tolist() == kept.tolist()
