@@ -53,7 +53,7 @@ def rotary_table(length: int, head_size: int) -> tuple[Tensor, Tensor]:
     angle = torch.arange(length).float()[:, None] * frequency                        # (length, D/2)
     cos = angle.cos()
     sin = angle.sin()
-    return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
+    return cos.repeat(1, 2), torch.cat((-sin, sin), 1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -78,7 +78,8 @@ class SquaredReLU(torch.autograd.Function):
         return (gradient * h).mul_(2)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
+           dropout: float) -> Tensor:
     """Attention in the precision of its inputs. q: (B, H, T, D); k, v: (B, H, L, D); mask: as attention_mask returns
     it. Returns (B, H, T, D)."""
     causal = causal and mask is None and q.shape[2] > 1
@@ -121,10 +122,11 @@ class Attention(nn.Module):
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple:
         """Queries, keys and values, (B, H, T, D) each, of x (B, T, C)."""
         B, T, C = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)               # (B, T, 3, H, D)
+        D = C // self.n_head
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, D)
         qk = qkv[:, :, :2]                                                           # (B, T, 2, H, D)
         v = qkv[:, :, 2].transpose(1, 2)                                             # (B, H, T, D)
-        qk = F.rms_norm(qk, qk.shape[-1:])  # bounded logits: a high learning rate stays stable
+        qk = F.rms_norm(qk, [D])  # bounded logits: a high learning rate stays stable
         qk = rotate(qk, cos[:, None, None], sin[:, None, None])
         q, k = qk.permute(2, 0, 3, 1, 4)                                             # (B, H, T, D) each
         if x.device.type == "cpu":  # its bfloat16 kernel is slower than the float32 one
@@ -157,7 +159,8 @@ class Block(nn.Module):
         h = SquaredReLU.apply(h)
         return x + self.drop(self.down(h))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, read: Callable) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None,
+                read: Callable) -> Tensor:
         """x: (B, T, C); read: `attend`, or the attention of a cache, which also reads earlier tokens"""
         q, k, v = self.before(x, cos, sin)                                           # (B, H, T, D) each
         dropout = self.drop.p if self.training else 0.0
@@ -248,9 +251,14 @@ class GPT(nn.Module):
         """Logits in float32 from states (..., C): (..., base_vocab_size); of a scorer one number per state, (...)."""
         if self.mode == SEQUENCE_SCORER:
             return at_least_float32(self.head(h).squeeze(-1))
-        weight = self.embed.weight[: self.vocabulary] if self.config.tied else self.head.weight
+        if self.config.tied:
+            weight = self.embed.weight[: self.vocabulary]
+        else:
+            weight = self.head.weight
         kind = h.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
+        dtype = h.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
         # each call's gradient is added to the others in float32.
         with torch.autocast(kind, enabled=False):

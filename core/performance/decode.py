@@ -82,7 +82,9 @@ class Decoder:
         truncates = sampling.get("top_p", 1) < 1 or sampling.get("top_k") or sampling.get("min_p")
         vocabulary = self.model.vocabulary if truncates else 0
         scheduler = Scheduler(self, prompt, padding, uniform.shape, stop, turns, rows, vocabulary)
-        self.begin(scheduler.sizes, prompt.shape[1] - 1, uniform.flatten(0, 1))
+        noise = uniform.flatten(0, 1)                                                # (N, L)
+        start = prompt.shape[1] - 1
+        self.begin(scheduler.sizes, start, noise)
         with self.cast_weights():
             while scheduler.refill():
                 self.steps(scheduler.n, scheduler.width(), scheduler.L, **sampling)
@@ -157,8 +159,9 @@ class Decoder:
         read = list(chain(*past.layers))                                             # (p, H, T - 1, D) each
         if not self.caches:  # only now are the shapes of keys and values known
             for x in read:
-                shape = self.sizes.rows, x.shape[1], self.sizes.columns, x.shape[3]
-                self.caches.append(x.new_zeros(shape))
+                _, H, _, D = x.shape
+                cache = x.new_zeros(self.sizes.rows, H, self.sizes.columns, D)
+                self.caches.append(cache)
         places = self.on_device(places)
         which = self.on_device(which)
         rows = places[:, 0]
@@ -203,7 +206,8 @@ class Decoder:
         caches = [x[:n, :, :width] for x in self.caches]
         layers = list(zip(caches[::2], caches[1::2]))
         past = RowCache(layers, column)
-        h = self.model.states(row.token, None, past, row.padding[:, 0])[:, 0]        # (n, C)
+        padding = row.padding[:, 0]                                                  # (n,)
+        h = self.model.states(row.token, None, past, padding)[:, 0]                  # (n, C)
         noise = completion.noise[place]                                              # (n, 1)
         token, logp, kept = draw_tokens(self.model, h, noise, keep=torch.clone, **sampling)
         given = completion.given[place]                                              # (n, 1)
@@ -258,13 +262,16 @@ class Scheduler:
         self.turns = turns
         P, self.group_size, self.L = shape
         self.N = P * self.group_size
-        self.given = turns.given if turns else torch.full((self.N, self.L), -1)
+        self.given = torch.full((self.N, self.L), -1)
+        if turns:
+            self.given = turns.given
         self.n = min(rows, self.N)
         self.running = {}
         self.begun = 0
         self.written = [[] for _ in range(self.N)]
         self.truncated = [True] * self.N
-        self.sizes = Sizes(self.n, self.columns(self.L), self.N, self.L, vocabulary)
+        columns = self.columns(self.L)
+        self.sizes = Sizes(self.n, columns, self.N, self.L, vocabulary)
         self.collector = KeptCollector()
 
     def columns(self, tokens):
@@ -337,7 +344,8 @@ class Scheduler:
         written = self.written[number]
         if self.stop.sequences:
             turn = self.turns.episodes[number].turns[-1] if self.turns else 0
-            ends = self.stop(torch.tensor([written]), first, [turn])[0].tolist()
+            tokens = torch.tensor([written])                                         # (1, t)
+            ends, = self.stop(tokens, first, [turn]).tolist()
         else:
             ends = [token in self.stop.ids for token in written[first:]]
         for column, is_end in enumerate(ends, first):
@@ -354,7 +362,8 @@ class Scheduler:
         for part in new.split(rows_at_once(self.sizes.vocabulary, decoder.device)):
             row, _, column = decoder.on_device(part).unbind(1)
             kept = KeptTokens.of(decoder.kept[row, column % POLL_STEPS])
-            self.collector.add(part[:, 1] * self.L + part[:, 2], kept)
+            place = part[:, 1] * self.L + part[:, 2]                                 # (k,) in (N, L), flattened
+            self.collector.add(place, kept)
 
     def shrink(self):
         """Halves the batch once the remaining completions fit into half of it. There are few sizes, because each has
@@ -378,4 +387,7 @@ class Scheduler:
         on_device = self.decoder.on_device
         mask = on_device(is_own).float()
         logp = self.decoder.completion.logp[:N, :M] * mask
-        return Generation(on_device(target), mask, logp, self.collector.joined(), on_device(self.truncated))
+        return Generation(
+            on_device(target), mask, logp,
+            kept=self.collector.joined(),
+            truncated=on_device(self.truncated))

@@ -62,7 +62,11 @@ def layers_of(model):
     if hasattr(model, "layers"):
         return model.layers
     lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
-    return max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
+
+    def size(part):
+        return sum(p.numel() for p in part.parameters())
+
+    return max(lists, key=size)
 
 
 def one_token(dist):
