@@ -6,7 +6,7 @@ it. The model beside them is for use: a file of ours, or a folder in Hugging Fac
 
 import contextlib
 import os
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 
 import torch
 
@@ -23,21 +23,24 @@ def shapes(weights):
 
 def layout(weights, optimizers):
     """The names and shapes of the weights and the kinds of the optimizers, which must be equal for a state to fit."""
-    return {"weights": shapes(weights), "optimizers": [type(x).__name__ for x in optimizers]}
+    kinds = [type(optimizer).__name__ for optimizer in optimizers]
+    return {"weights": shapes(weights), "optimizers": kinds}
 
 
 def states(out_dir: str) -> list[str]:
     """The paths of the states in a folder, the newest first."""
-    return [path for name in (STATE, BEFORE) if os.path.exists(path := os.path.join(out_dir, name))]
+    paths = [os.path.join(out_dir, name) for name in (STATE, BEFORE)]
+    return list(filter(os.path.exists, paths))
 
 
 def no_state(out_dir):
     """The Mistake of a run that cannot resume. A start that failed may have set the run aside that the user means."""
-    what = f"resume=True, but {shortest(out_dir)} has no {STATE}"
+    reason = f"resume=True, but {shortest(out_dir)} has no {STATE}"
     for folder in earlier_runs(out_dir):
         if states(folder):
-            return Mistake(f"{what}; an earlier run is in {shortest(folder)}, resume it with {resume_command(folder)}")
-    return Mistake(f"{what}; name the folder of the run with --out_dir=FOLDER, or the config file of the run")
+            return Mistake(f"{reason}; an earlier run is in {shortest(folder)}, resume it with "
+                           f"{resume_command(folder)}")
+    return Mistake(f"{reason}; name the folder of the run with --out_dir=FOLDER, or the config file of the run")
 
 
 class CheckpointManager:
@@ -47,13 +50,16 @@ class CheckpointManager:
     suffix: ".safetensors" for a file, "" for a folder in Hugging Face format
     identity: {setting: plain value} that must be equal for a state to fit, besides the names and shapes of the weights
     writes: whether this process writes; the others only help to gather sharded tensors
+    last, last_step: the path and step of the state that this process wrote or read last
     """
 
     def __init__(self, out_dir, write_model, suffix=".safetensors", identity=None, writes=True):
-        self.out_dir, self.write_model = out_dir, write_model
+        self.out_dir = out_dir
+        self.write_model = write_model
         self.suffix = suffix
-        self.identity, self.writes = identity or {}, writes
-        self.last = self.last_step = None  # path and step of the state that this process has written last, or read
+        self.identity = identity or {}
+        self.writes = writes
+        self.last = self.last_step = None
 
     def path(self, name: str) -> str:
         return os.path.join(self.out_dir, name)
@@ -64,23 +70,27 @@ class CheckpointManager:
         weights: {name: tensor}; facts: plain values that describe the model; state: whatever else `load` returns
         If tensors are sharded, every rank must call it.
         """
-        state |= {"step": step, "facts": facts, "layout": layout(weights, optimizers), "identity": self.identity,
-                  "model": weights, "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
-        in_parts = any(map(is_sharded, weights.values()))
-        if in_parts:
+        state["step"] = step
+        state["facts"] = facts
+        state["layout"] = layout(weights, optimizers)
+        state["identity"] = self.identity
+        state["model"] = weights
+        state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+        if any(map(is_sharded, weights.values())):
             from core.performance.sharding import whole
             state = whole(state, self.writes)
+            facts = facts | {"weights": state["model"]}
         if not self.writes:
             return
-        sharded = {"weights": state["model"]} if in_parts else {}
-        self.write_model(self.path(f"model{self.suffix}"), **sharded, step=step, **facts)
+        self.write_model(self.path(f"model{self.suffix}"), step=step, **facts)
         newest = self.path(STATE)
         with replacing(newest) as new:
             with open(new, "wb") as f:
                 torch.save(state, f)
             if self.last == newest:  # a damaged one never takes the place of a whole one
                 os.replace(newest, self.path(BEFORE))
-        self.last, self.last_step = newest, step
+        self.last = newest
+        self.last_step = step
 
     def how_to_resume(self) -> str:
         """The remedy for a run that has to end, in words."""
@@ -117,7 +127,7 @@ class CheckpointManager:
             say(f"{mistake}: resuming from {path}, the state before it")
         saved = state.pop("layout") | state.pop("identity", {})
         now = layout(weights, optimizers) | self.identity
-        differing = [key for key, value in now.items() if saved.get(key) != value]
+        differing = [key for key in now if saved.get(key) != now[key]]
         if differing:
             raise Mistake(f"{path} is of a run that differs in {', '.join(differing)}; choose another out_dir, or "
                           f"resume with the settings of {self.path(CONFIG)}: {resume_command(self.out_dir)}")
@@ -127,7 +137,8 @@ class CheckpointManager:
                 from core.performance.sharding import cut_state
                 cut_state(saved, optimizer)
             optimizer.load_state_dict(saved)
-        self.last, self.last_step = path, state["step"]
+        self.last = path
+        self.last_step = state["step"]
         return state
 
 
@@ -141,16 +152,22 @@ def read_state(path, mapped=False):
 def check_same_step(dist, step, out_dir):
     """Raises Mistake on every rank if the states that the ranks resume from differ in their step."""
     dist.barrier()  # states are read at different speeds
-    least, most = -dist.agree(-step), dist.agree(step)
+    least = -dist.agree(-step)
+    most = dist.agree(step)
     if least != most:
         raise Mistake(f"rank {dist.rank} resumes from step {step}, but the ranks have steps {least} to {most}: "
                       f"out_dir={out_dir} must be the same folder, with the same states, on every rank")
 
 
 def as_plain(x):
-    """A record as dictionaries and lists of tensors and values, and so are the records in it."""
-    if isinstance(x, (list, tuple)):
-        return type(x)(map(as_plain, x))
+    """Returns a dataclass, and those in it, as dictionaries and lists of tensors and values.
+
+    dataclasses.asdict would copy the tensors one by one, and with each view all of the tensor that it is a part of.
+    """
     if is_dataclass(x):
-        x = {f.name: getattr(x, f.name) for f in fields(x)}
-    return {name: as_plain(part) for name, part in x.items()} if isinstance(x, dict) else x
+        x = vars(x)
+    if isinstance(x, dict):
+        return {name: as_plain(part) for name, part in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(as_plain(part) for part in x)
+    return x

@@ -1,11 +1,11 @@
-"""Device and precision by their names."""
+"""Devices and precisions by name."""
 
 import functools
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,11 @@ NVIDIA = "/dev/nvidia0"  # the first GPU of a Linux machine
 def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) -> torch.device:
     """The device that `name` asks for: 'auto' takes cuda, then mps unless the model is small, then cpu."""
     check_version("torch", torch.__version__, "this project", "-r requirements.txt")
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    kinds = [kind for kind, found in there.items() if found]
+    kinds = ["cpu"]
+    if torch.backends.mps.is_available():
+        kinds.insert(0, "mps")
+    if torch.cuda.is_available():
+        kinds.insert(0, "cuda")
     kind, _, index = name.partition(":")
     if name == "auto":
         kind = kinds[0]
@@ -35,7 +38,7 @@ def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) 
     if kind != "cuda":
         return torch.device(kind)
     count = torch.cuda.device_count()
-    if count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:  # a launcher shows each rank a GPU of its own
+    if count == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:  # a launcher shows each rank only its own GPU
         local_rank = 0
     index = int(index or local_rank)
     if index >= count:
@@ -45,49 +48,58 @@ def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) 
 
 @functools.cache
 def ids_on(device: torch.device, *ids: int) -> torch.Tensor:
-    """These ids as a tensor on the device. The CPU waits for their copy once."""
+    """These ids as a tensor on the device. Kept, because the CPU waits for their copy."""
     return torch.tensor(ids, device=device)
 
 
 def detect_dtype(name: str, device: torch.device) -> torch.dtype:
     """'auto' is bfloat16 on a GPU that computes in it (from capability 8.0), and float32 elsewhere. 'bfloat16' is
     float32 on a GPU that would emulate it, slowly."""
+    takes_bfloat16 = name == "bfloat16"
     if device.type == "cuda" and name != "float32":
-        name = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
+        takes_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if takes_bfloat16 else torch.float32
 
 
 @functools.cache
 def gpu_logits_at_once(device: torch.device) -> int:
     """Most numbers in one tensor of logits: a GPU is slow in small parts; one of 12 or 24 GB has less room for them."""
-    room = torch.cuda.mem_get_info(device)[1]
-    if room < 16 * 2**30:
+    _, memory = torch.cuda.mem_get_info(device)
+    gigabytes = memory / 2**30
+    if gigabytes < 16:
         return 2**26
-    return 2**27 if room <= 24 * 2**30 else 2**28
+    if gigabytes <= 24:
+        return 2**27
+    return 2**28
 
 
 @contextmanager
 def keep_torch_defaults() -> Iterator:
-    """Undoes what the block changes of torch's default dtype and device, and whether it takes gradients."""
-    dtype, takes_gradients = torch.get_default_dtype(), torch.is_grad_enabled()
+    """Undoes the block's changes of torch's default dtype, default device and gradient mode."""
+    dtype = torch.get_default_dtype()
     device = torch.get_default_device()
+    if device.type == "cpu":
+        device = None  # the same, without a mode of torch's that would slow every call
+    takes_gradients = torch.is_grad_enabled()
     try:
         yield
     finally:
         torch.set_default_dtype(dtype)
+        torch.set_default_device(device)
         torch.set_grad_enabled(takes_gradients)
-        # None is the CPU without a mode of torch's, which would slow every call
-        torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def moved(x: Any, device: torch.device) -> Any:
-    """A record, and all tensors in it, on another device. Those in a field `inputs`, of Rollouts, stay on the CPU."""
-    if hasattr(x, "to"):
+    """Returns x, a tensor or whatever holds tensors, on another device."""
+    if torch.is_tensor(x):
         return x.to(device)
     if isinstance(x, (list, tuple)):
         return type(x)(moved(part, device) for part in x)
     if isinstance(x, dict):
-        return {name: moved(part, device) for name, part in x.items()}
+        parts = {}
+        for name, part in x.items():
+            parts[name] = part if name == "inputs" else moved(part, device)  # those of Rollouts stay on the CPU
+        return parts
     if is_dataclass(x):
-        return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x) if f.name != "inputs"})
+        return replace(x, **moved(vars(x), device))
     return x

@@ -1,4 +1,4 @@
-"""Ranks: collectives over the processes of a run. No other file knows how many there are."""
+"""Collectives over the ranks, the processes of a run. No other file knows how many there are."""
 
 import contextlib
 import os
@@ -19,13 +19,15 @@ from core.device import detect_device, detect_dtype, moved
 from core.errors import Mistake, one_line
 
 LONGEST_WAIT = timedelta(hours=12)     # at a barrier: rank 0 evaluates, saves, or prepares a dataset
-EXCHANGE_WAIT = timedelta(minutes=30)  # until all ranks have come, and until all take part in an exchange
-OF_RANKS = "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"  # what torchrun tells each of several ranks
+EXCHANGE_WAIT = timedelta(minutes=30)  # until all ranks have started, and until all take part in an exchange
+RANK_VARIABLES = "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"  # torchrun sets them for each of several ranks
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
     """Matrix products in dtype; a no-op for float32."""
-    return contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype)
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -34,7 +36,7 @@ def is_sharded(x: Tensor) -> bool:
 
 
 def variable(name: str, default: int) -> int:
-    """An environment variable of torchrun, a whole number."""
+    """The whole number in an environment variable of torchrun."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal() or len(text) > 9:
         raise Mistake(f"{name}={text!r} must be a whole number; start the ranks with torchrun, which sets it")
@@ -47,7 +49,7 @@ def check_ranks(rank: int, world: int) -> None:
         raise Mistake(f"RANK={rank} must be below WORLD_SIZE={world}; start the ranks with torchrun, which sets both")
     if world == 1:
         return
-    missing = [name for name in OF_RANKS if not os.environ.get(name)]
+    missing = [name for name in RANK_VARIABLES if not os.environ.get(name)]
     if missing:
         raise Mistake(f"WORLD_SIZE={world} is set, but not {', '.join(missing)}; start the ranks with torchrun, which "
                       "sets them")
@@ -58,11 +60,14 @@ def check_ranks(rank: int, world: int) -> None:
 class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
-    A rank that does not take part in an exchange ends the others after EXCHANGE_WAIT. `barrier` alone waits 12 hours:
-    it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end too.
+    A rank that does not take part in an exchange ends the others after EXCHANGE_WAIT. Only `barrier` waits 12 hours,
+    because it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end too.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
     normalisation in their weights (see grpo/losses.py), so the sum over ranks is the gradient, and a rank whose
     share of a step needs no backward simply adds zeros. Sharded models (core/performance/sharding.py) sum their own.
+
+    ranks, patient: the groups of exchanges on the device, and of barriers
+    shards: the Shards of core/performance/sharding.py, or None
     """
 
     def __init__(self, device: str = "auto", dtype: str = "auto", small: bool = False):
@@ -75,11 +80,11 @@ class Distributed:
         self.is_main = self.rank == 0
         if self.is_main and dtype == "bfloat16" and self.dtype == torch.float32:
             sys.stderr.write("dtype='bfloat16' is float32 here: this GPU only emulates bfloat16\n")
-        self.ranks = self.patient = None  # the groups of exchanges on the device, and of barriers
-        self.shards = None  # the models of which each rank has a part: Shards in core/performance/sharding.py
+        self.ranks = self.patient = self.shards = None
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-            torch.set_float32_matmul_precision("high" if self.dtype == torch.bfloat16 else "highest")  # TF32 or not
+            takes_tf32 = self.dtype == torch.bfloat16
+            torch.set_float32_matmul_precision("high" if takes_tf32 else "highest")
         if self.world > 1:
             self.meet()
 
@@ -87,9 +92,11 @@ class Distributed:
         """Waits for the other ranks, and makes the groups. The default one exchanges numbers on the CPU."""
         # torchrun keeps one store for all attempts: without a prefix, restarted ranks would wait for the ended ones
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store, *_ = next(dist.rendezvous("env://", self.rank, self.world, timeout=EXCHANGE_WAIT))
-        dist.init_process_group("gloo", store=dist.PrefixStore(attempt, store), rank=self.rank, world_size=self.world,
-                                timeout=EXCHANGE_WAIT)
+        meeting = dist.rendezvous("env://", self.rank, self.world, timeout=EXCHANGE_WAIT)
+        store, *_ = next(meeting)
+        store = dist.PrefixStore(attempt, store)
+        dist.init_process_group(
+            "gloo", store=store, rank=self.rank, world_size=self.world, timeout=EXCHANGE_WAIT)
         self.ranks = dist.group.WORLD
         self.patient = dist.new_group(timeout=LONGEST_WAIT, backend="gloo")
         if self.device.type == "cuda":
@@ -102,12 +109,13 @@ class Distributed:
         """Ends the group. A failed exchange becomes a Mistake in one line: the rank that failed first says why."""
         if kind is None or self.device.type != "cuda":  # nccl would wait for ranks that have ended
             self.close()
-        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and re.search(r"\bgloo/", str(error))):
+        is_of_gloo = isinstance(error, RuntimeError) and re.search(r"\bgloo/", str(error))
+        if is_of_gloo or isinstance(error, dist.DistError):
             raise Mistake(f"rank {self.rank} ended because another rank did, see its error, or did not answer "
                           f"within {EXCHANGE_WAIT}: {one_line(error, 200)}") from None
 
-    def _reduced(self, x, operation, group=None):
-        """Tensor x, reduced over ranks; x itself is left alone."""
+    def _reduced(self, x, operation, group):
+        """A copy of tensor x, reduced over ranks."""
         if self.world > 1:
             x = x.clone()
             dist.all_reduce(x, operation, group)
@@ -118,35 +126,45 @@ class Distributed:
         return self._reduced(x, dist.ReduceOp.SUM, self.ranks)
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest over ranks of each number of tensor x."""
+        """The largest value over ranks of each number in tensor x."""
         return self._reduced(x, dist.ReduceOp.MAX, self.ranks)
 
     def agree(self, number: int) -> int:
-        """The largest of a small whole number over ranks, on the CPU."""
-        return int(self._reduced(torch.tensor(int(number)), dist.ReduceOp.MAX))
+        """The largest of a small whole number over ranks, exchanged on the CPU."""
+        number = torch.tensor(int(number))
+        return int(self._reduced(number, dist.ReduceOp.MAX, None))
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replaces the gradient of each of these parameters that is trained by its sum over ranks; a missing one counts
-        as zero. Those of sharded parameters are sums already."""
-        parameters = [p for p in parameters if p.requires_grad]
+        """Replaces the gradients of trained parameters by their sums over ranks; a missing one counts as zero. Those of
+        sharded parameters are sums already."""
+        gradients = []
         for p in parameters:
+            if not p.requires_grad:
+                continue
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        gradients = [p.grad for p in parameters if not is_sharded(p)]
-        if self.world > 1 and gradients:
-            flat = torch.cat([g.flatten() for g in gradients])
-            dist.all_reduce(flat, group=self.ranks)
-            for g, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-                g.copy_(summed.view_as(g))
+            if not is_sharded(p):
+                gradients.append(p.grad)
+        if self.world == 1 or not gradients:
+            return
+        flat = torch.cat([g.flatten() for g in gradients])
+        dist.all_reduce(flat, group=self.ranks)
+        sizes = [g.numel() for g in gradients]
+        for g, summed in zip(gradients, flat.split(sizes), strict=True):
+            g.copy_(summed.view_as(g))
 
     def gathered(self) -> AbstractContextManager:
         """Within, every sharded model is whole on every rank. Other models always are."""
-        return contextlib.nullcontext() if self.shards is None else self.shards.gathered()
+        if self.shards is None:
+            return contextlib.nullcontext()
+        return self.shards.gathered()
 
     def micro_batches(self, parts: list, policy: Any, rollouts: Any) -> Iterable[Tensor]:
         """The parts of an optimizer step that this rank reads, one after another. After each comes `backward`. Every
-        rank must call a sharded model equally often: policy and rollouts tell how often that is for a part."""
-        return parts if self.shards is None else self.shards.micro_batches(parts, policy, rollouts)
+        rank must call a sharded model equally often; policy and rollouts tell the number of calls for a part."""
+        if self.shards is None:
+            return parts
+        return self.shards.micro_batches(parts, policy, rollouts)
 
     def backward(self, loss: Tensor) -> None:
         """The backward pass of the loss of a part."""
@@ -156,10 +174,9 @@ class Distributed:
 
     def broadcast(self, parameters: Iterable[Tensor]) -> None:
         """Gives every rank the parameters of rank 0. Sharded ones are parts of them already."""
-        if self.world > 1:
-            for p in parameters:
-                if not is_sharded(p):
-                    dist.broadcast(p.data, src=0, group=self.ranks)
+        for p in parameters:
+            if self.world > 1 and not is_sharded(p):
+                dist.broadcast(p.data, src=0, group=self.ranks)
 
     def gather(self, value: Any) -> list | None:
         """The values of all ranks, in their order, on rank 0; None elsewhere. Tensors in it arrive on the CPU."""
@@ -187,14 +204,14 @@ class Distributed:
 
     @cached_property
     def mesh(self) -> dist.DeviceMesh:
-        """The ranks as sharded models know them."""
+        """The ranks as a device mesh, for sharded models."""
         from torch.distributed.device_mesh import DeviceMesh
         return DeviceMesh.from_group(self.ranks, self.device.type)
 
     def close(self) -> None:
+        """Ends the groups. A group that is still referred to would keep its threads."""
         if self.world > 1:
-            self.ranks = self.patient = None  # what is still referred to keeps its threads
-            self.shards = None
+            self.ranks = self.patient = self.shards = None
             if "mesh" in vars(self):  # torch keeps it to the end
                 vars(self.mesh).get("_pg_registry", {}).clear()
             dist.destroy_process_group()

@@ -29,8 +29,11 @@ def on_hub(path):
 
 
 def lies_in(path, folder):
-    """True if a path, or None, is that of something in a folder."""
-    return path is not None and os.path.dirname(os.path.realpath(path)) == os.path.realpath(folder)
+    """True if a path, which may be None, names something in a folder."""
+    if path is None:
+        return False
+    parent = os.path.dirname(os.path.realpath(path))
+    return parent == os.path.realpath(folder)
 
 
 class CannotWrite(Mistake):
@@ -45,14 +48,16 @@ def writing(path):
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
         if isinstance(error.__context__, OSError):  # torch.save ends a file with an error of its own
             error = error.__context__
-        if isinstance(error, RuntimeError) or (isinstance(error, OSError) and error.errno is None):  # of something else
+        if isinstance(error, RuntimeError):
+            raise
+        if isinstance(error, OSError) and error.errno is None:  # not of a file
             raise
         raise CannotWrite(f"{path} could not be written ({getattr(error, 'strerror', error)})") from None
 
 
 @contextlib.contextmanager
 def replacing(path):
-    """Gives the name of a new file beside `path`, which takes its place after the block. If the block fails, `path`
+    """Yields the name of a new file beside `path`, which takes its place after the block. If the block fails, `path`
     stays as it was. Raises CannotWrite."""
     new = f"{path}.tmp"
     with writing(path):
@@ -103,15 +108,16 @@ def read_object(path, where, remedy):
 
 def each_record(path, say=None):
     """Yields the records of a file with one on each line, which may be larger than the memory; none if there is no
-    file. A last line that a crash cut short is left out, which `say` is told. Raises Mistake for a line that is no
+    file. A last line that a crash cut short is left out, and reported to `say`. Raises Mistake for a line that is no
     record of a step."""
     if not os.path.exists(path):
         return
     with open(path, encoding="utf-8", errors="replace") as f:
         for number, line in enumerate(f, 1):
-            where, remedy = f"{path}, line {number}", "delete the line"
             if line == "\n":
                 continue
+            where = f"{path}, line {number}"
+            remedy = "delete the line"
             if not line.endswith("\n"):
                 if say is not None:
                     say(f"{where} was cut short, and is left out")
@@ -127,14 +133,14 @@ def each_metrics(path):
     """Yields the records of a metrics.jsonl as each_record does. Raises Mistake for a value that is no number."""
     for record in each_record(path):
         for name, value in record.items():
-            if value is not None and type(value) not in (int, float):
+            if type(value) not in (int, float, type(None)):
                 raise Mistake(f"{path}, step {record['step']}: {one_line(name, 100)} is no number; delete the line")
         yield record
 
 
 def starts_of(config, path):
-    """The starts of a run that `config`, the content of its config.json at `path`, lists. Raises Mistake for what is
-    no such list."""
+    """The list of a run's starts in `config`, the content of its config.json at `path`. Raises Mistake if it is none.
+    """
     starts = config.get("starts", [])
     if not isinstance(starts, list) or not all(map(is_start, starts)):
         raise Mistake(f"{path}: starts must be a list of what was written there; delete the file")
@@ -145,7 +151,8 @@ def is_start(start):
     """True for an object of the form that core/run.py records."""
     if not isinstance(start, dict):
         return False
-    end, settings = start.get("end", {}), start.get("settings", {})
+    end = start.get("end", {})
+    settings = start.get("settings", {})
     if not isinstance(end, dict) or not isinstance(settings, dict):
         return False
     if end and not {"ended", "step", "time", "why"} <= end.keys():

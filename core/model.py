@@ -1,4 +1,7 @@
-"""One transformer for three jobs: write the next token, fill in masked tokens, or score a text."""
+"""One transformer for three jobs: write the next token, fill in masked tokens, or score a text.
+
+Shapes: B texts of T tokens, M of which are wanted; L tokens with those read before; C wide, in H heads of D = C / H.
+"""
 
 import copy
 from collections.abc import Callable
@@ -24,7 +27,7 @@ JUDGE_HEADS = ("realness", "cls")
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a model, checked, and what it is for; it is stored in the model's file."""
+    """The size and the job of a model, stored in its file."""
     mode: Annotated[str, MODES] = LANGUAGE_MODEL
     vocab_size: Annotated[int, "[1, 1e7]"] = 100       # ids it can read: the base vocabulary, then special tokens
     base_vocab_size: Annotated[int, "[1, 1e7]"] = 97   # ids below it can be written: a special token is never sampled
@@ -43,27 +46,25 @@ class GPTConfig:
                           f"and base_vocab_size={self.base_vocab_size} at most vocab_size={self.vocab_size}")
 
 
-def freeze(model: nn.Module) -> nn.Module:
-    """The model without gradients and dropout, as a reference or a judge."""
-    return model.requires_grad_(False).eval()
-
-
-def rotary_table(length: int, head_size: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """cos and sin of RoPE (arXiv 2104.09864), each (length, head_size), as `rotate` takes them."""
-    frequency = base ** (-torch.arange(0, head_size, 2).float() / head_size)         # (D/2,)
+def rotary_table(length: int, head_size: int) -> tuple[Tensor, Tensor]:
+    """Returns cos and sin of RoPE (arXiv 2104.09864), (length, head_size) each, as `rotate` takes them."""
+    exponent = torch.arange(0, head_size, 2).float() / head_size                     # (D/2,)
+    frequency = 10000.0 ** -exponent
     angle = torch.arange(length).float()[:, None] * frequency                        # (length, D/2)
+    cos = angle.cos()
     sin = angle.sin()
-    return angle.cos().repeat(1, 2), torch.cat((-sin, sin), 1)
+    return cos.repeat(1, 2), torch.cat((-sin, sin), 1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: (..., D), turned by its position: the pair (x[i], x[i + D/2]) is one complex number."""
+    """Turns x (..., D) by its position: the pair (x[i], x[i + D/2]) is one complex number."""
     other = x.roll(x.shape[-1] // 2, -1)                                             # (..., D)
     return torch.addcmul(x * cos, other, sin)
 
 
 class SquaredReLU(torch.autograd.Function):
-    """max(x, 0)^2 (arXiv 2109.08668), with a backward pass over fewer tensors than autograd derives."""
+    """max(x, 0)^2 (arXiv 2109.08668). F.relu(x).square() computes the same, but its backward pass makes more tensors:
+    on a CPU a training step takes 4 % longer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -77,8 +78,8 @@ class SquaredReLU(torch.autograd.Function):
         return (gradient * h).mul_(2)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False,
-           dropout: float = 0.0) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
+           dropout: float) -> Tensor:
     """Attention in the precision of its inputs. q: (B, H, T, D); k, v: (B, H, L, D); mask: as attention_mask returns
     it. Returns (B, H, T, D)."""
     causal = causal and mask is None and q.shape[2] > 1
@@ -88,23 +89,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
 
 def attention_mask(before: int, T: int, padding: Tensor | None, device: torch.device,
                    causal: bool = True) -> Tensor | None:
-    """The columns that each of T new positions of a model reads, of the before + T columns that there are.
+    """Marks the columns that each of T new positions reads, among L = before + T columns.
 
-    padding: (B,) number of leading columns without a token, or None; causal: whether a position reads none behind it
-    Returns (1 or B, 1, T, before + T) bool, or None where the kernel's own causal mask, or none, is right. Every
-    position reads itself, so that no softmax is empty.
+    padding: (B,) number of leading columns without a token, or None
+    Returns (1 or B, 1, 1 or T, L) bool, or None where `attend` needs no mask: its own causal one is faster. Every
+    position of a language model reads itself, even one of padding, because a softmax over nothing is NaN.
     """
     if padding is None and (before == 0 or T == 1 or not causal):
         return None
-    column = torch.arange(before + T, device=device)                                 # (before + T,)
-    if not causal:
-        return column >= padding[:, None, None, None]                                # (B, 1, 1, T)
-    own = column[before:, None]                                                      # (T, 1)
-    seen = column <= own                                                             # (T, before + T)
+    column = torch.arange(before + T, device=device)                                 # (L,)
     if padding is None:
-        return seen[None, None]
-    real = column >= padding[:, None, None, None]                                    # (B, 1, 1, before + T)
-    return (seen & real) | (column == own)
+        padding = column.new_zeros(1)
+    is_token = column >= padding[:, None, None, None]                                # (B, 1, 1, L)
+    if not causal:
+        return is_token
+    own = column[before:, None]                                                      # (T, 1)
+    is_past = column <= own                                                          # (T, L)
+    return (is_past & is_token) | (column == own)                                    # (B, 1, T, L)
 
 
 class Attention(nn.Module):
@@ -114,17 +115,20 @@ class Attention(nn.Module):
         super().__init__()
         self.n_head = config.n_head
         self.causal = config.mode == LANGUAGE_MODEL
-        self.qkv = nn.Linear(config.n_embd, 3 * config.n_embd, bias=False)
-        self.out = nn.Linear(config.n_embd, config.n_embd, bias=False)
+        C = config.n_embd
+        self.qkv = nn.Linear(C, 3 * C, bias=False)
+        self.out = nn.Linear(C, C, bias=False)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple:
-        """Queries, keys and values (B, H, T, D) of x (B, T, C)."""
+        """Queries, keys and values, (B, H, T, D) each, of x (B, T, C)."""
         B, T, C = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.n_head, C // self.n_head)               # (B, T, 3, H, D)
-        qk = F.rms_norm(qkv[:, :, :2], qkv.shape[-1:])  # bounded logits: a high learning rate stays stable
-        qk = rotate(qk, cos[:, None, None], sin[:, None, None])                      # (B, T, 2, H, D)
-        q, k = qk.permute(2, 0, 3, 1, 4)                                             # (B, H, T, D) each
+        D = C // self.n_head
+        qkv = self.qkv(x).view(B, T, 3, self.n_head, D)
+        qk = qkv[:, :, :2]                                                           # (B, T, 2, H, D)
         v = qkv[:, :, 2].transpose(1, 2)                                             # (B, H, T, D)
+        qk = F.rms_norm(qk, [D])  # bounded logits: a high learning rate stays stable
+        qk = rotate(qk, cos[:, None, None], sin[:, None, None])
+        q, k = qk.permute(2, 0, 3, 1, 4)                                             # (B, H, T, D) each
         if x.device.type == "cpu":  # its bfloat16 kernel is slower than the float32 one
             v = at_least_float32(v)
         return q.to(v.dtype), k.to(v.dtype), v
@@ -135,56 +139,50 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.norm_1 = nn.RMSNorm(config.n_embd, eps=1e-5)
+        C = config.n_embd
+        self.norm_1 = nn.RMSNorm(C, eps=1e-5)
         self.attention = Attention(config)
-        self.norm_2 = nn.RMSNorm(config.n_embd, eps=1e-5)
-        self.up = nn.Linear(config.n_embd, 4 * config.n_embd, bias=False)
-        self.down = nn.Linear(4 * config.n_embd, config.n_embd, bias=False)
+        self.norm_2 = nn.RMSNorm(C, eps=1e-5)
+        self.up = nn.Linear(C, 4 * C, bias=False)
+        self.down = nn.Linear(4 * C, C, bias=False)
         self.drop = nn.Dropout(config.dropout)
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple:
+        """Computes what precedes attention: queries, keys and values."""
         return self.attention.project(self.norm_1(x), cos, sin)
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
+        """Computes what follows attention. y: (B, H, T, D)"""
         y = y.transpose(1, 2).reshape(x.shape)                                       # (B, T, C)
         x = x + self.drop(self.attention.out(y))
         h = self.up(self.norm_2(x))                                                  # (B, T, 4C)
-        return x + self.drop(self.down(SquaredReLU.apply(h)))
+        h = SquaredReLU.apply(h)
+        return x + self.drop(self.down(h))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None,
-                read: Callable = attend) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None,
+                read: Callable) -> Tensor:
+        """x: (B, T, C); read: `attend`, or the attention of a cache, which also reads earlier tokens"""
         q, k, v = self.before(x, cos, sin)                                           # (B, H, T, D) each
-        dropout = self.drop.p * self.training
+        dropout = self.drop.p if self.training else 0.0
         y = read(q, k, v, mask, self.attention.causal, dropout)                      # (B, H, T, D)
         return self.after(x, y)
 
 
-def for_texts(function: Callable, block: Block, x: Tensor, *inputs) -> Any:
-    """Token by token the shapes change too often to compile, and weights are packed instead."""
-    return (compiled(function) if x.shape[1] > 1 else function)(block, x, *inputs)
-
-
-@cache
-def compiled(function: Callable) -> Callable:
-    """One compiled function for the layers of all models, so that a policy and its reference compute alike."""
-    torch._dynamo.config.recompile_limit = 64  # beyond it, functions silently run uncompiled and compute otherwise
-    return torch.compile(function, dynamic=True)
-
-
 class GPT(nn.Module):
-    """Tokens in, logits out; what a logit means depends on config.mode.
-
-    The model interface, which every kind of model offers to the rest of the code: mode, judge_head,
-    layers, states, project, longest_input, vocabulary, parameters_by_kind, weights, load_weights, identity, frozen,
-    suffix, and the setting grad_checkpoint; new_cache, if core.cache.Cache does not suit it. Nobody else reads its
-    config.
+    """A transformer: tokens in, logits out; the meaning of a logit depends on config.mode.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
     SEQUENCE_SCORER, cls:        one logit per text, read at position 0, where the caller puts the CLS token.
+
+    The model interface, which every kind of model offers to the rest of the code: mode, judge_head, layers, states,
+    project, longest_input, reads_columns, vocabulary, parameters_by_kind, weights, load_weights, identity, frozen,
+    suffix, and the setting grad_checkpoint; new_cache, if core.cache.Cache does not suit it. Nobody else reads its
+    config.
     """
 
     suffix = ".safetensors"  # it is saved as a file
+    reads_columns = True     # it can read through a core.cache.RowCache
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -194,15 +192,16 @@ class GPT(nn.Module):
         self.longest_input = config.block_size       # tokens that fit into one row
         self.vocabulary = config.base_vocab_size     # number of tokens that it can write: the width of its logits
         self.grad_checkpoint = False  # whether the backward pass computes activations again instead of keeping them
-        self.embed = nn.Embedding(config.vocab_size, config.n_embd)
+        C = config.n_embd
+        self.embed = nn.Embedding(config.vocab_size, C)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm = nn.RMSNorm(config.n_embd, eps=1e-5)
+        self.norm = nn.RMSNorm(C, eps=1e-5)
         if self.mode == SEQUENCE_SCORER:
-            self.head = nn.Linear(config.n_embd, 1, bias=False)
+            self.head = nn.Linear(C, 1, bias=False)
         elif not config.tied:
-            self.head = nn.Linear(config.n_embd, self.vocabulary, bias=False)
-        cos, sin = rotary_table(config.block_size, config.n_embd // config.n_head)
+            self.head = nn.Linear(C, self.vocabulary, bias=False)
+        cos, sin = rotary_table(config.block_size, C // config.n_head)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         for name, p in self.named_parameters():
@@ -231,13 +230,17 @@ class GPT(nn.Module):
             mask = past.mask(T, padding, tokens.device)
         else:
             mask = attention_mask(0, T, padding, tokens.device, self.mode == LANGUAGE_MODEL)
-        x = self.drop(self.embed(tokens))                                            # (B, T, C)
         column = getattr(past, "column", slice(before, end))  # (B, 1) of the rows of a RowCache
-        cos, sin = self.cos[column], self.sin[column]                                # (T, D) or (B, 1, D) each
-        again = self.grad_checkpoint and torch.is_grad_enabled()
+        cos = self.cos[column]                                                       # (T, D) or (B, 1, D)
+        sin = self.sin[column]
+        x = self.drop(self.embed(tokens))                                            # (B, T, C)
+        computes_again = self.grad_checkpoint and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
-            inputs = (x, cos, sin, mask, past.layer(i) if past else attend)
-            x = checkpoint(block, *inputs, use_reentrant=False) if again else block(*inputs)
+            read = past.layer(i) if past else attend
+            if computes_again:
+                x = checkpoint(block, x, cos, sin, mask, read, use_reentrant=False)
+            else:
+                x = block(x, cos, sin, mask, read)
         if past:
             past.length += T
         if position is not None:
@@ -248,9 +251,14 @@ class GPT(nn.Module):
         """Logits in float32 from states (..., C): (..., base_vocab_size); of a scorer one number per state, (...)."""
         if self.mode == SEQUENCE_SCORER:
             return at_least_float32(self.head(h).squeeze(-1))
-        weight = self.embed.weight[: self.vocabulary] if self.config.tied else self.head.weight
+        if self.config.tied:
+            weight = self.embed.weight[: self.vocabulary]
+        else:
+            weight = self.head.weight
         kind = h.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else h.dtype
+        dtype = h.dtype
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
         # each call's gradient is added to the others in float32.
         with torch.autocast(kind, enabled=False):
@@ -265,39 +273,65 @@ class GPT(nn.Module):
             h = h[:, 0]
         return self.project(h)
 
-    def compile_layers(self) -> None:
-        """Compiles what the layers compute before and after their attention."""
-        for block in self.blocks:
-            block.before, block.after = (partial(for_texts, part, block) for part in (Block.before, Block.after))
-
     @property
     def layers(self) -> nn.ModuleList:
         """The modules between the embedding and the output layer."""
         return self.blocks
+
+    def compile_layers(self) -> None:
+        """Compiles what the layers compute before and after their attention."""
+        for block in self.blocks:
+            block.before = partial(run_compiled, Block.before, block)
+            block.after = partial(run_compiled, Block.after, block)
 
     def parameters_by_kind(self) -> dict[str, list]:
         """Parameters for the optimizers: {"matrices": of the blocks, "embeddings": and the output layer, "vectors":
         of the norms}."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
         for name, p in self.named_parameters():
-            kind = "matrices" if name.startswith("blocks.") else "embeddings"
-            kinds[kind if p.dim() > 1 else "vectors"].append(p)
+            if p.dim() == 1:
+                kind = "vectors"
+            elif name.startswith("blocks."):
+                kind = "matrices"
+            else:
+                kind = "embeddings"
+            kinds[kind].append(p)
         return kinds
 
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
     def weights(self) -> dict[str, Tensor]:
-        """{name: tensor} of what training changes, sharing memory with the model."""
+        """{name: tensor} of the trained weights, sharing memory with the model."""
         return {name: p.detach() for name, p in self.named_parameters()}
 
     def load_weights(self, weights: dict) -> None:
         self.load_state_dict(weights)
 
     def identity(self) -> dict:
-        """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
+        """Further facts that must be equal for a saved state to fit; the names and shapes of the weights always do."""
         return {}
 
     def frozen(self) -> "GPT":
-        """A model that stays as this one is now."""
+        """A frozen copy of this model."""
         return freeze(copy.deepcopy(self))
+
+
+def run_compiled(function: Callable, block: Block, x: Tensor, *inputs) -> Any:
+    """Calls a method of Block, compiled for texts. In decoding, token by token, the shapes change too often to compile,
+    and weights are packed instead."""
+    if x.shape[1] > 1:
+        function = compiled(function)
+    return function(block, x, *inputs)
+
+
+@cache
+def compiled(function: Callable) -> Callable:
+    """One compiled function for the layers of all models, so that a policy and its reference compute alike."""
+    torch._dynamo.config.recompile_limit = 64  # beyond it, functions silently run uncompiled, with other rounding
+    return torch.compile(function, dynamic=True)
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """Turns off a model's gradients and dropout, for a reference or a judge. Returns the model."""
+    return model.requires_grad_(False).eval()

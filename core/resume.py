@@ -14,7 +14,7 @@ from core.settings.setting import shown
 
 PREVIOUS = "previous"  # the folder of earlier runs
 STARTED_IN = os.getcwd()  # a user's class or reward may call os.chdir, the shell that gets the command does not
-OF_A_START = ("resume", "out_dir", "dry_run", "doctor", "starts")  # what config.json has of a start, not of the run
+OF_A_START = ("resume", "out_dir", "dry_run", "doctor", "starts")  # keys of config.json that are no settings of the run
 
 
 def resume_command(out_dir):
@@ -32,7 +32,7 @@ def resume_command(out_dir):
         return f"{shlex.join(settings)} on every machine"
     if WITH_CODE.isdisjoint(arguments):
         arguments = []  # config.json has the settings
-    kept = [argument for argument in arguments if argument.partition("=")[0] not in ("--resume", "--out_dir")]
+    kept = [argument for argument in arguments if not argument.startswith(("--resume=", "--out_dir="))]
     starter = ["python"]
     if ranks > 1:
         starter = ["torchrun", f"--nproc_per_node={ranks}", "--shutdown-timeout=900"]
@@ -42,9 +42,11 @@ def resume_command(out_dir):
 def earlier_runs(out_dir):
     """The folders of the runs that were set aside in this one, the newest first."""
     folder = os.path.join(out_dir, PREVIOUS)
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    numbers = [name for name in names if name.isdecimal()]
-    return [os.path.join(folder, name) for name in sorted(numbers, key=int, reverse=True)]
+    if not os.path.isdir(folder):
+        return []
+    numbers = [name for name in os.listdir(folder) if name.isdecimal()]
+    numbers.sort(key=int, reverse=True)
+    return [os.path.join(folder, number) for number in numbers]
 
 
 def changed_since(saved, config, ranks):
@@ -62,26 +64,31 @@ def changed_since(saved, config, ranks):
             continue
         value = shown(now[key]) if key in now else "-"
         changes.append(f"{key} {shown(before[key])} -> {value}")
-    last = (saved.get("starts") or [{}])[-1]
-    ranks_before = last.get("ranks", ranks)
-    parts = [", ".join(changes)] if changes else []
-    if ranks_before != ranks:
-        parts.append(f"ranks {ranks_before} -> {ranks}")
+    parts = []
+    if changes:
+        parts.append(", ".join(changes))
+    for start in saved.get("starts", [])[-1:]:
+        ranks_before = start.get("ranks", ranks)
+        if ranks_before != ranks:
+            parts.append(f"ranks {ranks_before} -> {ranks}")
     return "; ".join(parts)
 
 
 def as_json(settings):
-    """Settings as they are read back from a file: tuples are lists."""
+    """Settings as a JSON file gives them back: tuples are lists."""
     return json.loads(json.dumps(settings))
 
 
 def is_same(key, one, other):
     """True for equal values, and for two spellings of the path of one file."""
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return all(is_same(key, *pair) for pair in zip(one, other, strict=True))
+    if isinstance(one, list) and isinstance(other, list):
+        if len(one) != len(other):
+            return False
+        return all(is_same(key, *pair) for pair in zip(one, other))
     if isinstance(one, str) and isinstance(other, str):
-        if key == "dataset" and not any(map(is_file_of_records, (one, other))):
-            one, other = dataset_folder(one), dataset_folder(other)
+        if key == "dataset" and not is_file_of_records(one) and not is_file_of_records(other):
+            one = dataset_folder(one)
+            other = dataset_folder(other)
         if os.path.exists(one) and os.path.exists(other):
             return os.path.samefile(one, other)
     return one == other

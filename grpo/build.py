@@ -135,8 +135,9 @@ def loads_on(config, dist):
 def shard_models(models, config, dist):
     """Shards the models if the config asks for it."""
     if is_sharded(config, dist):
-        from core.performance.sharding import shard_all
-        shard_all(models, dist)
+        from core.performance.sharding import shard
+        for model in models:
+            shard(model, dist)
 
 
 def check_kind(config, kind, data):

@@ -5,41 +5,50 @@ import torch
 
 
 def parts_of_like_length(length, overhead):
-    """The rows in parts of like length. Each part is padded to its longest row. The cut is the one with the fewest
+    """Cuts rows into parts of like length, each padded to its longest row. Of all cuts it takes the one with the fewest
     tokens, where padding counts, and each part counts as `overhead` more.
 
-    length: (n,) on the CPU; overhead: what reading one more part costs, in tokens
+    length: (n,) on the CPU; overhead: the cost of reading one more part, in tokens
     Returns a list of index tensors, the longest rows first; each is in ascending order
     """
-    values, kind, count = np.unique(-np.asarray(length), return_inverse=True, return_counts=True)
+    # Sorted by falling length, rows of equal length stay together; D different lengths are cut into runs. The best cut
+    # of the first j lengths ends with a run from some i to j, behind the best cut of the first i.
+    falling = -np.asarray(length)
+    values, kind, count = np.unique(falling, return_inverse=True, return_counts=True)
     longest = -values                                                                # (D,)
-    before = np.concatenate(([0], count.cumsum()))                                   # (D + 1,)
-    cost = np.zeros(len(longest) + 1)                                                # (D + 1,) of the best cut up to j
-    start = np.zeros(len(longest) + 1, dtype=int)                                    # (D + 1,) of its last part
-    for j in range(1, len(cost)):
-        each = cost[:j] + longest[:j] * (before[j] - before[:j]) + overhead          # (j,) if the last part begins at i
+    D = len(longest)
+    before = np.zeros(D + 1, dtype=int)                                              # (D + 1,) rows of longer ones
+    before[1:] = count.cumsum()
+    cost = np.zeros(D + 1)                                                           # (D + 1,) of the best cut up to j
+    start = np.zeros(D + 1, dtype=int)                                               # (D + 1,) of its last part
+    for j in range(1, D + 1):
+        rows = before[j] - before[:j]                                                # (j,) in the part from i to j
+        each = cost[:j] + longest[:j] * rows + overhead                              # (j,)
         start[j] = each.argmin()
         cost[j] = each[start[j]]
     parts = []
-    end = len(longest)
+    end = D
     while end:
         in_part = (kind >= start[end]) & (kind < end)                                # (n,)
-        parts.append(torch.from_numpy(in_part.nonzero()[0]))
+        rows, = in_part.nonzero()
+        parts.append(torch.from_numpy(rows))
         end = start[end]
     return parts[::-1]
 
 
 def parts_of_tokens(size, most):
-    """The rows, the largest first, in parts of at most `most` tokens, where each row of a part takes as many as its
-    largest one; a larger row is a part of its own.
+    """Cuts rows, the largest first, into parts of at most `most` tokens, where each row of a part takes as many as its
+    largest one; a larger row is a part by itself.
 
     size: (n,) tokens of each row, on the CPU
     Returns a list of index tensors, each in ascending order
     """
-    parts, tokens = [], 0
-    for row in torch.as_tensor(size).argsort(descending=True, stable=True).tolist():
-        if not parts or tokens * (len(parts[-1]) + 1) > most:
+    parts = []
+    largest = 0  # tokens of the first row of the last part
+    rows = torch.as_tensor(size).argsort(descending=True, stable=True)
+    for row in rows.tolist():
+        if not parts or largest * (len(parts[-1]) + 1) > most:
             parts.append([])
-            tokens = int(size[row])
+            largest = int(size[row])
         parts[-1].append(row)
     return [torch.tensor(sorted(part)) for part in parts]

@@ -1,35 +1,34 @@
-"""Completes prompts on a GPU with CUDA graphs: in a batch of fixed shape, finished rows are refilled.
+"""Decodes completions on a GPU with CUDA graphs, in a batch of fixed shape whose finished rows are refilled.
 
-It writes what core.generation.generate writes. The Decoder is the half on the device: buffers, one step, its graphs.
-The Scheduler is the half on the host: which completion a row has, which ones come next, and which have ended.
+The result is that of core.generation.generate. The Decoder is the half on the device: buffers, one step, its graphs.
+The Scheduler is the half on the host: the completion of each row, those that come next, and those that have ended.
 """
 
 import sys
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from core.cache import RowCache, new_cache
-from core.device import ids_on
 from core.distributions import KeptCollector, KeptTokens, draw_tokens, rows_at_once
 from core.errors import one_line
 from core.generation import Generation
-from core.model import LANGUAGE_MODEL
 from core.performance.sharding import has_parts
 
 POLL_STEPS = 16  # steps between two polls
-ROWS = 8         # rows of the smallest batch
-COLUMNS = 256    # a cache has a multiple of so many columns
-REFILL = 1 / 8   # share of the batch that has ended when it is filled again
+ROWS = 8         # a batch is not halved below this
+COLUMNS = 256    # the number of columns of a cache is a multiple of this
+REFILL = 1 / 8   # share of the batch that has ended when it is refilled
 
 
 def can_decode(model):
-    """Tells whether a Decoder can run a model: it is whole, and each layer keeps the keys and values of all tokens."""
-    whole = not any(map(has_parts, model.modules()))
-    return whole and model.mode == LANGUAGE_MODEL and getattr(model, "reads_columns", True)
+    """Tells whether a Decoder can run a language model: it is not sharded, and its layers cache all tokens."""
+    return not has_parts(model) and model.reads_columns
 
 
 class Sizes(NamedTuple):
@@ -38,126 +37,131 @@ class Sizes(NamedTuple):
     columns: int = 0      # of a cache
     completions: int = 0  # of a call
     tokens: int = 0       # of a completion
-    vocabulary: int = 0   # tokens in it; 0 where truncation leaves none out
+    vocabulary: int = 0   # 0 without truncation
 
 
 class RowBuffers(NamedTuple):
-    """The state of each row of the batch, (n, 1) each. CUDA graphs hold these addresses, so the tensors are written in
-    place and never replaced."""
+    """The state of each row of the batch, (n, 1) each except `recent`. CUDA graphs hold these addresses, so the tensors
+    are written in place and never replaced."""
     number: Tensor   # the completion, -1 for none
     token: Tensor    # the token to read next
     t: Tensor        # the column of the completion that the next step draws
     padding: Tensor  # columns of the cache without a token
-    ended: Tensor    # bool: a stop token was drawn, or there is no completion
+    recent: Tensor   # (n, POLL_STEPS) the last tokens, of column t at t % POLL_STEPS
 
 
-class OutputBuffers(NamedTuple):
-    """The input and output of a call for each completion, (N + 1, L + 1) each. A row that has ended writes behind the
-    end of its completion, one without a completion into the last row: both are cut off."""
-    target: Tensor  # tokens
-    given: Tensor   # tokens of answers, -1 where the policy writes
-    logp: Tensor    # log-probability of the drawn token, of none where one is given
-    noise: Tensor   # float64 in [0, 1)
+class CompletionBuffers(NamedTuple):
+    """The input and output of a call for each completion, (N + 1, L + 1) each. Rows draw on behind the end of their
+    completion, and rows without a completion use the last one: both are cut off."""
+    given: Tensor  # tokens of answers, -1 where the policy writes
+    logp: Tensor   # log-probability of the drawn token
+    noise: Tensor  # float64 in [0, 1)
 
 
 class Decoder:
     """Decodes completions with one model. Its buffers and graphs stay from call to call.
 
-    row, out: RowBuffers and OutputBuffers; caches: keys, values of each layer in turn, (rows, H, columns, D) each
+    row, completion: RowBuffers and CompletionBuffers
+    caches: keys and values of each layer in turn, (rows, H, columns, D) each
     start: (1,) columns of the cache before the completions
     kept: (rows, POLL_STEPS, V) bool: the tokens that could be drawn, of column t at t % POLL_STEPS
-    graphs: {arguments of a step: what does it}; captures: False once a step could not be captured
-    cast: weights of linear layers in the precision of autocast
+    graphs: {arguments of a step: a function that takes it}; captures: False once a step could not be captured
+    cast: {linear layer: its weights in the precision of autocast}
     """
 
     def __init__(self, model):
         self.model = model
         self.sizes = Sizes()
-        self.cast = []
+        self.cast = {}
         self.captures = True
 
     @torch.no_grad()
     def __call__(self, prompt, padding, uniform, stop, turns=None, rows=ROWS, **sampling):
-        """The Generation that core.generation.generate returns. rows: the most completions in the batch at a time"""
+        """Returns the Generation of core.generation.generate. rows: the most completions in the batch at a time"""
         self.device = prompt.device
-        scheduler = Scheduler(self, prompt, padding, uniform.shape, stop, turns, rows, sampling)
-        self.begin(scheduler.sizes, prompt.shape[1] - 1, uniform.flatten(0, 1))
+        truncates = sampling.get("top_p", 1) < 1 or sampling.get("top_k") or sampling.get("min_p")
+        vocabulary = self.model.vocabulary if truncates else 0
+        scheduler = Scheduler(self, prompt, padding, uniform.shape, stop, turns, rows, vocabulary)
+        noise = uniform.flatten(0, 1)                                                # (N, L)
+        start = prompt.shape[1] - 1
+        self.begin(scheduler.sizes, start, noise)
         with self.cast_weights():
             while scheduler.refill():
-                self.steps(scheduler.n, scheduler.width(), scheduler.L, stop.ids, **sampling)
+                self.steps(scheduler.n, scheduler.width(), scheduler.L, **sampling)
                 scheduler.poll()
                 scheduler.shrink()
         return scheduler.generation()
 
     @contextmanager
     def cast_weights(self):
-        """Within, linear layers have weights in the precision of autocast, which would cast them for each token. The
-        products are those of training."""
+        """Within, linear layers hold their weights in the precision of autocast. Otherwise autocast would cast them
+        again for each token; the products are the same."""
         kind = self.device.type
         casts = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind)
-        layers = [layer for layer in self.model.modules() if isinstance(layer, nn.Linear)]
-        layers = [layer for layer in layers if casts and layer.weight.dtype == torch.float32]
-        full = [layer.weight for layer in layers]
-        if len(self.cast) != len(full):
-            self.cast = [nn.Parameter(weight.to(dtype), requires_grad=False) for weight in full]
+        full = {}
+        for layer in self.model.modules():
+            if casts and isinstance(layer, nn.Linear) and layer.weight.dtype == torch.float32:
+                full[layer] = layer.weight
         try:
-            if full:
-                torch._foreach_copy_(self.cast, full)
-            for layer, weight in zip(layers, self.cast):
-                layer.weight = weight
-            with torch.autocast(kind, dtype, casts, cache_enabled=False):  # a graph would hold what is in its cache
+            for layer, weight in full.items():
+                if layer not in self.cast:
+                    self.cast[layer] = nn.Parameter(weight.to(dtype), requires_grad=False)
+                self.cast[layer].copy_(weight)
+                layer.weight = self.cast[layer]
+            # Autocast's own cache is off: a graph would hold tensors in it that are freed at the end of the block
+            with torch.autocast(kind, dtype, casts, cache_enabled=False):
                 yield
         finally:
-            for layer, weight in zip(layers, full):
+            for layer, weight in full.items():
                 layer.weight = weight
 
     def on_device(self, x):
         return torch.as_tensor(x).to(self.device, non_blocking=True)
 
     def begin(self, sizes, start, noise):
-        """Empties the buffers for the completions of a call, after making larger ones if need be.
+        """Empties the buffers for a call, and makes larger ones if need be.
 
-        sizes: what the call needs room for; start: columns of the cache before the completions; noise: (N, L)
+        sizes: the room that the call needs; start: columns of the cache before the completions; noise: (N, L)
         """
         sizes = Sizes(*map(max, self.sizes, sizes))
         if sizes != self.sizes:
             self.allocate(sizes)
-        for x in (*self.row, *self.caches, *self.out):
-            x.zero_()  # NaN of an earlier call would spoil what reads other columns
+        # Even columns that no row reads must not hold NaN of an earlier call: attention multiplies them by 0
+        for x in (*self.row, *self.caches, *self.completion):
+            x.zero_()
         N, L = noise.shape
         self.row.number.fill_(-1)
-        self.row.ended.fill_(True)
-        self.out.given.fill_(-1)
-        self.out.noise[:N, :L] = self.on_device(noise)
+        self.completion.noise[:N, :L] = self.on_device(noise)
         self.start.fill_(start)
 
     def allocate(self, sizes):
         """Makes buffers. Old ones and their graphs go first, because memory may not hold both."""
-        self.row = self.out = self.kept = self.pool = None
+        self.row = self.completion = self.kept = self.pool = None
         self.graphs = {}
         self.caches = []
         self.sizes = sizes
         zeros = partial(torch.zeros, dtype=torch.long, device=self.device)
-        numbers = zeros(4, sizes.rows, 1)
-        self.row = RowBuffers(*numbers, ended=numbers[0].bool())
-        target, given = zeros(2, sizes.completions + 1, sizes.tokens + 1)
-        self.out = OutputBuffers(target, given, target.float(), target.double())
+        recent = zeros(sizes.rows, POLL_STEPS)
+        self.row = RowBuffers(*zeros(4, sizes.rows, 1), recent)
+        given = zeros(sizes.completions + 1, sizes.tokens + 1)
+        self.completion = CompletionBuffers(given, given.float(), given.double())
         self.start = zeros(1)
         self.kept = zeros(sizes.rows, POLL_STEPS, sizes.vocabulary, dtype=torch.bool)
 
-    def prefill(self, places, prompt, padding, which):
+    def prefill(self, places, given, prompt, padding, which):
         """Reads prompts (p, T), all but their last tokens, and lets rows complete prompts `which` (k,).
 
-        places: as in assign; padding: (p,) or None
+        places, given: as in assign; padding: (p,) or None
         """
         past = new_cache(self.model)
         self.model.states(prompt[:, :-1], None, past, padding)
-        read = [x for pair in past.layers for x in pair]                             # (p, H, T - 1, D) each
-        if not self.caches:  # now the shapes of keys and values are known
+        read = list(chain(*past.layers))                                             # (p, H, T - 1, D) each
+        if not self.caches:  # only now are the shapes of keys and values known
             for x in read:
-                shape = self.sizes.rows, x.shape[1], self.sizes.columns, x.shape[3]
-                self.caches.append(x.new_zeros(shape))
+                _, H, _, D = x.shape
+                cache = x.new_zeros(self.sizes.rows, H, self.sizes.columns, D)
+                self.caches.append(cache)
         places = self.on_device(places)
         which = self.on_device(which)
         rows = places[:, 0]
@@ -165,71 +169,73 @@ class Decoder:
             cache[rows, :, : x.shape[2]] = x[which]
         if padding is not None:
             self.row.padding[rows, 0] = padding[which]
-        self.assign(places, prompt[which, -1])
+        self.assign(places, given, prompt[which, -1])
 
-    def assign(self, places, token, given=None):
+    def assign(self, places, given, token):
         """Lets rows write completions. places: (k, 3) row, completion and the column to draw after reading token (k,);
-        given: (k, L) as in OutputBuffers, or None for what it holds"""
+        given: (k, L) as in CompletionBuffers"""
         rows, number, t = self.on_device(places).unbind(1)                           # (k,) each
-        row = self.row
-        row.number[rows, 0] = number
-        row.token[rows, 0] = self.on_device(token)
-        row.t[rows, 0] = t
-        row.ended.index_fill_(0, rows, False)
-        if given is not None:
-            self.out.given[number, : given.shape[1]] = self.on_device(given)
+        self.row.number[rows, 0] = number
+        self.row.token[rows, 0] = self.on_device(token)
+        self.row.t[rows, 0] = t
+        self.completion.given[number, : given.shape[1]] = self.on_device(given)
 
     def steps(self, *shape, **sampling):
-        """POLL_STEPS steps, with the arguments of `step`."""
+        """Takes POLL_STEPS steps, with the arguments of `step`."""
         key = *shape, *sampling.items()
-        step = self.graphs.get(key) or partial(self.step, *shape, **sampling)
+        step = self.graphs.get(key)
+        is_new = step is None
+        if is_new:
+            step = partial(self.step, *shape, **sampling)
         for _ in range(POLL_STEPS):
             step()
-        if key not in self.graphs:  # the steps have warmed up what the graph will hold
+        if is_new:  # these steps have warmed up what the graph will hold
             self.graphs[key] = self.captured(step)
 
-    def step(self, n, width, L, stop_ids, **sampling):
-        """Draws a token of each of the first n rows, whose caches have `width` columns, for completions of L tokens. No
-        value comes to the host."""
+    def step(self, n, width, L, **sampling):
+        """Reads and draws a token in each of the first n rows. No value comes to the host.
+
+        width: columns of the caches that are read; L: most tokens of a completion
+        """
         row = RowBuffers(*(x[:n] for x in self.row))
-        out = self.out
+        completion = self.completion
         place = row.number, row.t                                                    # (n, 1) each
-        live = ~row.ended & (row.t < L)  # others draw as well, because the shapes stay, but do not advance
+        # A row that the host takes for ended draws on, because the shapes are fixed; its columns stay within the cache
         last = min(width, self.model.longest_input) - 1
-        column = (self.start + row.t).clamp(max=last)  # of the cache; beyond its end in a row that is not live
+        column = (self.start + row.t).clamp(max=last)                                # (n, 1) of the cache
         caches = [x[:n, :, :width] for x in self.caches]
-        past = RowCache([*zip(caches[::2], caches[1::2])], column)
-        padding = row.padding[:, 0]
+        layers = list(zip(caches[::2], caches[1::2]))
+        past = RowCache(layers, column)
+        padding = row.padding[:, 0]                                                  # (n,)
         h = self.model.states(row.token, None, past, padding)[:, 0]                  # (n, C)
-        noise = out.noise[place]                                                     # (n, 1)
+        noise = completion.noise[place]                                              # (n, 1)
         token, logp, kept = draw_tokens(self.model, h, noise, as_mask=True, **sampling)
+        given = completion.given[place]                                              # (n, 1)
+        token = torch.where(given < 0, token, given)
+        slot = row.t % POLL_STEPS                                                    # (n, 1)
+        row.recent.scatter_(1, slot, token)
         if kept is not None:
-            rows = torch.arange(n, device=self.device)
-            self.kept[rows, row.t[:, 0] % POLL_STEPS] = kept
-        given = out.given[place]                                                     # (n, 1)
-        is_own = given < 0
-        token = torch.where(is_own, token, given)
-        is_stop = (token == ids_on(self.device, *stop_ids)).any(1, True)
-        out.target[place] = token
-        out.logp[place] = logp
+            rows = torch.arange(n, device=self.device)[:, None]                      # (n, 1)
+            self.kept[rows, slot] = kept[:, None]
+        completion.logp[place] = logp
         row.token.copy_(token)
-        row.ended.logical_or_(is_stop & is_own & live)
-        row.t.add_(live)
+        row.t.add_(1).clamp_(max=L)
 
     def captured(self, step):
-        """A function that does what step() does: on a GPU, by launching a CUDA graph. All graphs share memory for what
-        they compute on the way: what stays is in the buffers."""
+        """A function that does what step() does: on a GPU, by launching a CUDA graph. All graphs share the memory of
+        intermediate results; what stays is in the buffers."""
         if self.device.type != "cuda" or not self.captures:
             return step
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.stream(torch.cuda.current_stream()):  # a capture that fails stays on its own
+            # torch.cuda.graph leaves its own stream current when a capture fails; the outer block restores ours
+            with torch.cuda.stream(torch.cuda.current_stream()):
                 with torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"):
                     step()
         except RuntimeError as error:
             self.captures = False
-            sys.stderr.write(f"sampling goes on without CUDA graphs, more slowly: {one_line(error, 200)}\n")
+            sys.stderr.write(f"sampling continues without CUDA graphs, more slowly: {one_line(error, 200)}\n")
             return step
         return graph.replay
 
@@ -243,12 +249,12 @@ class Decoder:
 class Scheduler:
     """The N = P * G completions of one call of a Decoder, of L tokens at most, as the host knows them.
 
-    n: rows that the next steps have; running: {row: the completion in it}; begun: completions that have had a row
-    length: the columns of each completion at the last poll; truncated: False where one has ended; given: (N, L) as in
-    OutputBuffers, on the CPU
+    n: rows of the next steps; running: {row: its completion}; begun: completions that have had a row
+    written: the tokens of each completion at the last poll; truncated: False where one has ended
+    given: (N, L) as in CompletionBuffers, on the CPU
     """
 
-    def __init__(self, decoder, prompt, padding, shape, stop, turns, rows, sampling):
+    def __init__(self, decoder, prompt, padding, shape, stop, turns, rows, vocabulary):
         self.decoder = decoder
         self.prompt = prompt
         self.padding = padding
@@ -256,31 +262,30 @@ class Scheduler:
         self.turns = turns
         P, self.group_size, self.L = shape
         self.N = P * self.group_size
-        nothing = torch.tensor(-1).expand(self.N, self.L)
-        self.given = turns.given if turns else nothing
-        while rows // 2 >= max(ROWS, self.N):  # few sizes, because each has its graphs
-            rows //= 2
-        self.n = rows
+        self.given = torch.full((self.N, self.L), -1)
+        if turns:
+            self.given = turns.given
+        self.n = min(rows, self.N)
         self.running = {}
         self.begun = 0
-        self.length = [0] * self.N
+        self.written = [[] for _ in range(self.N)]
         self.truncated = [True] * self.N
-        truncates = sampling.get("top_p", 1) < 1 or sampling.get("top_k") or sampling.get("min_p")
-        vocabulary = decoder.model.vocabulary if truncates else 0
-        self.sizes = Sizes(rows, self.columns(self.L), self.N, self.L, vocabulary)
+        columns = self.columns(self.L)
+        self.sizes = Sizes(self.n, columns, self.N, self.L, vocabulary)
         self.collector = KeptCollector()
 
     def columns(self, tokens):
         """Columns of a cache for a prompt and this many tokens, a multiple of COLUMNS."""
-        return -(-(self.prompt.shape[1] + tokens) // COLUMNS) * COLUMNS
+        needed = self.prompt.shape[1] + tokens
+        return -(-needed // COLUMNS) * COLUMNS
 
     def width(self):
-        """Columns of the caches that the next steps can come to."""
-        longest = max(self.length[number] for number in self.running.values())
+        """Columns of the caches that the next steps can reach."""
+        longest = max(len(self.written[number]) for number in self.running.values())
         return min(self.columns(longest + POLL_STEPS), self.decoder.sizes.columns)
 
     def free(self):
-        """Rows without a completion."""
+        """The rows without a completion."""
         return [row for row in range(self.n) if row not in self.running]
 
     def refill(self):
@@ -300,52 +305,54 @@ class Scheduler:
         padding = None if self.padding is None else self.padding[part]               # (p,)
         places = [(row, number, 0) for row, number in zip(rows, numbers)]
         which = [problem - first for problem in problems]
-        self.decoder.prefill(places, self.prompt[part], padding, which)
+        given = self.given[numbers.start : numbers.stop]                             # (k, L)
+        self.decoder.prefill(places, given, self.prompt[part], padding, which)
         self.running |= zip(rows, numbers)
         self.begun = numbers.stop
 
     def poll(self):
-        """Takes completions that have ended out of the batch, and lets the environment answer.
-
-        The device does not learn of ends that the host finds: their rows write on, behind the end, until refilled.
-        """
-        state = self.decoder.row
-        progress = torch.cat([state.t, state.ended], 1)[: self.n].tolist()           # the one wait of these steps
-        if self.turns or self.stop.sequences:
-            target = self.decoder.out.target.cpu()                                   # (N + 1, L + 1)
+        """Takes over the tokens of the last steps, takes completions that have ended out of the batch, and lets the
+        environment answer. Rows of ended completions draw on until they are refilled."""
+        recent = self.decoder.row.recent[: self.n].tolist()  # the only wait for the device in these steps
         new, answered = [], []
         for row, number in list(self.running.items()):
-            t, ended = progress[row]
-            first = self.length[number]
-            if self.stop.sequences:
-                t, ended = self.earliest_end(number, first, target[number, :t])
-            new += [(row, number, column) for column in range(first, t)]
-            self.length[number] = t
+            written = self.written[number]
+            first = len(written)
+            slot = first % POLL_STEPS
+            tokens = recent[row][slot:] + recent[row][:slot]
+            written += tokens[: self.L - first]
+            ended = self.cut_at_end(number, first)
+            new += [(row, number, column) for column in range(first, len(written))]
             ends_turn = ended and self.turns
             if ends_turn:
-                ended = self.turns.ends(number, target[number, :t].tolist())
-            if ended or t == self.L:
+                ended = self.turns.ends(number, written)
+            if ended or len(written) == self.L:
                 self.truncated[number] = not ended
                 del self.running[row]
             elif ends_turn:
-                answered.append((row, number, t))
+                answered.append((row, number, len(written)))
         if self.sizes.vocabulary:
             self.collect(torch.tensor(new))
         if answered:
-            places = torch.tensor(answered)
-            _, number, t = places.unbind(1)                                          # (k,) each
-            self.decoder.assign(places, target[number, t - 1], self.given[number])
+            numbers = [number for _, number, _ in answered]
+            token = [self.written[number][-1] for number in numbers]
+            self.decoder.assign(answered, self.given[numbers], token)
 
-    def earliest_end(self, number, first, target):
-        """The column behind the first new token that ends a turn of a completion, and True; or behind the last token,
-        and False. target: (t,) tokens so far, new from `first` on"""
-        begin = self.turns.episodes[number].turns[-1] if self.turns else 0
-        ends = self.stop(target[None], first, [begin])[0]                            # (t - first,)
-        is_own = self.given[number, first : len(target)] < 0
-        columns = (ends & is_own).nonzero()
-        if len(columns) == 0:
-            return len(target), False
-        return first + int(columns[0]) + 1, True
+    def cut_at_end(self, number, first):
+        """Drops the tokens behind the first one of the policy that ends a completion, or a turn of it. Returns whether
+        there is one. first: the column of the first new token"""
+        written = self.written[number]
+        if self.stop.sequences:
+            turn = self.turns.episodes[number].turns[-1] if self.turns else 0
+            tokens = torch.tensor([written])                                         # (1, t)
+            ends, = self.stop(tokens, first, [turn]).tolist()
+        else:
+            ends = [token in self.stop.ids for token in written[first:]]
+        for column, is_end in enumerate(ends, first):
+            if is_end and self.given[number, column] < 0:
+                del written[column + 1 :]
+                return True
+        return False
 
     def collect(self, new):
         """Takes over the kept tokens of the last steps. new: (k, 3) row, completion and column of each token"""
@@ -355,10 +362,12 @@ class Scheduler:
         for part in new.split(rows_at_once(self.sizes.vocabulary, decoder.device)):
             row, _, column = decoder.on_device(part).unbind(1)
             kept = KeptTokens.of(decoder.kept[row, column % POLL_STEPS])
-            self.collector.add(part[:, 1] * self.L + part[:, 2], kept)
+            place = part[:, 1] * self.L + part[:, 2]                                 # (k,) in (N, L), flattened
+            self.collector.add(place, kept)
 
     def shrink(self):
-        """Halves the batch if the completions that are left fit into it."""
+        """Halves the batch once the remaining completions fit into half of it. There are few sizes, because each has
+        graphs of its own."""
         half = self.n // 2
         used = list(self.running)
         if self.begun == self.N and ROWS <= half and 0 < len(used) <= half:
@@ -369,14 +378,16 @@ class Scheduler:
 
     def generation(self):
         """The Generation, whose longest completion has M tokens."""
-        out, on_device = self.decoder.out, self.decoder.on_device
-        M = max(self.length)
-        is_real = on_device(torch.arange(M) < torch.tensor(self.length)[:, None])    # (N, M)
-
-        def cut(x):
-            return x[: self.N, :M] * is_real
-
-        mask = cut(out.given < 0).float()
-        logp = cut(out.logp) * mask
-        kept = self.collector.joined()
-        return Generation(cut(out.target), mask, logp, kept, on_device(self.truncated))
+        tokens = [torch.tensor(written) for written in self.written]
+        target = pad_sequence(tokens, batch_first=True)                              # (N, M)
+        N, M = target.shape
+        length = torch.tensor([len(written) for written in self.written])            # (N,)
+        is_real = torch.arange(M) < length[:, None]                                  # (N, M)
+        is_own = is_real & (self.given[:, :M] < 0)                                   # (N, M)
+        on_device = self.decoder.on_device
+        mask = on_device(is_own).float()
+        logp = self.decoder.completion.logp[:N, :M] * mask
+        return Generation(
+            on_device(target), mask, logp,
+            kept=self.collector.joined(),
+            truncated=on_device(self.truncated))

@@ -13,7 +13,9 @@ PACK_FROM = 2**17  # numbers in a weight from which packing it is faster
 @contextmanager
 def prepacked(module):
     """Within, large linear layers on a CPU use packed copies of their weights, which must not change. No gradients."""
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+    dtype = torch.float32
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
     layers = [layer for layer in module.modules() if can_pack(layer, dtype)]
     try:
         for layer in layers:
@@ -26,26 +28,38 @@ def prepacked(module):
 
 def can_pack(layer, dtype):
     """Tells whether packing the weights of a layer for products in this precision is possible and pays."""
-    if type(layer) is not nn.Linear or "forward" in vars(layer) or not torch.backends.mkldnn.is_available():
+    if type(layer) is not nn.Linear or "forward" in vars(layer):
         return False
-    has_kernel = dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
     weight = layer.weight
     is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return has_kernel and is_plain and weight.numel() >= PACK_FROM
+    return is_plain and weight.numel() >= PACK_FROM
 
 
 def packed(layer, dtype):
     """The forward of a linear layer with a packed copy of its weights in this precision."""
-    weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().to(dtype))
-    bias = None if layer.bias is None else layer.bias.detach().to(dtype)
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x.to(dtype), weight, bias, "none", [], "")
+    weight = layer.weight.detach().to(dtype)
+    weight = torch.ops.mkldnn._reorder_linear_weight(weight)
+    bias = layer.bias
+    if bias is not None:
+        bias = bias.detach().to(dtype)
+
+    def forward(x):
+        x = x.to(dtype)
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+    return forward
 
 
 def has_fast_bfloat16(model):
     """Tells whether `pack_in_bfloat16` makes a model faster: a GPT on a CPU with instructions for bfloat16."""
-    if not isinstance(model, GPT) or next(model.parameters()).device.type != "cpu":
+    if not isinstance(model, GPT) or model.embed.weight.device.type != "cpu":
         return False
-    return torch.backends.mkldnn.is_available() and torch.cpu.get_capabilities().get("avx512_bf16", False)
+    has_instructions = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return has_instructions and torch.backends.mkldnn.is_available()
 
 
 def pack_in_bfloat16(model):

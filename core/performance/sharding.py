@@ -1,14 +1,15 @@
-"""Sharding: weights cut into one part for each rank (PyTorch's FSDP2), and put together again.
+"""Sharding: each rank keeps one part of every weight (PyTorch's FSDP2).
 
-In training a layer is whole on a rank while the rank computes it, and its gradient is summed and cut again. Every rank
-must therefore read the model equally often (`micro_batches`). To sample or to evaluate, all ranks put the models
-together (`gathered`).
+In training a layer is whole on a rank while the rank computes it, and its gradient is summed over ranks and cut again.
+Every rank must therefore read the model equally often (`micro_batches`). To sample or to evaluate, all ranks put the
+models together (`gathered`).
 """
 
 import warnings
 from contextlib import contextmanager
 
 import torch
+from torch.utils._pytree import tree_map
 
 from core.distributed import is_sharded
 
@@ -18,37 +19,38 @@ def has_parts(model):
     return hasattr(model, "unshard")
 
 
-def shard_all(models, dist):
-    """Shards the models. A reference may be a model before it, with another adapter."""
-    for model in models:
-        if not any(map(has_parts, model.modules())):
-            shard(model, dist)
-
-
 def shard(model, dist):
-    """Cuts a model, which is whole on every rank, into as many parts as there are ranks.
+    """Cuts a model, which is whole on every rank, into one part for each rank.
 
     model: one of the model interface (core/model.py), or a transformers model that reads token ids
     A rank keeps its part of each weight in the precision of the weight. With dist.dtype bfloat16 the weights are put
     together in bfloat16, and gradients are summed in float32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+    if any(map(has_parts, model.modules())):
+        return  # a reference may be the policy's model with another adapter
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nothing changes it in place
-    for p in model.parameters():  # it is on the CPU, whose group of ranks is the first: parts of the same weights
+    # Every rank has loaded the weights from files; the parts must be of the same ones. The default group is of CPUs
+    for p in model.parameters():
         torch.distributed.broadcast(p.data, src=0)
-    types = (torch.bfloat16, torch.float32) if dist.dtype == torch.bfloat16 else (None, None)  # of weights, of sums
-    precision = MixedPrecisionPolicy(*types, cast_forward_inputs=False)
+    weights = sums = None  # their own precision
+    if dist.dtype == torch.bfloat16:
+        weights = torch.bfloat16
+        sums = torch.float32
+    precision = MixedPrecisionPolicy(weights, sums, cast_forward_inputs=False)
     for part in (*layers_of(model), model):
         fully_shard(part, mesh=dist.mesh, mp_policy=precision)
         part.set_gradient_divide_factor(1.0)  # a loss carries its normalisation: see Distributed
         part.set_force_sum_reduction_for_comms(True)
     model.set_reduce_scatter_unused_params(True)  # the ranks must agree on what they sum, and one may have no work
+    # FSDP takes the first module that is called for the root, so `states` is called once. A frozen model is only called
+    # when it is whole, by its forward method
     reads = model
-    if any(p.requires_grad for p in model.parameters()):  # a frozen one is only called when it is whole
+    if any(p.requires_grad for p in model.parameters()):
         register_fsdp_forward_method(model, "states")
         reads = model.states
-    with torch.no_grad(), dist.autocast():  # the first module that is called counts as the root
-        reads(torch.zeros(1, 1, dtype=torch.long, device=dist.device))
+    with torch.no_grad(), dist.autocast():
+        reads(one_token(dist))
     if dist.shards is None:
         dist.shards = Shards(dist)
     dist.shards.models.append(model)
@@ -60,17 +62,31 @@ def layers_of(model):
     if hasattr(model, "layers"):
         return model.layers
     lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
-    return max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
+
+    def size(part):
+        return sum(p.numel() for p in part.parameters())
+
+    return max(lists, key=size)
+
+
+def one_token(dist):
+    """The shortest text, (1, 1)."""
+    return torch.zeros(1, 1, dtype=torch.long, device=dist.device)
 
 
 def anchor(states, unused, model):
-    """The states, with a gradient of 0 for the unused states of a prompt: a layer of a sharded model is put together
-    for its backward pass when the gradient of its output comes, which the last layer would not have."""
-    return states + 0 * unused.flatten()[0] if has_parts(model) else states
+    """Adds 0 times the unused states of a prompt to the states of its completions.
+
+    FSDP gathers a layer for its backward pass when a gradient reaches the layer's output. Completions read the keys and
+    values of a prompt, but not the output of its last layer: that layer would compute gradients with weights cut.
+    """
+    if not has_parts(model):
+        return states
+    return states + 0 * unused.flatten()[0]
 
 
 def let_go(model):
-    """Leaves a rank with its part of a model alone, as training begins with it."""
+    """Returns to one part on each rank, as training needs."""
     model.set_reshard_after_forward(True)
     model.set_reshard_after_forward(False, recurse=False)  # the output layer reads after `states` has returned
     model.reset_iter_state()
@@ -80,7 +96,8 @@ class Shards:
     """The sharded models of a run: what every rank must do with them at the same time."""
 
     def __init__(self, dist):
-        self.models, self.dist = [], dist
+        self.dist = dist
+        self.models = []
         self.idle = 0.0  # the loss of the idle calls of the present micro-batch
 
     @contextmanager
@@ -97,75 +114,85 @@ class Shards:
                 let_go(model)
 
     def micro_batches(self, parts, policy, rollouts):
-        """The micro-batches of an optimizer step, so that every rank reads a sharded model equally often.
+        """Yields the micro-batches of an optimizer step, and lets every rank read a sharded model equally often.
 
         policy: calls(rollouts) is the number of times that its model is called for them
-        Yields the parts. A rank that calls the model less often than another one for its part adds idle calls, whose
-        loss of 0 goes through `backward` with that of the part; they are all that it does when its parts are at an end.
+        A rank that calls the model less often than another one for its part adds idle calls, whose loss of 0 goes
+        through `backward` with that of the part. A rank without further parts only takes part in idle calls.
         """
-        own = [policy.calls(rollouts.select(part)[0]) for part in parts]
         rounds = self.dist.agree(len(parts))
-        own = torch.tensor(own + [0] * (rounds - len(own)), device=self.dist.device, dtype=torch.long)  # (rounds,)
-        missing = (self.dist.largest(own) - own).tolist() if rounds else []
-        for number, times in enumerate(missing):
+        if rounds == 0:
+            return
+        calls = torch.zeros(rounds, dtype=torch.long)
+        for i, part in enumerate(parts):
+            selected, _ = rollouts.select(part)
+            calls[i] = policy.calls(selected)
+        calls = calls.to(self.dist.device)
+        missing = self.dist.largest(calls) - calls                                   # (rounds,)
+        for i, times in enumerate(missing.tolist()):
             self.idle = self.idle_loss(policy.model, times)
-            if number < len(parts):
-                yield parts[number]
+            if i < len(parts):
+                yield parts[i]
             else:
                 self.idle.backward()
 
     def idle_loss(self, model, times):
         """0, with gradients of 0, of `times` calls: every rank takes part in putting a sharded model together."""
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.dist.device)
+        loss = 0.0
         with self.dist.autocast():
-            return sum(0 * model.states(token).flatten()[0] for _ in range(times))
+            for _ in range(times):
+                loss = loss + 0 * model.states(one_token(self.dist)).flatten()[0]
+        return loss
 
 
 @torch.no_grad()
-def whole(x, wanted=True):
-    """x, which may be a dict or list, with whole tensors on the CPU in the place of sharded ones; all else stays. All
-    ranks must call it; those for which `wanted` is False get None."""
-    known = {}  # tied weights stay one tensor
+def whole(state, wanted=True):
+    """Puts whole tensors on the CPU in the place of the sharded ones in `state`: dicts and lists of anything. All ranks
+    must call it; a rank for which `wanted` is False gets None in their place."""
+    found = {}  # by storage: tied weights stay one tensor, in the file too
 
-    def visit(x):
-        if isinstance(x, dict):
-            return {key: visit(value) for key, value in x.items()}
-        if isinstance(x, list):
-            return [visit(value) for value in x]
+    def gather(x):
         if not is_sharded(x):
             return x
-        storage = x.to_local().untyped_storage()
-        if id(storage) not in known:
+        storage = x.to_local().untyped_storage()._cdata
+        if storage not in found:
             full = x.detach().full_tensor()
-            known[id(storage)] = full.cpu() if wanted else None, storage
-        return known[id(storage)][0]
+            found[storage] = full.cpu() if wanted else None
+        return found[storage]
 
-    found = visit(x)
-    return found if wanted else None
+    return tree_map(gather, state)
 
 
 @torch.no_grad()
 def cut_like(x, own):
-    """This rank's part of the whole tensor x, if `own` is a part of such a tensor; otherwise x itself."""
+    """Returns this rank's part of the whole tensor x if `own` is a part of such a tensor; otherwise x itself."""
     if not is_sharded(own) or is_sharded(x):
         return x
     from torch.distributed.tensor import distribute_tensor
-    return distribute_tensor(x.detach().to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+    x = x.detach().to(own.device)
+    return distribute_tensor(x, own.device_mesh, own.placements, src_data_rank=None)
 
 
 def weights_of(net):
     """{name: tensor} as in net.state_dict(), which would cut a sharded model that is whole now."""
-    left_out = {f"{name}.{key}" for name, part in net.named_modules() for key in part._non_persistent_buffers_set}
-    tensors = dict(net.named_parameters(remove_duplicate=False)) | dict(net.named_buffers(remove_duplicate=False))
-    return {name: x.detach() for name, x in tensors.items() if name not in left_out and f".{name}" not in left_out}
+    tensors = dict(net.named_parameters(remove_duplicate=False))
+    tensors |= net.named_buffers(remove_duplicate=False)
+    for prefix, part in net.named_modules(remove_duplicate=False):
+        for name in part._non_persistent_buffers_set:
+            key = f"{prefix}.{name}" if prefix else name
+            tensors.pop(key, None)
+    return {name: x.detach() for name, x in tensors.items()}
 
 
 def cut_state(saved, optimizer):
-    """Cuts the whole tensors of an optimizer's state_dict, in place, as the parameters are cut that they belong to."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    for number, p in zip(numbers, parameters, strict=True):
-        if is_sharded(p):
-            kept = saved["state"].get(number, {})
-            kept |= {name: cut_like(x, p) if x.shape == p.shape else x.clone()  # nothing keeps the file mapped
-                     for name, x in kept.items() if torch.is_tensor(x)}
+    """Cuts the whole tensors in an optimizer's state_dict, in place, as its parameters are cut."""
+    number = 0
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            state = saved["state"].get(number, {})
+            for name, x in state.items():
+                if x.shape == p.shape:
+                    state[name] = cut_like(x, p)
+                else:
+                    state[name] = x.clone()  # it would keep the file mapped
+            number += 1
