@@ -172,10 +172,8 @@ def published_config(values, published, named):
 
 def reads_both_ways(config):
     """True for the config of a causal class of transformers whose tokens also read those after them."""
-    from transformers.models.auto import modeling_auto as known
-    fills = config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    writes = config.model_type in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return config_value(config, "is_causal") is False and writes and not fills
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as FILLS
+    return config_value(config, "is_causal") is False and config.model_type not in FILLS
 
 
 def check_weights(path, key, config):

@@ -108,15 +108,15 @@ def model_mode(path, key):
 
 def mode_of(config, path, key):
     """The mode of a model with this config, by the class that saved it or its family. Raises Mistake for others."""
-    from transformers.models.auto import modeling_auto as known
-    fills = config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    writes = config.model_type in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as WRITES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as FILLS
+    fills = config.model_type in FILLS
     classes = config.architectures or ["no architecture"]
     name = classes[0]
     if name.endswith("ForSequenceClassification"):
         raise Mistake(f"{key}={path} is a reward model or classifier ({name}); name it in reward_model_checkpoint, "
                       "with the reward reward_model")
-    if config.is_encoder_decoder or not (fills or writes):
+    if config.is_encoder_decoder or not (fills or config.model_type in WRITES):
         raise Mistake(f"{key}={path} has model_type {config.model_type} ({name}), which is neither a causal nor a "
                       "masked language model nor a detector of replaced tokens; use one of these")
     if config.model_type == "electra" and name.endswith("ForPreTraining"):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from core.cache import RowCache, at_rows
@@ -290,26 +291,21 @@ def computed_again(forward, cached, i):
 
 def block_mask(padding, length, block):
     """(B, 1, length, length) bool: True where the token of a row reads that of a column, in blocks that are counted
-    from the first token after the padding. Padding reads itself, so that no row is empty.
-
-    padding: (B,) number of leading columns without a token
-    """
-    column = torch.arange(length, device=padding.device)                             # (T,)
-    number = (column - padding[:, None]).div(block, rounding_mode="floor")           # (B, T)
+    from the first token after the padding. padding: (B,) number of leading columns without a token"""
+    place = torch.arange(length, device=padding.device) - padding[:, None]           # (B, T)
+    number = place.div(block, rounding_mode="floor")                                 # (B, T) of the block
+    # As if it came after all tokens, padding is read only by padding. It reads something, so that no softmax is empty
+    number = number.masked_fill(place < 0, length)
     reads = number[:, :, None] >= number[:, None]                                    # (B, T, T)
-    real = (column >= padding[:, None])[:, None]                                     # (B, 1, T)
-    itself = torch.eye(length, dtype=torch.bool, device=padding.device)
-    return (reads & real | itself)[:, None]
+    return reads[:, None]
 
 
 def shifted(h, padding):
     """States (B, T, C), each moved to the token that it predicts, which is the next one. The first token of a text has
     none before it and keeps its own. padding: (B,) number of leading columns without a token, or None"""
-    if padding is None:
-        padding = torch.zeros(len(h), dtype=torch.long, device=h.device)
-    column = torch.arange(h.shape[1], device=h.device)
-    source = (column - 1).maximum(padding[:, None])                                  # (B, T)
-    return h.take_along_dim(source[..., None], 1)
+    first = 0 if padding is None else padding[:, None]
+    is_first = torch.arange(h.shape[1], device=h.device) == first                    # (T,) or (B, T)
+    return torch.where(is_first[..., None], h, h.roll(1, 1))
 
 
 def most_tokens(net):
@@ -396,10 +392,8 @@ class RecurrentLayer:
 
     def __copy__(self):
         twin = object.__new__(type(self))
-        vars(twin).update(vars(self))
-        for name, states in vars(self).items():
-            if isinstance(states, dict):  # {number: state}, or facts about the states
-                vars(twin)[name] = {i: x.clone() if torch.is_tensor(x) else x for i, x in states.items()}
+        own = tree_map_only(torch.Tensor, torch.clone, vars(self))
+        vars(twin).update(own)
         return twin
 
     def update_recurrent_state(self, recurrent_states, state_idx=0, **settings):

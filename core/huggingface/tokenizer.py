@@ -144,7 +144,8 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
     named = f"{key}={path}"
     transformers = quiet_transformers(path, key)
     model = base_of(path, key)  # its files declare the end tokens
-    if not on_hub(path) and not any(os.path.isfile(os.path.join(path, file)) for file in FILES):
+    has_files = any(os.path.isfile(os.path.join(path, file)) for file in FILES)
+    if not has_files and not on_hub(path):
         if model != path:
             return load_huggingface_tokenizer(model, f"{named}, base model")
         raise Mistake(f"{named} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files there, "
