@@ -48,7 +48,8 @@ def main(argv):
     """Writes the folder, or nothing at all."""
     config, _ = load_config(ExportConfig, argv)
     quiet_transformers(config.out, "out")
-    path, dtype = config.checkpoint, getattr(torch, config.dtype)
+    path = config.checkpoint
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     with writing_folder(config.out) as folder:
         tokenizer = load_tokenizer(path)
         if is_huggingface(path):
@@ -56,7 +57,8 @@ def main(argv):
             net.to(dtype).save_pretrained(folder)
             tokenizer.save(folder)
         else:
-            write_generator(load_model(path)[0], tokenizer, folder, dtype)
+            model, _ = load_model(path)
+            write_generator(model, tokenizer, folder, dtype)
     print(f"wrote {config.out} ({config.dtype})")
 
 

@@ -1,7 +1,7 @@
 """Models and tokenizers of every kind: a model file of ours, a folder in Hugging Face format, or hf:owner/name.
 
-The only place that asks whose model it is. What Hugging Face models need is imported where one is used. A model file is
-a safetensors file whose header holds the GPTConfig, the tokenizer and facts about the training.
+Only this file distinguishes our models from those of Hugging Face, whose code is imported where one is used. A model
+file of ours is a safetensors file whose header holds the GPTConfig, the tokenizer and facts about the training.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import os
 
 import safetensors
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from core.errors import Mistake, described, others
@@ -23,32 +23,34 @@ AGAIN = "copy or train it again"
 
 
 def is_huggingface(path, key="checkpoint"):
-    """Tells whether the path names a Hugging Face model: hf:owner/name, or a folder that holds one. Raises Mistake
-    for another folder."""
+    """True if the path names a Hugging Face model: hf:owner/name, or a folder that holds one. Raises Mistake for
+    another folder."""
     if on_hub(path):
         return True
     if not os.path.isdir(path):
         return False
     if os.path.exists(os.path.join(path, "adapter_config.json")):
         return True
-    file = os.path.join(path, "config.json")  # the folder of a run has one too, with the run's settings
-    if os.path.isfile(file) and "model_type" in read_object(file, f"{key}={path}: config.json", "copy it again"):
-        return True
+    file = os.path.join(path, "config.json")
+    if os.path.isfile(file):
+        values = read_object(file, f"{key}={path}: config.json", "copy it again")
+        if "model_type" in values:  # the config.json of a run holds the run's settings
+            return True
     raise Mistake(f"{key}={path} is a folder without a Hugging Face config.json; correct the path or, of a run, "
                   f"name the model in it: {path}/model or {path}/model.safetensors")
 
 
 def is_small(path):
-    """Tells whether a path names a model of ours: a file, or None for a new model. They are small."""
+    """True for a model of ours: a file, or None for a new model."""
     return path is None or os.path.isfile(path)
 
 
 def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=None, dtype=torch.float32):
     """A model in eval mode, and facts about its training.
 
-    mode: the mode that it must have; tokenizer: the one whose vocabulary it must have
-    adapter: a RunConfig: whether an adapter of a Hugging Face model is trained; dtype: of the weights beside it
-    Raises Mistake naming `key`, the path and what was found there.
+    mode: the mode that it must have; tokenizer: the tokenizer whose vocabulary it must have
+    adapter: a RunConfig, which says whether an adapter of a Hugging Face model is trained; dtype: of the other weights
+    Raises Mistake naming `key`, the path and the fault.
     """
     if is_huggingface(path, key):
         from core.huggingface.load import FULL, load_huggingface
@@ -59,11 +61,11 @@ def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", 
 
 
 def freeze_in(dtype, model):
-    """The frozen model of a run that computes in dtype. Its linear layers hold the weights that autocast would multiply
-    with, which leaves every product as it is; vectors and embeddings stay in float32."""
+    """Freezes a model and casts the weights of its linear layers once, as autocast would in each call: every product
+    stays as it is. Autocast leaves vectors and embeddings in float32, and so does this."""
     embeddings = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
     for part in model.modules():
-        if dtype != torch.float32 and isinstance(part, nn.Linear) and part.weight not in embeddings:
+        if isinstance(part, nn.Linear) and part.weight not in embeddings and dtype != torch.float32:
             part.weight.data = part.weight.data.to(dtype)
     return freeze(model)
 
@@ -78,49 +80,55 @@ def load_tokenizer(path, key="checkpoint"):
 
 def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
     """Writes the model with its tokenizer, whole or not at all: a file of ours, or a folder in Hugging Face format,
-    which holds the adapter alone if there is one.
+    which holds only the adapter if there is one.
 
     facts: plain values for the header of a file of ours (step, metrics)
-    weights: what model.weights() gives, whole, if the model has only parts of them; in float32
+    weights: model.weights() in float32, put together if this rank has only parts of them; None: those of the model
     """
     if not isinstance(model, GPT):
         from core.huggingface.load import save_huggingface
         save_huggingface(path, model, tokenizer, dtype, weights)
         return
-    header = {"config": dataclasses.asdict(model.config), "tokenizer": tokenizer.description(), "facts": facts}
-    weights = model.weights() if weights is None else weights
-    weights = {name: p.detach().to("cpu", dtype).contiguous() for name, p in weights.items()}
+    if weights is None:
+        weights = model.weights()
+    stored = {}
+    for name, p in weights.items():
+        stored[name] = p.detach().to("cpu", dtype).contiguous()
+    config = dataclasses.asdict(model.config)
+    header = json.dumps({"config": config, "tokenizer": tokenizer.description(), "facts": facts})
     with replacing(path) as new:
-        save_file(weights, new, metadata={"nano_grpo": json.dumps(header)})
+        save_file(stored, new, metadata={"nano_grpo": header})
 
 
 def read_header(path, key):
-    """The header of a model file. `key` is the setting that named it, for the error."""
+    """The header of a model file. key: the setting that named it, for the error"""
     if not os.path.isfile(path):
         raise Mistake(f"{key}={path} does not exist; correct the path, train it (config/pretrain_*.py, "
                       f"--export={path}), or name a model of the hub {key}={HUB}owner/name")
     with others(f"{key}={path} is damaged or cut short", AGAIN), safetensors.safe_open(path, "pt") as f:
-        text = (f.metadata() or {}).get("nano_grpo")
-    if text is None:
+        metadata = f.metadata() or {}
+    if "nano_grpo" not in metadata:
         raise Mistake(f"{key}={path} was not written by this project; of a Hugging Face model, name the folder")
-    header = object_from_json(text, f"{key}={path}: its header", AGAIN)
-    if not all(isinstance(header.get(name), dict) for name in ("config", "tokenizer", "facts")):
-        raise Mistake(f"{key}={path}: its header has no config, tokenizer and facts; {AGAIN}")
+    header = object_from_json(metadata["nano_grpo"], f"{key}={path}: its header", AGAIN)
+    for name in ("config", "tokenizer", "facts"):
+        if not isinstance(header.get(name), dict):
+            raise Mistake(f"{key}={path}: its header has no {name}; {AGAIN}")
     return header
 
 
 def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoint"):
     """Rebuilds a model from its file, in eval mode and float32.
 
-    mode: the mode that it must have; tokenizer: the one whose vocabulary it must have
-    Returns (model, facts). Raises Mistake naming `key`, the file and what was found in it.
+    mode: the mode that it must have; tokenizer: the tokenizer whose vocabulary it must have
+    Returns (model, facts). Raises Mistake naming `key`, the file and the fault.
     """
-    header, named = read_header(path, key), f"{key}={path}"
-    header["config"].pop("prompt_attention", None)  # that of data/guess has it
+    named = f"{key}={path}"
+    header = read_header(path, key)
+    header["config"].pop("prompt_attention", None)  # data/guess has a file from when this was a setting
     try:
         config = GPTConfig(**header["config"])
-        with torch.device("meta"):  # the config may ask for more memory than there is
-            wanted = {name: p.shape for name, p in GPT(config).state_dict().items()}
+        with torch.device("meta"):  # no memory yet: a damaged config may ask for more than there is
+            model = GPT(config)
     except (TypeError, ValueError) as error:
         raise Mistake(f"{named}: the config in its header is damaged ({described(error)}); {AGAIN}") from None
     if mode is not None and config.mode != mode:
@@ -128,11 +136,11 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     if tokenizer is not None and not same_vocabulary(header["tokenizer"], tokenizer):
         raise Mistake(f"{named} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than the "
                       f"dataset or generator ({tokenizer.vocab_size}); use those of the same vocabulary")
-    with safetensors.safe_open(path, "pt") as f:
-        weights = {name: f.get_tensor(name).float() for name in f.keys()}
+    wanted = {name: p.shape for name, p in model.state_dict().items()}
+    weights = load_file(path)
     if wanted != {name: p.shape for name, p in weights.items()}:
         raise Mistake(f"{named}: its tensors are not those that the config in its header asks for; {AGAIN}")
     check_finite(weights.items(), named)
     model = GPT(config)
-    model.load_state_dict(weights)
+    model.load_state_dict(weights)  # in float32, whatever the file has
     return model.to(device).eval(), header["facts"]

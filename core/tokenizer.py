@@ -3,13 +3,11 @@
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 from typing import Protocol
 
 from core.errors import Mistake, others
 from core.settings.setting import shown
 
-SPECIALS = ("mask_token_id", "pad_token_id", "cls_token_id")
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
 PLAIN = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-", "\u2026": "...",
          "\t": " "}
@@ -26,6 +24,7 @@ class Tokenizer(Protocol):
     stop_token_id: int | None         # the first of stop_token_ids; None: no token ends a completion
     stop_token_ids: tuple[int, ...]
     start_ids: tuple[int, ...]        # before each prompt
+    has_chat_template: bool
 
     def encode(self, text: str) -> list[int]: ...
     def encode_prompt(self, text: str) -> list[int]: ...
@@ -35,12 +34,12 @@ class Tokenizer(Protocol):
 def fold_to_ascii(text: str) -> tuple[str, int, int]:
     """Replaces characters by ASCII ones or, without an equivalent, drops them. Returns (text, folded, dropped)."""
     parts = re.split(r"([^\n -~])", text)  # every second one is a character that is not ASCII
-    for i, c in enumerate(parts):
-        if i % 2:
-            decomposed = unicodedata.normalize("NFKD", c)
-            parts[i] = PLAIN.get(c) or re.sub("[^ -~]", "", decomposed)
+    for i in range(1, len(parts), 2):
+        decomposed = unicodedata.normalize("NFKD", parts[i])
+        parts[i] = PLAIN.get(parts[i]) or re.sub("[^ -~]", "", decomposed)
     dropped = parts[1::2].count("")
-    return "".join(parts), len(parts) // 2 - dropped, dropped
+    folded = len(parts) // 2 - dropped
+    return "".join(parts), folded, dropped
 
 
 class OwnTokenizer:
@@ -48,25 +47,33 @@ class OwnTokenizer:
     that a model reads them and never samples them."""
 
     banned_token_ids = start_ids = shown_tokens = ()
+    has_chat_template = False
 
     def number_specials(self, base_vocab_size: int, stop_token_id: int | None, stop_name: str) -> None:
         self.base_vocab_size = base_vocab_size
-        self.vocab_size = base_vocab_size + len(SPECIALS)
-        self.mask_token_id, self.pad_token_id, self.cls_token_id = range(base_vocab_size, self.vocab_size)
+        self.mask_token_id = base_vocab_size
+        self.pad_token_id = base_vocab_size + 1
+        self.cls_token_id = base_vocab_size + 2
+        self.vocab_size = base_vocab_size + 3
         self.stop_token_id = stop_token_id
         self.stop_token_ids = () if stop_token_id is None else (stop_token_id,)
         self.stop_token_names = (stop_name,)
 
     def special_ids(self) -> dict[str, int]:
         """{name: id} of the special tokens and the sizes of the vocabulary, for a description."""
-        return {name: getattr(self, name) for name in ("base_vocab_size", "vocab_size", *SPECIALS)}
+        return {
+            "base_vocab_size": self.base_vocab_size,
+            "vocab_size": self.vocab_size,
+            "mask_token_id": self.mask_token_id,
+            "pad_token_id": self.pad_token_id,
+            "cls_token_id": self.cls_token_id}
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a whole prompt: there is no token that begins one."""
+        """Ids of a whole prompt: no token begins one."""
         return self.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids; every special token is shown as an underscore, the stop token not at all."""
+        """Text of the ids; every special token is shown as an underscore, the stop token is left out."""
         return self.text([i for i in ids if i != self.stop_token_id])
 
 
@@ -82,22 +89,27 @@ class CharTokenizer(OwnTokenizer):
         self.tags = tuple(tags)
         self.pieces = [*characters, *tags]
         self.ids = {piece: i for i, piece in enumerate(self.pieces)}
-        self.at_tags = re.compile(f"({'|'.join(map(re.escape, self.tags)) or '(?!)'})")
+        any_tag = "|".join(map(re.escape, self.tags)) or "(?!)"  # without tags: found nowhere
+        self.at_tags = re.compile(f"({any_tag})")
         self.newline_token_id = self.ids.get("\n", -1)
-        self.number_specials(len(self.pieces) + stop, len(self.pieces) if stop else None, "STOP")
+        size = len(self.pieces)
+        self.number_specials(size + stop, size if stop else None, "STOP")
 
     def encode(self, text: str) -> list[int]:
         """Ids of tags and characters; a character outside the vocabulary is folded to ASCII or left out."""
         pieces = []
         for part in self.at_tags.split(text):
-            pieces += [part] if part in self.tags else fold_to_ascii(part)[0]
+            if part in self.tags:
+                pieces.append(part)
+            else:
+                pieces += fold_to_ascii(part)[0]
         return [self.ids[piece] for piece in pieces if piece in self.ids]
 
     def text(self, ids: Iterable[int]) -> str:
         return "".join(self.pieces[i] if i < len(self.pieces) else "_" for i in ids)
 
     def description(self) -> dict:
-        """Plain values that from_description turns back into this tokenizer; equal for equal vocabularies."""
+        """Plain values from which from_description makes this tokenizer again; equal for equal vocabularies."""
         out = {"kind": "char", "characters": self.characters}
         if self.tags or self.stop_token_id is not None:  # fill-in checkpoints have neither key
             out |= {"tags": list(self.tags), "stop_token_id": self.stop_token_id}
@@ -106,7 +118,7 @@ class CharTokenizer(OwnTokenizer):
 
 class BPETokenizer(OwnTokenizer):
     """tiktoken's byte pairs: 'gpt2' or 'cl100k_base', downloaded once and kept by tiktoken (TIKTOKEN_CACHE_DIR).
-    The base vocabulary ends with the special tokens, of which <|endoftext|> is the stop token."""
+    The base vocabulary ends with the special tokens; one of them, <|endoftext|>, is the stop token."""
 
     def __init__(self, encoding: str):
         import tiktoken
@@ -140,39 +152,44 @@ def named_tokenizer(name: str, tags: Sequence[str] = (), key: str = "tokenizer")
 
 
 def from_description(description: dict, where: str) -> Tokenizer:
-    """The tokenizer that wrote `description`; `where` names its file, for the error."""
+    """The tokenizer that wrote `description`. where: names its file, for the error"""
     kind = description.get("kind")
     with others(f"{where}: its tokenizer of kind={shown(kind)} cannot be read", AGAIN):
-        tags = tuple(description.get("tags", ()))
-        texts = [description.get(key, "") for key in ("characters", "encoding", "name")]
-        if not all(isinstance(text, str) for text in (*texts, *tags)):
-            raise Mistake(f"{where}: what describes its tokenizer must be texts; {AGAIN}")
+        # What is no text becomes one here; the vocabulary then differs from the described one, which is refused below
         if kind == "char":
+            tags = [str(tag) for tag in description.get("tags", ())]
             stop = description.get("stop_token_id") is not None
-            tokenizer = CharTokenizer(description["characters"], tags, stop)
+            tokenizer = CharTokenizer(str(description["characters"]), tags, stop)
         else:
-            tokenizer = named_tokenizer(description["encoding" if kind == "bpe" else "name"], key=f"{where}: tokenizer")
+            name = description["encoding" if kind == "bpe" else "name"]
+            tokenizer = named_tokenizer(str(name), key=f"{where}: tokenizer")
     if not same_vocabulary(description, tokenizer):
         raise Mistake(f"{where}: the vocabulary of its tokenizer is not the one that it describes; {AGAIN}")
     return tokenizer
 
 
 def same_vocabulary(description: dict, tokenizer: Tokenizer) -> bool:
-    """Tells whether a description is that of the tokenizer."""
-    other = tokenizer.description()
-    if description.get("kind") == other["kind"] == "huggingface":  # known by its words, wherever its folder is
-        return description.get("vocabulary") == other["vocabulary"]
-    return description == other
+    """True if a description is that of the tokenizer."""
+    own = tokenizer.description()
+    if description.get("kind") == own["kind"] == "huggingface":  # the same words, wherever its folder is
+        return description.get("vocabulary") == own["vocabulary"]
+    return description == own
 
 
 def character_ends(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     """The number of characters of the text up to and with each token."""
-    if len(tokenizer.decode(ids)) == len(ids):  # a character each
+    if len(tokenizer.decode(ids)) == len(ids):  # each token is a character
         return list(range(1, len(ids) + 1))
     return [len(tokenizer.decode(ids[: i + 1])) for i in range(len(ids))]
 
 
 def filled(tokenizer: Tokenizer, ids: list[int], masked: list[bool]) -> list[list[int]]:
     """[[first, end]] of the characters of each masked token in the text of ids."""
-    ends = list(accumulate(character_ends(tokenizer, ids), max))
-    return [[first, end] for first, end, hidden in zip([0, *ends], ends, masked, strict=False) if hidden]
+    spans = []
+    first = 0
+    for end, is_masked in zip(character_ends(tokenizer, ids), masked, strict=False):
+        end = max(first, end)  # a token that completes a character can make the text shorter
+        if is_masked:
+            spans.append([first, end])
+        first = end
+    return spans

@@ -14,13 +14,9 @@ from grpo.rewards import REWARDS
 
 def with_template_of_prompts(config, origin):
     """The config of a run on prompts with a template: the one that it sets, or that of the run which it resumes, or
-    that of task_type. `origin` then says which."""
+    that of task_type. Then `origin` names the place."""
     if config.template is None:
-        path = os.path.join(config.absolute_out_dir, CONFIG)
-        if config.resume and states(config.absolute_out_dir) and os.path.exists(path):
-            template, where = read_object(path, path, "delete it").get("template") or "plain", path
-        else:
-            template, where = template_of_task(config), f"that of task_type={config.task_type!r}"
+        template, where = template_of(config)
         if template != "plain":
             origin["template"] = where
         config = config.varied(template=template)
@@ -31,24 +27,29 @@ def with_template_of_prompts(config, origin):
     return config
 
 
-def template_of_task(config):
-    """The template of task_type: where the tokenizer has a chat template, that one with the rules of the task."""
-    name = PRESET_TEMPLATE.get(config.task_type, "plain")
-    if name == "plain":
-        return name
-    return of_tokenizer(name, load_tokenizer(config.generator_checkpoint, "generator_checkpoint"))
+def template_of(config):
+    """(template, where it comes from) of a run that sets none."""
+    path = os.path.join(config.absolute_out_dir, CONFIG)
+    if config.resume and states(config.absolute_out_dir) and os.path.exists(path):
+        return read_object(path, path, "delete it").get("template") or "plain", path
+    template = PRESET_TEMPLATE.get(config.task_type, "plain")
+    if template != "plain":
+        tokenizer = load_tokenizer(config.generator_checkpoint, "generator_checkpoint")
+        template = of_tokenizer(template, tokenizer)
+    return template, f"that of task_type={config.task_type!r}"
 
 
 def of_tokenizer(name, tokenizer):
-    """The name of the template with these rules that suits a tokenizer."""
-    return f"model_{name}" if getattr(tokenizer, "has_chat_template", False) else name
+    """The name of the template with these rules that suits a tokenizer: its own chat template, if it has one."""
+    return f"model_{name}" if tokenizer.has_chat_template else name
 
 
 def unnamed_tags(rewards, data):
     """Yields a line with the tags that rewards with a weight look for, if no training prompt names them."""
     texts = [record["text"] + prefill(record["prompt"]) for record in data.records["train"]]
     texts.append(data.format.response_prefix)
-    found, missing = [], set()
+    found = []
+    missing = set()
     for name, weight in zip(rewards.names, rewards.weights, strict=True):
         tags = [tag for tag in REWARDS[name].tags if not any(tag in text for text in texts)]
         if tags and weight:

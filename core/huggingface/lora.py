@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import safetensors
 import torch
 
-from core.errors import others
-from core.huggingface.files import refuse
+from core.errors import Mistake, others
 from core.performance.sharding import whole
 from core.settings.optional import local_name, require, say_opening
 from core.settings.setting import check_finite
@@ -18,8 +17,6 @@ BASE = "the base model's weights (generator_checkpoint or init_from)"
 SUMMED = 64  # numbers of each frozen weight that are added up to recognise the base model
 WEIGHTS = "adapter_model.safetensors"
 MAMBA = "mamba2"  # peft refuses an adapter of its out_proj, which a fused kernel would not read
-TIED = ("adapts the embedding or the output layer, which share their weights (tied embeddings): the adapter cannot be "
-        "merged into them; choose other layers")
 ALL_LINEAR = "all-linear"
 FULL = SimpleNamespace(has_adapter=False, load_in_4bit=False)  # in a config's place: all weights are trained
 POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
@@ -45,52 +42,65 @@ def add_adapter(net, adapter):
 
 def new_adapter(net, adapter):
     """The model with a new adapter of the layers that lora_targets names."""
-    peft, named = require("peft", adapter.asked_for), adapter.asked_for
-    layers = "".join(f".{name}\n" for name, _ in net.named_modules())
-    targets = []
-    if adapter.lora_targets != ALL_LINEAR:
-        named = f"lora_targets={adapter.lora_targets!r}"
-        targets = [name.strip() for name in adapter.lora_targets.split(",")]
-    unknown = [name for name in targets if f".{name}\n" not in layers]  # peft would leave them out silently
-    refuse(named, (unknown, f"names layers that the model does not have ({', '.join(unknown)}); name linear layers, as "
-                   "in q_proj,v_proj"))
-    left_out = ["out_proj"] if not targets and net.config.model_type == MAMBA else None
+    peft = require("peft", adapter.asked_for)
+    named = adapter.asked_for
+    targets = adapter.lora_targets
+    left_out = None
+    if targets != ALL_LINEAR:
+        named = f"lora_targets={targets!r}"
+        targets = [name.strip() for name in targets.split(",")]
+        layers = [f".{name}" for name, _ in net.named_modules()]
+        for name in targets:
+            if not any(layer.endswith(f".{name}") for layer in layers):  # peft would leave it out silently
+                raise Mistake(f"{named} names layers that the model does not have ({name}); name linear layers, as in "
+                              "q_proj,v_proj")
+    elif net.config.model_type == MAMBA:
+        left_out = ["out_proj"]
     settings = peft.LoraConfig(
-        r=adapter.lora_rank, lora_alpha=adapter.lora_alpha or 2.0 * adapter.lora_rank, lora_dropout=0.0,
-        target_modules=targets or ALL_LINEAR, exclude_modules=left_out)
+        r=adapter.lora_rank,
+        lora_alpha=adapter.lora_alpha or 2.0 * adapter.lora_rank,
+        lora_dropout=0.0,
+        target_modules=targets,
+        exclude_modules=left_out)
     with others(f"{named} does not fit the model", "name linear layers of it", quiet=True):
         net = peft.get_peft_model(net, settings, POLICY)
-    refuse(named, (adapts_tied_weights(net), TIED))
+    check_tied_weights(net, named)
     return net
 
 
 def open_adapter(net, path, key, trainable=False):
     """The model with the adapter of a folder or hub name, which must be one of this model, in safetensors."""
-    named, name = f"{key}={path}", local_name(path)
+    named = f"{key}={path}"
+    name = local_name(path)
     say_opening(path, key)
     peft = require("peft", named)
+    find = require("transformers", named).utils.cached_file
     with others(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
                 f"{WEIGHTS} that was trained on it", quiet=True):
-        file = require("transformers", named).utils.cached_file(name, WEIGHTS)
+        file = find(name, WEIGHTS)
         net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
         with safetensors.safe_open(file, "pt") as f:
             saved = set(f.keys())
     weights = adapter_weights(net, POLICY)
-    is_plain = weights.keys() == saved and net.peft_config[POLICY].bias == "none"
-    refuse(named,
-           (not is_plain, "is not an adapter of this model with LoRA's two matrices and nothing else; name one that "
-            "was trained on it"),
-           (adapts_tied_weights(net), TIED))
+    if weights.keys() != saved or net.peft_config[POLICY].bias != "none":
+        raise Mistake(f"{named} is not an adapter of this model with LoRA's two matrices and nothing else; name one "
+                      "that was trained on it")
+    check_tied_weights(net, named)
     check_finite(weights.items(), named)
     return net
 
 
-def adapts_tied_weights(net):
-    """Tells whether an adapter is on tied weights: merged into one layer, it would also change the other one."""
+def check_tied_weights(net, named):
+    """Raises Mistake if an adapter is on tied weights: merged into one layer, it would also change the other one."""
     base = net.get_base_model()
-    pair = base.get_input_embeddings(), base.get_output_embeddings()
-    tied = pair[1] is not None and pair[0].weight is pair[1].weight
-    return tied and any(hasattr(layer, "lora_A") for layer in pair)
+    reads = base.get_input_embeddings()
+    writes = base.get_output_embeddings()
+    if writes is None or reads.weight is not writes.weight:
+        return
+    for layer in (reads, writes):
+        if any("lora_" in name for name, _ in layer.named_parameters()):
+            raise Mistake(f"{named} adapts the embedding or the output layer, which share their weights (tied "
+                          "embeddings): the adapter cannot be merged into them; choose other layers")
 
 
 def save_adapter(net, weights, folder):

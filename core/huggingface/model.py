@@ -3,29 +3,30 @@
 import copy
 import functools
 import inspect
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from core.cache import RowCache, at_rows
 from core.device import ids_on
 from core.distributions import at_least_float32
 from core.errors import Mistake
-from core.huggingface.files import reads_both_ways
+from core.huggingface.files import config_value, reads_both_ways
 from core.huggingface.lora import POLICY, REFERENCE, adapter_identity, adapter_weights, copy_weights, using
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, freeze
 from core.performance.sharding import layers_of, weights_of
 
 BANNED = -1e9         # logit of a token that is never sampled: its probability is 0, and products with 0 stay finite
 UNLIMITED = 2**30     # longest input of a model whose config names none
-CACHE_NAMES = "cache", "past_key_values", "cache_params"  # of the argument, the last two up to transformers 5.23
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # of the argument, the last two up to transformers 5.23
 
 
 class HuggingFaceModel(nn.Module):
-    """net: the transformers model, or peft's model around it; tokenizer: its HuggingFaceTokenizer
+    """A transformers model, `net`, or peft's model around it. tokenizer: its HuggingFaceTokenizer
 
     A masked-fill model and a judge read a text between the tokenizer's start and end tokens. They are added here:
     tokens and states are those of the text alone.
@@ -36,39 +37,57 @@ class HuggingFaceModel(nn.Module):
 
     def __init__(self, net, tokenizer, mode, has_adapter=False):
         super().__init__()
-        self.net, self.mode, self.vocabulary = net, mode, tokenizer.base_vocab_size
+        self.net = net
+        self.mode = mode
+        self.vocabulary = tokenizer.base_vocab_size
         self.has_adapter = has_adapter
-        self.adapter = POLICY  # the one that it computes with, if there are any
+        self.adapter = POLICY  # the one that it computes with, if it has any
         self.grad_checkpoint = False
-        bare = net.get_base_model() if self.has_adapter else net
+        bare = net.get_base_model() if has_adapter else net
         body = bare.base_model
+        # The states of a batch are needed at a few columns, and logits of a large vocabulary at all columns would not
+        # fit into memory. So `states` calls the body, and `project` the rest. But families do different things after
+        # the body: a dense layer and a norm before the output matrix (BERT), a scale (Granite), a soft cap (Gemma).
+        # Rather than to write each of them again, the forward of the whole class is called on a copy of the model
+        # whose body returns states that were computed before. The copy is shallow: it has the same weights, also once
+        # they are moved, trained or wrapped by peft. check_outputs (core/huggingface/load.py) compares both ways.
         given = GivenStates()
-        head = copy.copy(bare)  # the output layers: it shares their weights, and has no other layers
-        head._modules = dict(bare._modules) | {bare.base_model_prefix: given}
-        # Not registered as modules: their weights are those of net
-        self.__dict__ |= {"body": body, "head": head, "given": given, "layers": layers_of(body)}
-        self.banned_ids, self.stop_ids = tokenizer.banned_token_ids, tokenizer.stop_token_ids
+        head = copy.copy(bare)
+        head._modules = dict(bare._modules)
+        head._modules[bare.base_model_prefix] = given
+        # Not registered as modules: state_dict() would list the weights of net again under their names
+        vars(self).update(body=body, head=head, given=given, layers=layers_of(body))
+        self.banned_ids = tokenizer.banned_token_ids
+        self.stop_ids = tokenizer.stop_token_ids
         self.start_ids = self.end_ids = ()
         if mode != LANGUAGE_MODEL and not reads_both_ways(self.config):
-            self.start_ids, self.end_ids = tokenizer.start_ids, tokenizer.end_ids
+            self.start_ids = tokenizer.start_ids
+            self.end_ids = tokenizer.end_ids
         self.first_position = first_position(body)
         self.longest_input = most_tokens(body) - len(self.start_ids) - len(self.end_ids)
-        takes = inspect.signature(body.forward).parameters
-        self.takes_position = "position_ids" in takes
-        self.cache_name = next((name for name in CACHE_NAMES if name in takes), None)
-
-    @property
-    def reads_columns(self):
-        """True if it can read through a core.cache.RowCache."""
-        layers = {type(layer).__name__ for layer in self.new_cache().content.layers}
-        rope = str(getattr(self.config, "rope_parameters", None))
-        plain = self.config._attn_implementation == "sdpa" and not hasattr(self.config, "attention_block")
-        alone = "dynamic" not in rope and "longrope" not in rope  # else the longest row changes how the others turn
-        return plain and alone and self.takes_position and layers <= {"DynamicLayer"}
+        self.block = config_value(self.config, "attention_block")
+        parameters = inspect.signature(body.forward).parameters
+        self.takes_position = "position_ids" in parameters
+        self.cache_name = None
+        for name in CACHE_NAMES:
+            if name in parameters:
+                self.cache_name = name
+                break
 
     @property
     def config(self):
         return self.body.config.get_text_config()
+
+    @property
+    def reads_columns(self):
+        """True if it can read through a core.cache.RowCache, whose rows have come to different columns."""
+        rope = str(config_value(self.config, "rope_parameters"))
+        if "dynamic" in rope or "longrope" in rope:  # the longest row of a batch changes the angles of the others
+            return False
+        if self.config._attn_implementation != "sdpa" or self.block or not self.takes_position:
+            return False
+        kinds = {type(layer).__name__ for layer in self.new_cache().content.layers}
+        return kinds <= {"DynamicLayer"}
 
     def forward(self, tokens, position=None, past=None, padding=None):
         """Float32 logits."""
@@ -80,51 +99,68 @@ class HuggingFaceModel(nn.Module):
         before = 0 if past is None else past.length
         if before + T > self.longest_input:
             raise Mistake(f"an input of {before + T} tokens does not fit a model that reads {self.longest_input}")
-        start, end = (tokens.new_tensor(ids).expand(B, -1) for ids in (self.start_ids, self.end_ids))
-        if T == 1 and before and past.is_recurrent and torch.is_grad_enabled():
-            # One token alone would change the states in place, without a gradient; nothing is read behind these two
-            end = tokens
         if isinstance(past, RowCache):
-            mask, place = past.mask(T, padding, tokens.device), past.column - padding[:, None]
-            inputs = {"input_ids": tokens, "attention_mask": mask, "position_ids": self.first_position + place,
-                      "use_cache": True, self.cache_name: content_of(past)}
+            inputs = self.inputs_of_rows(tokens, past, padding)
         else:
+            start = tokens.new_tensor(self.start_ids).expand(B, -1)
+            end = tokens.new_tensor(self.end_ids).expand(B, -1)
+            if T == 1 and before and past.is_recurrent and torch.is_grad_enabled():
+                # For a single token the recurrent layers of transformers have a path of their own, which is meant for
+                # sampling: it changes the states in place and has no gradient with respect to them, so the prompt
+                # would learn nothing from completions of one token. Two tokens take the path of training. The second
+                # one is a copy: nobody reads its state or the cache behind it, because training continues no row.
+                end = tokens
             inputs = self.inputs(torch.cat((start, tokens, end), 1), before, padding)
             if self.mode == LANGUAGE_MODEL:
-                inputs |= {"use_cache": past is not None, self.cache_name: past and past.content}
+                inputs["use_cache"] = past is not None
+                inputs[self.cache_name] = past and past.content
         with using(self.net, self.adapter), self.checkpointing(past):
-            h = self.of_their_own_token(self.body(**inputs).last_hidden_state, padding)
-        h = h[:, len(self.start_ids) : len(self.start_ids) + T]                      # (B, T, C)
+            h = self.body(**inputs).last_hidden_state
+        if config_value(self.config, "shifted_logits"):
+            h = shifted(h, padding)
+        first = len(self.start_ids)
+        h = h[:, first : first + T]                                                  # (B, T, C)
         if past is not None:
             past.length += T
-        return h if position is None else h.take_along_dim(position[..., None], 1)
+        if position is not None:
+            h = h.take_along_dim(position[..., None], 1)                             # (B, M, C)
+        return h
 
     def inputs(self, tokens, before=0, padding=None):
-        """Arguments of transformers for tokens (B, T), start and end tokens included, behind `before` cached ones."""
+        """Arguments of transformers for tokens (B, T), start and end tokens included, after `before` cached ones."""
         inputs = {"input_ids": tokens}
-        block = getattr(self.config, "attention_block", None)
-        if padding is None and block:
-            padding = tokens.new_zeros(len(tokens))
+        B, T = tokens.shape
         if padding is None:
-            return inputs
-        columns = torch.arange(before + tokens.shape[1], device=tokens.device) - len(self.start_ids)
-        real = (columns >= padding[:, None]) | (columns < 0)                         # (B, before + T)
-        inputs["attention_mask"] = block_mask(padding, tokens.shape[1], block) if block else real.long()
+            if not self.block:
+                return inputs
+            padding = tokens.new_zeros(B)
+        column = torch.arange(before + T, device=tokens.device) - len(self.start_ids)
+        real = (column >= padding[:, None]) | (column < 0)                           # (B, before + T)
+        inputs["attention_mask"] = block_mask(padding, T, self.block) if self.block else real.long()
         if self.takes_position:
-            inputs["position_ids"] = self.first_position + (real.cumsum(1) - 1).clamp(min=0)[:, before:]
+            place = (real.cumsum(1) - 1).clamp(min=0)                                # (B, before + T)
+            inputs["position_ids"] = self.first_position + place[:, before:]
         return inputs
 
-    def of_their_own_token(self, h, padding=None):
-        """States or logits (B, T, C) in the order of the tokens that they predict; the first token has its own."""
-        if not getattr(self.config, "shifted_logits", False):
-            return h
-        first = h.new_zeros(len(h), dtype=torch.long) if padding is None else padding
-        place = (torch.arange(h.shape[1], device=h.device) - 1).maximum(first[:, None])  # (B, T)
-        return h.take_along_dim(place[..., None], 1)
+    def inputs_of_rows(self, tokens, rows, padding):
+        """Arguments of transformers for the next token (n, 1) of each row of a RowCache, which its layers write to."""
+        from transformers.cache_utils import DynamicCache, DynamicLayer
+        content = DynamicCache()
+        for i in range(len(rows.layers)):
+            layer = DynamicLayer()
+            layer.update = functools.partial(rows.add, i)
+            content.layers.append(layer)
+        place = rows.column - padding[:, None]                                       # (n, 1)
+        return {
+            "input_ids": tokens,
+            "attention_mask": rows.mask(1, padding, tokens.device),
+            "position_ids": self.first_position + place,
+            "use_cache": True,
+            self.cache_name: content}
 
     def project(self, h):
         """Float32 logits (..., vocabulary) from states (..., C); of a judge the log-odds (...) that a token is true."""
-        logits = self.head_logits(h)                                                 # (K, rows), of a judge (K,)
+        logits = self.head_logits(h)
         if self.mode == SEQUENCE_SCORER:
             return -logits.view(h.shape[:-1])  # it was trained on the log-odds that a token was replaced
         logits = logits[:, : self.vocabulary]
@@ -134,59 +170,70 @@ class HuggingFaceModel(nn.Module):
 
     def head_logits(self, h):
         """Float32 logits of the output layers at K states (..., C): (K, rows of the output layer), of a judge (K,)."""
-        kind, casts = h.device.type, nullcontext()
-        if torch.is_autocast_enabled(kind) and torch.is_grad_enabled():
-            # A weight that autocast keeps for several calls would add up their gradients in its own precision
-            casts = torch.autocast(kind, torch.get_autocast_dtype(kind), cache_enabled=False)
+        kind = h.device.type
         self.given.states = h.reshape(1, -1, h.shape[-1])                            # (1, K, C)
         unread = torch.zeros(1, 1, dtype=torch.long, device=h.device)
+        # Autocast would cast the output matrix once for all calls of its block and add up their gradients in bfloat16.
+        # Without its cache each call casts the matrix, and the gradients are added up in float32.
+        is_on = torch.is_autocast_enabled(kind)
+        casts = torch.autocast(kind, enabled=is_on, cache_enabled=not torch.is_grad_enabled())
         with using(self.net, self.adapter), casts:
             logits = self.head(input_ids=unread).logits[0]
         self.given.states = None
         return at_least_float32(logits)
 
     def answer_prompts(self):
-        """From now on a masked-fill model reads prompts as a template frames them, and can sample end tokens."""
+        """Makes a masked-fill model read prompts as a template frames them, and sample end tokens."""
         self.longest_input += len(self.start_ids) + len(self.end_ids)
         self.start_ids = self.end_ids = ()
         self.banned_ids = tuple(i for i in self.banned_ids if i not in self.stop_ids)
 
     @contextmanager
     def checkpointing(self, past):
-        """A block in which, with grad_checkpoint, every layer keeps only its inputs."""
-        again = self.layers if self.grad_checkpoint and torch.is_grad_enabled() else ()
-        for i, layer in enumerate(again):
-            layer.forward = computed_again(layer.forward, past and past.content.layers, i)
+        """A block in which, with grad_checkpoint, every layer keeps only its inputs.
+
+        transformers has this too, but its version turns the cache off, through which a group reads its prompt.
+        """
+        if not self.grad_checkpoint or not torch.is_grad_enabled():
+            yield
+            return
+        cached = [] if past is None else past.content.layers
+        for i, layer in enumerate(self.layers):
+            layer.forward = computed_again(layer.forward, cached, i)
         try:
             yield
         finally:
-            for layer in again:
-                del layer.forward
+            for layer in self.layers:
+                del layer.forward  # the method of its class is seen again
 
     def new_cache(self):
         """A HuggingFaceCache without tokens."""
-        from transformers import DynamicCache
-        cache = DynamicCache(config=self.config)
-        for i, layer in enumerate(cache.layers):
-            if hasattr(layer, "recurrent_states"):
-                cache.layers[i] = with_methods(RecurrentLayer, layer)
-        return HuggingFaceCache(cache)
+        from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
+        content = DynamicCache(config=self.config)
+        for i, layer in enumerate(content.layers):
+            if isinstance(layer, LinearAttentionCacheLayerMixin):
+                content.layers[i] = with_methods(RecurrentLayer, layer)
+        return HuggingFaceCache(content)
 
     def parameters_by_kind(self):
         """See core.model.GPT.parameters_by_kind."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
-        matrices = {id(p) for p in self.layers.parameters() if p.dim() == 2}  # Muon takes no convolutions or experts
+        in_layers = {id(p) for p in self.layers.parameters()}
         for p in self.net.parameters():
-            kind = "matrices" if id(p) in matrices else "embeddings"
+            kind = "embeddings"
+            if p.dim() < 2:
+                kind = "vectors"
+            elif p.dim() == 2 and id(p) in in_layers:  # Muon takes no convolutions and no stacks of experts
+                kind = "matrices"
             if p.requires_grad:
-                kinds[kind if p.dim() > 1 else "vectors"].append(p)
+                kinds[kind].append(p)
         return kinds
 
     def num_parameters(self):
         return sum(p.numel() for p in self.net.parameters())
 
     def weights(self):
-        """{name: tensor} of what training changes: with an adapter, the adapter alone."""
+        """{name: tensor} of what training changes: with an adapter, only the adapter."""
         return adapter_weights(self.net, self.adapter) if self.has_adapter else weights_of(self.net)
 
     def load_weights(self, weights):
@@ -215,23 +262,27 @@ class GivenStates(nn.Module):
 
 
 class Output(tuple):
-    """The output of layers, of which a head may hand on more than the states: all else is None."""
+    """The output of layers. A model copies more of it into its own output than the states, under names that depend on
+    the family (past_key_values, attentions, router_logits): all of them are None."""
 
     def __getattr__(self, name):
         return self[0] if name == "last_hidden_state" else None
 
 
 def computed_again(forward, cached, i):
-    """The forward of layer i that keeps only its inputs. Each time it begins with what cached[i] held at first."""
-    if cached and i >= len(cached):  # in transformers 5.17, an upper layer of Gemma 4, which reads another's keys
-        cached = None
+    """The forward of layer i that keeps only its inputs.
 
+    The backward pass calls the layer a second time. The layers `cached` of the cache then hold the keys and states
+    that the first call added: it would read each token twice, and continue from the states after it. So each call
+    begins with a copy of what the cache held at first.
+    """
     def run(*args, **settings):
-        before = cached and copy.copy(cached[i])
+        if i >= len(cached):  # no cache; or an upper layer of Gemma 4, which reads the keys of another
+            return checkpoint(forward, *args, use_reentrant=False, **settings)
+        before = copy.copy(cached[i])
 
         def attempt(*args, **settings):
-            if cached:
-                cached[i] = copy.copy(before)
+            cached[i] = copy.copy(before)
             return forward(*args, **settings)
 
         return checkpoint(attempt, *args, use_reentrant=False, **settings)
@@ -240,31 +291,40 @@ def computed_again(forward, cached, i):
 
 def block_mask(padding, length, block):
     """(B, 1, length, length) bool: True where the token of a row reads that of a column, in blocks that are counted
-    from the first token behind the padding. Padding reads itself, so that no row is empty.
-
-    padding: (B,) number of leading columns without a token
-    """
-    column = torch.arange(length, device=padding.device)                             # (T,)
-    number = (column - padding[:, None]).div(block, rounding_mode="floor")           # (B, T)
+    from the first token after the padding. padding: (B,) number of leading columns without a token"""
+    place = torch.arange(length, device=padding.device) - padding[:, None]           # (B, T)
+    number = place.div(block, rounding_mode="floor")                                 # (B, T) of the block
+    # As if it came after all tokens, padding is read only by padding. It reads something, so that no softmax is empty
+    number = number.masked_fill(place < 0, length)
     reads = number[:, :, None] >= number[:, None]                                    # (B, T, T)
-    real = (column >= padding[:, None])[:, None]                                     # (B, 1, T)
-    itself = torch.eye(length, dtype=torch.bool, device=padding.device)
-    return (reads & real | itself)[:, None]
+    return reads[:, None]
+
+
+def shifted(h, padding):
+    """States (B, T, C), each moved to the token that it predicts, which is the next one. The first token of a text has
+    none before it and keeps its own. padding: (B,) number of leading columns without a token, or None"""
+    first = 0 if padding is None else padding[:, None]
+    is_first = torch.arange(h.shape[1], device=h.device) == first                    # (T,) or (B, T)
+    return torch.where(is_first[..., None], h, h.roll(1, 1))
 
 
 def most_tokens(net):
-    """The most tokens in a row that a transformers model reads, special tokens included."""
+    """The longest input of a transformers model in tokens, special tokens included."""
     config = net.config.get_text_config()
-    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None) or UNLIMITED
-    return longest - first_position(net)
+    for name in ("max_position_embeddings", "max_seq_len"):
+        longest = config_value(config, name)
+        if longest:
+            return longest - first_position(net)
+    return UNLIMITED
 
 
 def first_position(net):
-    """The number of the first token's place: RoBERTa counts from padding_idx + 1."""
-    for part in net.modules():
-        table = getattr(part, "position_embeddings", None)
-        if getattr(table, "padding_idx", None) is not None:
-            return table.padding_idx + 1
+    """The position of the first token: RoBERTa and its like count from padding_idx + 1."""
+    for name, table in net.named_modules():
+        if name.endswith("position_embeddings"):
+            padding = vars(table).get("padding_idx")
+            if padding is not None:
+                return padding + 1
     return 0
 
 
@@ -272,21 +332,26 @@ class HuggingFaceCache:
     """A cache of transformers, `content`, with the methods of core.cache.Cache."""
 
     def __init__(self, content, length=0):
-        self.content, self.length = content, length
+        self.content = content
+        self.length = length
 
     def expand(self, rows, room=0):
         """Does what core.cache.Cache.expand does. Layers that cannot be written in place grow as they need."""
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
         content = copy.copy(self.content)
-        content.layers = [copy.copy(layer) for layer in self.content.layers]
-        for i, layer in enumerate(content.layers):
-            kind = type(layer).__name__
-            if kind not in ("DynamicLayer", "DynamicSlidingWindowLayer") or not layer.is_initialized:
+        content.layers = []
+        for layer in self.content.layers:
+            layer = copy.copy(layer)
+            kind = type(layer)
+            if kind in (DynamicLayer, DynamicSlidingWindowLayer) and layer.is_initialized:
+                layer.keys = at_rows(layer.keys, rows)
+                layer.values = at_rows(layer.values, rows)
+                if room and kind is DynamicLayer and not torch.is_grad_enabled():
+                    layer = with_methods(LayerWithRoom, layer)
+                    layer.reserve(room)
+            else:
                 layer.reorder_cache(rows)
-                continue
-            layer.keys, layer.values = at_rows(layer.keys, rows), at_rows(layer.values, rows)
-            if room and kind == "DynamicLayer" and not torch.is_grad_enabled():
-                content.layers[i] = with_methods(LayerWithRoom, layer)
-                content.layers[i].reserve(room)
+            content.layers.append(layer)
         return HuggingFaceCache(content, self.length)
 
     def keep(self, rows):
@@ -295,19 +360,19 @@ class HuggingFaceCache:
 
     @property
     def layers(self):
-        """(keys, values) of each layer, as tokens behind them are to read them."""
+        """(keys, values) of each layer, in the precision in which later tokens read them."""
         return [(in_autocast(layer.keys), in_autocast(layer.values)) for layer in self.content.layers]
 
     @property
     def is_recurrent(self):
         """True if some layers read tokens into a state of fixed size, as linear attention and Mamba do."""
-        return any(hasattr(layer, "recurrent_states") for layer in self.content.layers)
+        return any(isinstance(layer, RecurrentLayer) for layer in self.content.layers)
 
 
 def with_methods(methods, layer):
-    """The layer of a transformers cache, with these methods before those of its class."""
+    """The layer of a transformers cache, with these methods before those of its class, which depends on the family."""
     out = object.__new__(subclass(methods, type(layer)))
-    out.__dict__ |= layer.__dict__
+    vars(out).update(vars(layer))
     return out
 
 
@@ -316,26 +381,19 @@ def subclass(*parents):
     return type(parents[0].__name__, parents, {})
 
 
-def content_of(rows):
-    """A cache of transformers whose layers write into a core.cache.RowCache."""
-    from transformers.cache_utils import DynamicCache, DynamicLayer
-    content = DynamicCache()
-    content.layers = [DynamicLayer() for _ in rows.layers]
-    for i, layer in enumerate(content.layers):
-        layer.update = functools.partial(rows.add, i)
-    return content
-
-
 class RecurrentLayer:
-    """Methods of a layer with recurrent states. Those of transformers share the states with the layer's copies, and
-    write new states over old ones, which the backward pass needs."""
+    """Methods of a layer with recurrent states.
+
+    A group continues the states of its prompt, so a copy of the layer is made for each part of the group. A copy as
+    transformers makes it would share the dict of states with the prompt, and new states would be copied into the old
+    tensors: the completions of the first part would change the prompt of the second, and autograd would refuse the
+    backward pass, which needs the values that were written over.
+    """
 
     def __copy__(self):
         twin = object.__new__(type(self))
-        for name, x in vars(self).items():
-            if isinstance(x, dict):
-                x = {i: state.clone() if torch.is_tensor(state) else state for i, state in x.items()}
-            setattr(twin, name, x)
+        own = tree_map_only(torch.Tensor, torch.clone, vars(self))
+        vars(twin).update(own)
         return twin
 
     def update_recurrent_state(self, recurrent_states, state_idx=0, **settings):
@@ -351,11 +409,14 @@ def in_autocast(x):
 
 
 class LayerWithRoom:
-    """Methods of a layer of keys and values that writes new columns in place. With long prompts a step takes 1.3 times
-    as long where columns are appended."""
+    """Methods of a layer of keys and values that writes new columns in place.
+
+    transformers appends: it copies all keys of a layer for each token. With long prompts a step then takes 1.3 times
+    as long.
+    """
 
     def reserve(self, room):
-        """Makes room for so many columns behind those that are there."""
+        """Makes room for `room` columns after the present ones."""
         pair = in_autocast(self.keys), in_autocast(self.values)
         self.whole = [F.pad(x, (0, 0, 0, room)) for x in pair]                       # (n, H, before + room, D)
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from core.errors import Mistake, others
 from core.files import HUB, on_hub
-from core.huggingface.files import PUBLISHED, base_of, declared_in, refuse
+from core.huggingface.files import PUBLISHED, base_of, declared_in
 from core.settings.optional import local_name, opening, quiet_transformers
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
@@ -16,7 +16,7 @@ CAUSAL = "ForCausalLM|ForConditionalGeneration|LMHeadModel"  # in the class name
 
 
 class HuggingFaceTokenizer:
-    """transformers' tokenizer of a model. An id of the vocabulary is one that a model may sample, unless it is banned.
+    """transformers' tokenizer of a model. A model may sample every id of the vocabulary that is not banned.
 
     backend: the tokenizer of transformers; path: where it came from
     end_ids_of_model: the end ids that the model's own files declare; fills: the model fills in masks
@@ -24,33 +24,37 @@ class HuggingFaceTokenizer:
     """
 
     def __init__(self, backend, path, end_ids_of_model, fills):
-        self.backend, self.path = backend, path
+        self.backend = backend
+        self.path = path
         vocabulary = backend.get_vocab()
         self.base_vocab_size = self.vocab_size = 1 + max(vocabulary.values())
-        self.mask_token_id, self.cls_token_id = backend.mask_token_id, backend.cls_token_id
-        self.pad_token_id = 0                              # attention never reads it: any id of the vocabulary will do
-        ends = dict.fromkeys((backend.eos_token_id, *end_ids_of_model))  # each once
-        self.stop_token_ids = tuple(i for i in ends if i is not None)
-        self.stop_token_id = next(iter(self.stop_token_ids), None)
-        self.stop_token_names = tuple(backend.convert_ids_to_tokens(list(self.stop_token_ids)))
+        self.mask_token_id = backend.mask_token_id
+        self.cls_token_id = backend.cls_token_id
+        self.pad_token_id = 0  # attention never reads it: any id of the vocabulary will do
         self.start_ids, self.end_ids = ids_around(backend)
+        ends = dict.fromkeys([backend.eos_token_id, *end_ids_of_model])  # in this order, each once
+        ends.pop(None, None)
+        self.stop_token_ids = tuple(ends)
+        self.stop_token_id = self.stop_token_ids[0] if ends else None
+        self.stop_token_names = tuple(backend.convert_ids_to_tokens(list(ends)))
         added = {i for i, token in backend.added_tokens_decoder.items() if token.special}
         self.special_ids = added.union(backend.all_special_ids) - {None}  # None: of a token that it does not have
-        self.shown_ids = ids_to_show(backend) - set(self.stop_token_ids)
-        self.hidden_ids = self.special_ids - self.shown_ids - {self.mask_token_id}
-        self.shown_tokens = tuple(backend.convert_ids_to_tokens(sorted(self.shown_ids)))
-        banned = set(range(self.vocab_size)) - set(vocabulary.values())
+        shown_ids = ids_to_show(backend).difference(ends)
+        self.shown_tokens = tuple(backend.convert_ids_to_tokens(sorted(shown_ids)))
+        self.hidden_ids = self.special_ids.difference(shown_ids, [self.mask_token_id]).union(ends)
+        banned = set(range(self.vocab_size)).difference(vocabulary.values())
         if fills:
             banned |= self.special_ids
         self.banned_token_ids = tuple(sorted(banned))
         newline = self.encode("\n")
-        known = len(newline) == 1 and newline != [backend.unk_token_id]
-        self.newline_token_id = newline[0] if known else -1
+        self.newline_token_id = -1
+        if len(newline) == 1 and newline != [backend.unk_token_id]:
+            self.newline_token_id = newline[0]
         words = json.dumps([sorted(vocabulary.items()), self.mask_token_id, self.cls_token_id])
         self.sha256 = hashlib.sha256(words.encode()).hexdigest()
 
     def encode(self, text):
-        """Ids of the text alone; the name of a special token in it is read as that token, as chat templates need it."""
+        """Ids of the text only; the name of a special token in it is read as that token, as chat templates need it."""
         return self.backend.encode(text, add_special_tokens=False, verbose=False)
 
     def encode_prompt(self, text):
@@ -58,15 +62,18 @@ class HuggingFaceTokenizer:
         return [*self.start_ids, *self.encode(text)]
 
     def decode(self, ids):
-        """Text of the ids; a masked token is shown as an underscore, other special tokens and end tokens not at all,
-        except those of shown_ids."""
-        ids = [int(i) for i in ids if int(i) not in self.stop_token_ids]
-        ids = [i for i in ids if i not in self.hidden_ids]
+        """Text of the ids. A masked token is shown as an underscore; end tokens and other special tokens are left out,
+        except shown_tokens."""
+        ids = [i for i in map(int, ids) if i not in self.hidden_ids]
         if self.mask_token_id not in ids:
             return self.backend.decode(ids, clean_up_tokenization_spaces=False)
-        pieces = ["_" if i == self.mask_token_id else piece
-                  for i, piece in zip(ids, self.backend.convert_ids_to_tokens(ids), strict=True)]
-        return self.backend.convert_tokens_to_string([piece for piece in pieces if piece])
+        pieces = []
+        for i, piece in zip(ids, self.backend.convert_ids_to_tokens(ids), strict=True):
+            if i == self.mask_token_id:
+                piece = "_"
+            if piece:
+                pieces.append(piece)
+        return self.backend.convert_tokens_to_string(pieces)
 
     @property
     def has_chat_template(self):
@@ -75,20 +82,23 @@ class HuggingFaceTokenizer:
     @cached_property
     def shows_system(self):
         """False if the chat template refuses a system message, as Gemma's does, or leaves it out."""
-        rules = "the rules"
+        rules = {"role": "system", "content": "the rules"}
         try:
-            return rules in self.render_chat([{"role": "system", "content": rules}, {"role": "user", "content": "?"}])
+            return "the rules" in self.render_chat([rules, {"role": "user", "content": "?"}])
         except Mistake:
             return False
 
     def render_chat(self, messages, **chat_template_kwargs):
         """The text of a chat by the model's own chat template: up to where the assistant's turn begins or, if its
         message is the last one, to the end of that message."""
-        goes_on = messages[-1]["role"] == "assistant"
+        continues = messages[-1]["role"] == "assistant"
         with others(f"template: the chat template of {self.path} does not render a prompt", "change the prompt or "
                     "chat_template_kwargs, or use template='chat'"):
             return self.backend.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=not goes_on, continue_final_message=goes_on,
+                messages,
+                tokenize=False,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
                 **chat_template_kwargs)
 
     def save(self, folder):
@@ -103,7 +113,10 @@ def ids_to_show(backend):
     """The special tokens that were added to the tokenizer and belong into a text, such as <think>: not those that its
     chat template puts around turns, and not those of a role, such as the beginning of a text or padding."""
     added = {i for i, token in backend.added_tokens_decoder.items() if token.special and i >= backend.vocab_size}
-    added |= set(backend.convert_tokens_to_ids(list(map(str, backend.extra_special_tokens))))
+    names = [str(token) for token in backend.extra_special_tokens]
+    added.update(backend.convert_tokens_to_ids(names))
+    roles = [*backend.special_tokens_map.values()]
+    added.difference_update(backend.convert_tokens_to_ids(roles))
     if backend.chat_template:
         turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
         try:
@@ -111,42 +124,59 @@ def ids_to_show(backend):
                 text = backend.apply_chat_template(turns, tokenize=False)
         except Mistake:
             return set()
-        added -= set(backend.encode(text, add_special_tokens=False))
-    roles = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-    return added - {getattr(backend, f"{role}_token_id") for role in roles}
+        added.difference_update(backend.encode(text, add_special_tokens=False))
+    return added
 
 
 def ids_around(backend):
     """(ids before, ids after) that the tokenizer puts around one text."""
-    bare, whole = (backend.encode("a", add_special_tokens=special) for special in (False, True))
-    for start in range(len(whole) - len(bare) + 1):
-        if bare and whole[start : start + len(bare)] == bare:
-            return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+    bare = backend.encode("a", add_special_tokens=False)
+    whole = backend.encode("a", add_special_tokens=True)
+    for start in range(len(whole)):
+        end = start + len(bare)
+        if bare and whole[start:end] == bare:
+            return tuple(whole[:start]), tuple(whole[end:])
     return (), ()
 
 
 def load_huggingface_tokenizer(path, key="checkpoint"):
     """The tokenizer of a folder or hf:owner/name, else of an adapter's base model. Its own code is never run."""
-    transformers, named = quiet_transformers(path, key), f"{key}={path}"
-    model = base_of(path, key)  # whose files declare the end tokens
-    if not on_hub(path) and not any(os.path.isfile(os.path.join(path, file)) for file in FILES):
+    named = f"{key}={path}"
+    transformers = quiet_transformers(path, key)
+    model = base_of(path, key)  # its files declare the end tokens
+    has_files = any(os.path.isfile(os.path.join(path, file)) for file in FILES)
+    if not has_files and not on_hub(path):
         if model != path:
             return load_huggingface_tokenizer(model, f"{named}, base model")
         raise Mistake(f"{named} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files there, "
                       f"or name another folder or {HUB}owner/name")
     with opening(path, key, ": its tokenizer"):
-        config, generation = (declared_in(model, file, key) for file in ("config.json", "generation_config.json"))
-        declared = [x.get("eos_token_id") for x in (config, config.get("text_config") or {}, generation)]
-        ends = [i for end in declared for i in (end if isinstance(end, list) else [end]) if i is not None]
+        config = declared_in(model, "config.json", key)
         published = PUBLISHED.get(config.get("model_type"))
-        kind = getattr(transformers, published and published.tokenizer or "AutoTokenizer")
-        backend = kind.from_pretrained(local_name(path), trust_remote_code=False)
+        backend = transformers.AutoTokenizer.from_pretrained(
+            local_name(path),
+            tokenizer_type=published and published.tokenizer,
+            trust_remote_code=False)
         if backend.mask_token_id is None and config.get("mask_token_id") is not None:
             backend.mask_token = backend.convert_ids_to_tokens(config["mask_token_id"])
-        both_ways = published is not None or config.get("is_causal") is False
-        writes = not both_ways and re.search(CAUSAL, " ".join(config.get("architectures") or []))
-        fills = backend.mask_token_id is not None and not writes
-        lacks_ends = max(ends, default=0) > max(backend.get_vocab().values())
-        refuse(named, (lacks_ends, f"has a tokenizer that lacks the end tokens {ends} which the model declares; copy "
-                       "the tokenizer files that belong to the model"))
+        ends = declared_ends(config, declared_in(model, "generation_config.json", key))
+        if max(ends, default=0) > max(backend.get_vocab().values()):
+            raise Mistake(f"{named} has a tokenizer that lacks the end tokens {ends} which the model declares; copy "
+                          "the tokenizer files that belong to the model")
+        fills = backend.mask_token_id is not None
+        classes = " ".join(config.get("architectures") or [])
+        if published is None and config.get("is_causal") is not False and re.search(CAUSAL, classes):
+            fills = False  # its tokenizer may have a mask token, but it was never trained to fill one in
         return HuggingFaceTokenizer(backend, path, ends, fills)
+
+
+def declared_ends(config, generation):
+    """The end ids that a model's config.json and generation_config.json declare: each of them one, several or none."""
+    found = []
+    for values in (config, config.get("text_config") or {}, generation):
+        ends = values.get("eos_token_id")
+        if isinstance(ends, list):
+            found += ends
+        elif ends is not None:
+            found.append(ends)
+    return found
