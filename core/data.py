@@ -6,22 +6,27 @@ A problem depends on (seed, split, step, its number) alone, so there is no state
 import json
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+from numpy import ndarray
+from numpy.random import Generator
 
 from core.errors import Mistake, calling, definition
 from core.files import on_hub, read_object, replacing
-from core.model import LANGUAGE_MODEL
 from core.settings.setting import shown
 from core.tokenizer import AGAIN, Tokenizer, from_description, same_vocabulary
+
+if TYPE_CHECKING:
+    import torch  # only for hints: the scripts that prepare data start faster without it
 
 SPLITS = ("train", "val")
 PROMPTS = "prompts.jsonl"
 FILES = (".jsonl", ".json", ".csv", ".parquet")  # a dataset with such an ending is a file of records
+# Our names of fields, and their names in other data sets, of which the first one counts
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
-          "answer": ("answer", "solution", "response", "output")}  # their names in other data sets; the first one wins
-OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that a PromptConsumer adds, or needs alone
+          "answer": ("answer", "solution", "response", "output")}
+OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that are not for rewards
 PROBLEMS = 0  # the first number of the seeds of problems, so that sampling draws other noise (core/distributions.py)
 MASKS = {}  # {name: function(rng, tokens, count, newline) -> (T,) bool}
 
@@ -50,7 +55,7 @@ def has_prompts(dataset: str) -> bool:
 
 
 def dtype_of_ids(tokenizer: Tokenizer) -> np.dtype:
-    """An id takes 16 bits or, of a vocabulary above 65,536, 32."""
+    """16 bits for an id, or 32 if the vocabulary has more than 65,536."""
     return np.dtype("uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
 
 
@@ -59,20 +64,24 @@ def write_dataset(folder: str, tokens: dict, tokenizer: Tokenizer, **facts) -> N
     tokens: {"train": ids, "val": ids}; facts: counts worth keeping, printed and written to meta.json"""
     files = {}
     for split in SPLITS:
-        facts[f"{split}_tokens"] = len(tokens[split])
-        files[f"{split}.bin"] = np.array(tokens[split], dtype=dtype_of_ids(tokenizer)).tobytes()
+        ids = np.array(tokens[split], dtype=dtype_of_ids(tokenizer))
+        facts[f"{split}_tokens"] = len(ids)
+        files[f"{split}.bin"] = ids.tobytes()
     write_folder(folder, files, tokenizer, facts)
 
 
 def write_folder(folder: str, files: dict, tokenizer: Tokenizer, facts: dict) -> None:
-    """Writes the files {name: bytes} of a dataset and, last, meta.json; each whole or not at all. Prints the facts."""
+    """Writes the files {name: bytes} of a dataset and prints the facts. Each file is written whole or not at all, and
+    meta.json last, so that a folder with one is complete."""
     if not folder:
         raise Mistake("out is empty; name a folder with --out=FOLDER")
-    meta = json.dumps({"tokenizer": tokenizer.description(), **facts}, indent=1).encode()
-    for name, content in {**files, "meta.json": meta}.items():
+    meta = {"tokenizer": tokenizer.description(), **facts}
+    files = {**files, "meta.json": json.dumps(meta, indent=1).encode()}
+    for name, content in files.items():
         with replacing(os.path.join(folder, name)) as new, open(new, "wb") as f:
             f.write(content)
-    print(f"{folder}: " + ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items()))
+    words = [f"{key.replace('_', ' ')} {value}" for key, value in facts.items()]
+    print(f"{folder}: {', '.join(words)}")
 
 
 def file_of(folder: str, name: str) -> str:
@@ -85,7 +94,7 @@ def file_of(folder: str, name: str) -> str:
 
 
 def load_meta(folder: str, tokenizer: Tokenizer | None = None) -> tuple:
-    """(meta.json of a prepared dataset, its tokenizer). tokenizer: one that is used in place of the dataset's own"""
+    """(meta.json of a prepared dataset, a tokenizer). tokenizer: the one to use; None: the dataset's own"""
     path = file_of(folder, "meta.json")
     meta = read_object(path, path, AGAIN)
     if not isinstance(meta.get("tokenizer"), dict):
@@ -94,8 +103,8 @@ def load_meta(folder: str, tokenizer: Tokenizer | None = None) -> tuple:
 
 
 def open_tokens(folder: str, split: str, tokenizer: Tokenizer, block_size: int) -> np.memmap:
-    """The token ids of a split, as an array that stays on disk. Raises Mistake, naming the file,
-    unless it has more than a window of block_size."""
+    """The token ids of a split, as an array that stays on disk. Raises Mistake, naming the file, for a split without
+    room for two windows of block_size."""
     path = file_of(folder, f"{split}.bin")
     dtype = dtype_of_ids(tokenizer)
     count = os.path.getsize(path) // dtype.itemsize
@@ -113,40 +122,42 @@ def check_meta(folder: str, meta: dict, tokenizer: Tokenizer, masks: dict | None
                       "prepare it for this one: data/char_diffusion/prepare.py --tokenizer=MODEL")
     stride = meta.get("stride", 1)
     if type(stride) is not int or stride < 1:
-        raise Mistake(f"{os.path.join(folder, 'meta.json')}: stride={shown(stride)} must be a whole number, 1 or more: "
-                      f"{AGAIN}")
-    if masks and tokenizer.mask_token_id is None:
+        path = os.path.join(folder, "meta.json")
+        raise Mistake(f"{path}: stride={shown(stride)} must be a whole number, 1 or more: {AGAIN}")
+    if masks is None:
+        return
+    if tokenizer.mask_token_id is None:
         raise Mistake(f"dataset={folder}: its tokenizer has no mask token, which filling in needs")
-    if masks and "line" in masks and tokenizer.newline_token_id < 0:
+    if "line" in masks and tokenizer.newline_token_id < 0:
         raise Mistake(f"masks={masks} has lines, but the tokenizer has no end of a line; leave 'line' out")
 
 
-# Masks, and windows of running text
+# Masks
 
 def mask(fn: Callable) -> Callable:
-    """Adds a kind of mask under the function's name. A user's file adds one in this way too."""
+    """Registers a kind of mask under the function's name. A user's file adds one in this way too."""
     MASKS[fn.__name__] = fn
     return fn
 
 
 @mask
-def random(rng: np.random.Generator, tokens: np.ndarray, count: int, newline: int) -> np.ndarray:
+def random(rng: Generator, tokens: ndarray, count: int, newline: int) -> ndarray:
     """Masks `count` single positions, drawn uniformly."""
     return in_lines(rng, tokens, count, newline=-1)
 
 
 @mask
-def in_lines(rng: np.random.Generator, tokens: np.ndarray, count: int, newline: int) -> np.ndarray:
-    """Masks `count` single positions but no newline; all others, if there are fewer."""
+def in_lines(rng: Generator, tokens: ndarray, count: int, newline: int) -> ndarray:
+    """Masks `count` single positions but no newline; all positions, if there are fewer."""
     mask = np.zeros(len(tokens), dtype=bool)
     inside = np.flatnonzero(tokens != newline)
-    chosen = rng.choice(inside, size=min(count, len(inside)), replace=False)
-    mask[chosen] = True
+    count = min(count, len(inside))
+    mask[rng.choice(inside, size=count, replace=False)] = True
     return mask
 
 
 @mask
-def span(rng: np.random.Generator, tokens: np.ndarray, count: int, newline: int, mean_span: int = 5) -> np.ndarray:
+def span(rng: Generator, tokens: ndarray, count: int, newline: int, mean_span: int = 5) -> ndarray:
     """Masks runs of positions with geometrically distributed lengths, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     while mask.sum() < count:
@@ -157,30 +168,37 @@ def span(rng: np.random.Generator, tokens: np.ndarray, count: int, newline: int,
 
 
 @mask
-def line(rng: np.random.Generator, tokens: np.ndarray, count: int, newline: int) -> np.ndarray:
+def line(rng: Generator, tokens: ndarray, count: int, newline: int) -> ndarray:
     """Masks whole lines but not their newlines, in random order, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     ends = tokens == newline                                                         # (T,)
-    line = ends.cumsum() - ends                                                      # (T,) number of each token's line
-    for i in rng.permutation(line[-1] + 1):
-        inside = np.flatnonzero((line == i) & ~ends)
-        mask[inside[: count - mask.sum()]] = True
+    number = ends.cumsum() - ends                                                    # (T,) of each token's line
+    for i in rng.permutation(number[-1] + 1):
+        inside = np.flatnonzero((number == i) & ~ends)
+        room = count - mask.sum()
+        mask[inside[:room]] = True
         if mask.sum() >= count:
             break
     return mask
 
 
 def check_masks(masks: dict | None) -> dict:
-    """masks, {key of MASKS: weight}, with its default. Raises Mistake for a key or weight that cannot be."""
-    masks = {"random": 1.0, "span": 1.0} if masks is None else masks
-    are_weights = all(isinstance(weight, (int, float)) and 0 < weight < 1e100 for weight in masks.values())
-    if not masks or not masks.keys() <= MASKS.keys() or not are_weights:
+    """The masks {key of MASKS: weight}, or the default for None. Raises Mistake for an unknown key or a weight that is
+    not above 0."""
+    if masks is None:
+        masks = {"random": 1.0, "span": 1.0}
+    is_wrong = not masks
+    for name, weight in masks.items():
+        is_weight = isinstance(weight, (int, float)) and 0 < weight < 1e100
+        if name not in MASKS or not is_weight:
+            is_wrong = True
+    if is_wrong:
         raise Mistake(f"masks={masks} must have weights above 0 of {', '.join(MASKS)}, or of your @mask functions")
     return masks
 
 
-def draw_mask(rng: np.random.Generator, tokens: np.ndarray, weights: dict, low: float, high: float,
-              newline: int) -> np.ndarray:
+def draw_mask(rng: Generator, tokens: ndarray, weights: dict, low: float, high: float,
+              newline: int) -> ndarray:
     """Draws a mask: its share of the window from [low, high], and the kind of mask in proportion to `weights`.
 
     tokens: (T,) ids; weights: {key of MASKS: weight}; newline: the id that ends a line
@@ -190,14 +208,23 @@ def draw_mask(rng: np.random.Generator, tokens: np.ndarray, weights: dict, low: 
     name = rng.choice(list(weights), p=p / p.sum())
     share = rng.uniform(low, high)
     count = max(1, round(share * len(tokens)))
-    with calling(MASKS[name], f"masks: {name} failed"):
-        mask = np.asarray(MASKS[name](rng, tokens, count, newline))
+    draw = MASKS[name]
+    with calling(draw, f"masks: {name} failed"):
+        mask = np.asarray(draw(rng, tokens, count, newline))
     if mask.dtype != bool or mask.shape != tokens.shape:
-        raise Mistake(f"{definition(MASKS[name])}: masks: {name} returned an array of {mask.dtype} of shape "
-                      f"{mask.shape}; return one of bool of shape {tokens.shape}")
-    if not mask.any():  # newlines alone: no line to mask
+        raise Mistake(f"{definition(draw)}: masks: {name} returned an array of {mask.dtype} of shape {mask.shape}; "
+                      f"return one of bool of shape {tokens.shape}")
+    if not mask.any():  # every token is a newline, so that there is no line to mask
         return random(rng, tokens, count, newline)
     return mask
+
+
+# Windows of running text
+
+def generator_of(seed: int, split: str, step: int, *number: int) -> Generator:
+    """Random numbers of a step, or of the problem with this number in it. They depend on nothing else, so that a step
+    draws the same problems however it is cut into ranks and micro-batches, and after a resume."""
+    return np.random.default_rng([PROBLEMS, seed, SPLITS.index(split), step, *number])
 
 
 class DatasetConsumer:
@@ -208,7 +235,7 @@ class DatasetConsumer:
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
     micro-batches. A window starts at a multiple of meta.json's "stride", if it has one: texts of one length, such as
     the boards of a game, are then read whole.
-    tokenizer: the one that is used, whose vocabulary must be that of the files; None: the one that wrote them
+    tokenizer: the one to use, with the vocabulary of the files; None: the one that wrote them
     """
 
     has_prompts = False
@@ -216,43 +243,50 @@ class DatasetConsumer:
     def __init__(self, dataset: str, mode: str, block_size: int, batch_size: int, seed: int = 1337, rank: int = 0,
                  world: int = 1, masks: dict | None = None, mask_low: float = 0.2, mask_high: float = 0.5,
                  tokenizer: Tokenizer | None = None):
+        from core.model import LANGUAGE_MODEL  # which loads torch
         self.folder = dataset_folder(dataset)
         self.meta, self.tokenizer = load_meta(self.folder, tokenizer)
-        self.mode, self.block_size = mode, block_size
-        self.batch_size, self.seed = batch_size, seed
-        self.rank, self.world = rank, world
+        self.block_size = block_size
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world = world
         self.masks = None if mode == LANGUAGE_MODEL else check_masks(masks)
-        self.mask_low, self.mask_high = mask_low, mask_high
+        self.mask_low = mask_low
+        self.mask_high = mask_high
         check_meta(self.folder, self.meta, self.tokenizer, self.masks)
-        self.stride = self.meta.get("stride", 1)
-        self.tokens = {split: open_tokens(self.folder, split, self.tokenizer, block_size) for split in SPLITS}
+        self.tokens = {}
+        for split in SPLITS:
+            self.tokens[split] = open_tokens(self.folder, split, self.tokenizer, block_size)
 
     def batch(self, split: str, step: int, micro: int = 0) -> dict:
         """Micro-batch `micro` of `step` as numpy arrays; this rank's share of it."""
         first = (micro * self.world + self.rank) * self.batch_size
-        problems = [self._problem(split, step, first + i) for i in range(self.batch_size)]
-        return {key: np.stack([p[key] for p in problems]) for key in problems[0]}
+        numbers = np.arange(first, first + self.batch_size)
+        problems = [self._problem(split, step, int(number)) for number in numbers]
+        input, target, mask = map(np.stack, zip(*problems, strict=True))             # (B, T) each
+        return {"input": input, "target": target, "mask": mask, "number": numbers}
 
-    problems = batch  # for reinforcement learning the same as for supervised training
+    problems = batch  # the same for reinforcement learning as for supervised training
 
     def _problem(self, split, step, number):
-        rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, number])
+        """(input, target, mask) of a problem, (T,) each."""
+        rng = generator_of(self.seed, split, step, number)
         tokens = self.tokens[split]
-        starts = range(0, len(tokens) - self.block_size, self.stride)
+        stride = self.meta.get("stride", 1)
+        starts = range(0, len(tokens) - self.block_size, stride)
         start = starts[rng.integers(len(starts))]
-        window = np.array(tokens[start : start + self.block_size + 1], dtype=np.int64)  # (T + 1,)
+        end = start + self.block_size + 1
+        window = np.array(tokens[start:end], dtype=np.int64)                         # (T + 1,)
         if window.max() >= self.tokenizer.vocab_size:
             raise Mistake(f"{self.folder}/{split}.bin has the token id {window.max()}; prepare it again")
-        if self.mode == LANGUAGE_MODEL:
-            input = window[:-1]                                                      # (T,)
-            target = window[1:]                                                      # (T,)
-            mask = np.ones(self.block_size, dtype=bool)
-        else:
-            target = window[:-1]                                                     # (T,)
-            newline = self.tokenizer.newline_token_id
-            mask = draw_mask(rng, target, self.masks, self.mask_low, self.mask_high, newline)
-            input = np.where(mask, self.tokenizer.mask_token_id, target)
-        return {"input": input, "target": target, "mask": mask, "number": np.int64(number)}
+        if self.masks is None:
+            return window[:-1], window[1:], np.ones(self.block_size, dtype=bool)
+        target = window[:-1]
+        newline = self.tokenizer.newline_token_id
+        mask = draw_mask(rng, target, self.masks, self.mask_low, self.mask_high, newline)
+        input = np.where(mask, self.tokenizer.mask_token_id, target)
+        return input, target, mask
 
     def size(self) -> str:
         """The number of tokens and how they are masked, in words."""
@@ -267,26 +301,29 @@ class DatasetConsumer:
         return self.tokenizer.decode(self.tokens["train"].tolist())
 
 
-def unpack_batch(batch: dict, device: torch.device | str) -> tuple:
+def unpack_batch(batch: dict, device: "torch.device | str") -> tuple:
     """A batch of numpy arrays as tensors.
 
     Returns input, target (B, T) int64 on `device`, and mask (B, T) bool, which stays on the CPU: indices are built from
     it there, without waiting for the device.
     """
+    import torch
     if not batch["mask"].any(axis=1).all():
         raise Mistake("a batch without masks: every text needs at least one masked position to fill in")
-    input, target, mask = (torch.from_numpy(batch[key]) for key in ("input", "target", "mask"))
-    return input.to(device, non_blocking=True), target.to(device, non_blocking=True), mask
+    input = torch.from_numpy(batch["input"]).to(device, non_blocking=True)
+    target = torch.from_numpy(batch["target"]).to(device, non_blocking=True)
+    return input, target, torch.from_numpy(batch["mask"])
 
 
-def masked_positions(mask: torch.Tensor, device: torch.device | str) -> tuple:
+def masked_positions(mask: "torch.Tensor", device: "torch.device | str") -> tuple:
     """The positions of the masked tokens of each row. M is the largest number of them in a row.
 
     mask: (B, T) bool on the CPU
     Returns position (B, M) int64 on `device`, the masked positions in order and then padding, and hidden (B, M) bool on
     the CPU, False on padding
     """
-    hidden, order = mask.int().sort(dim=1, descending=True, stable=True)             # (B, T) each, masked ones first
+    # A stable sort keeps the order of the masked positions, which come first
+    hidden, order = mask.int().sort(dim=1, descending=True, stable=True)             # (B, T) each
     M = int(mask.sum(1).max())
-    position = order[:, :M].to(device, non_blocking=True)
-    return position, hidden[:, :M].bool()
+    position = order[:, :M]
+    return position.to(device, non_blocking=True), hidden[:, :M].bool()

@@ -1,12 +1,12 @@
 """Mistakes of the user's, which end a script in one line; bugs of this project, which keep their traceback.
 
-What this project raises for its users is a Mistake. What code of others raises (a library that reads a user's file, a
-reward, an environment, a mask, a config) becomes one in a block of `others`. Every other exception is a bug of ours.
+This project raises a Mistake for a wrong input. An exception of code of others (a library that reads a user's file, a
+reward, an environment, a mask, a config) becomes a Mistake in a block of `others`. Every other exception is a bug of
+ours.
 """
 
 import inspect
 import os
-import pathlib
 import re
 import signal
 import sys
@@ -18,10 +18,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-ROOT = str(pathlib.Path(__file__).resolve().parents[1])
+CORE = os.path.dirname(os.path.realpath(__file__))
+ROOT = os.path.dirname(CORE)
 USER_FILES = "core.user_files."  # the names of modules that are the user's begin with it
-OWN = tuple(os.path.join(ROOT, folder) + os.sep for folder in ("core", "grpo"))
-IN_THE_NAME_OF_OTHERS = [os.path.join(ROOT, "core", file) for file in ("errors.py", "user_files.py")]
+OWN = (CORE + os.sep, os.path.join(ROOT, "grpo") + os.sep)
+IN_THE_NAME_OF_OTHERS = (os.path.join(CORE, "errors.py"), os.path.join(CORE, "user_files.py"))
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 PACKAGES = {"site-packages", "dist-packages"}
 MOST = 300  # characters of an error of others
@@ -42,20 +43,20 @@ class UsageError(Mistake):
 
 
 class OutOfTime(BaseException):
-    """A time_limit is over. It is no Exception, so that user code which catches those does not go on."""
+    """A time_limit is over. User code that catches every Exception does not catch it, and ends."""
 
 
 class others:
-    """Code of others runs in the block: what it raises becomes a Mistake, "{what} ({the exception}); {remedy}".
+    """Code of others runs in the block: its exception becomes a Mistake, "{what} ({the exception}); {remedy}".
 
-    It begins with the innermost line of the user's that had a part in it; without one with `place`, such as the
-    definition of the user's function. An interrupt passes as it is. So do, without a line of the user's in between, a
-    Mistake, too little memory, and a bug of ours: an exception of a function of this project that the block calls.
-    Whatever the lines of the block itself raise counts as the others', so the block should only call them.
+    The Mistake begins with the innermost line of the user's code in the traceback, or else with `place`, such as the
+    definition of the user's function. An interrupt passes unchanged. If no line of the user's is in the traceback, so
+    do a Mistake, too little memory, and a bug of ours: an exception in a function of this project that the block calls.
+    An exception in a line of the block itself counts as one of others, so the block should only call them.
 
-    quiet: warnings are hidden
-    ours_too: what functions of this project raise is the others' as well: they try a model, or a version of a package,
-        that nobody has tried
+    quiet: hides warnings
+    ours_too: an exception in a function of this project counts as one of others, too. For a trial of a model, or of a
+        version of a package, that nobody has tried
     """
 
     def __init__(self, what: str, remedy: str, place: str = "", quiet: bool = False, ours_too: bool = False):
@@ -74,20 +75,22 @@ class others:
         # A comprehension or lambda of the block is a frame of its own, comprehensions only in some versions of Python
         while called and called[0].filename == block.filename and called[0].name.startswith("<"):
             called.pop(0)
-        places = [(frame.filename, frame.lineno, frame.line) for frame in called]
-        if isinstance(error, SyntaxError) and error.filename and error.lineno:
-            places.append((error.filename, error.lineno, error.text or ""))
-        lines = [f"{shortest(file)}, line {number}: {text}" for file, number, text in places if is_users(file)]
         is_bug = called and is_ours(called[-1].filename) and not self.ours_too
-        if not lines and (is_bug or isinstance(error, Mistake) or is_out_of_memory(error)):
+        if isinstance(error, SyntaxError) and error.filename and error.lineno:  # in a file that was not run
+            called.append(traceback.FrameSummary(error.filename, error.lineno, "", line=error.text or ""))
+        users = [frame for frame in called if is_users(frame.filename)]
+        if not users and (is_bug or isinstance(error, Mistake) or is_out_of_memory(error)):
             return
-        place = one_line(lines[-1]) if lines else self.place
+        place = self.place
+        if users:
+            frame = users[-1]
+            place = one_line(f"{shortest(frame.filename)}, line {frame.lineno}: {frame.line}")
         what = f"{place}: {self.what}" if place else self.what
         raise Mistake(f"{what} ({described(error)}); {self.remedy}") from error
 
 
 def calling(function: Callable, what: str) -> AbstractContextManager:
-    """The block in which a function is called that may be the user's: a block of `others`, but none for ours."""
+    """The block for a call of a function that may be the user's: a block of `others`, unless the function is ours."""
     if is_own_function(function):
         return nullcontext()
     return others(what, "correct it", definition(function))
@@ -95,11 +98,13 @@ def calling(function: Callable, what: str) -> AbstractContextManager:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator:
-    """Raises OutOfTime within, after so many seconds; but not in a thread or on Windows, where signals do not reach."""
+    """Raises OutOfTime in the block after so many seconds; but not in a thread or on Windows, which signals do not
+    reach."""
     def end(*_):
         raise OutOfTime(f"it was not done after {seconds} seconds")
 
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if os.name == "nt" or not in_main_thread:
         yield
         return
     before = signal.signal(signal.SIGALRM, end)
@@ -114,7 +119,7 @@ def time_limit(seconds: float) -> Iterator:
 def check_version(name: str, found: str, why: str, install: str) -> None:
     """Raises Mistake if the version `found` is below the floor of a module. A development version of the floor passes.
 
-    why: what needs the module; install: what pip is to install
+    why: the setting that needs the module; install: the arguments of pip install
     """
     floor = FLOORS[name]
     if release(found) < release(floor):
@@ -124,13 +129,15 @@ def check_version(name: str, found: str, why: str, install: str) -> None:
 
 def release(version: str) -> list[int]:
     """[2, 13] of 2.13.0+cpu or 2.13.0a0+git."""
-    return [int(number) for number in re.findall(r"\d+", version)[:2]]
+    numbers = re.findall(r"\d+", version)
+    return [int(number) for number in numbers[:2]]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True for an exception of Python or torch about too little memory."""
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and re.search(NO_MEMORY, str(error)) is not None)
+    if isinstance(error, RuntimeError):
+        return re.search(NO_MEMORY, str(error)) is not None
+    return isinstance(error, MemoryError)
 
 
 def is_own_function(function: Callable) -> bool:
@@ -140,7 +147,7 @@ def is_own_function(function: Callable) -> bool:
 
 
 def is_ours(file: str) -> bool:
-    """True for a source file of this project, but for those that raise in the name of others."""
+    """True for a source file of this project, except those that call code of others in its name."""
     path = os.path.realpath(file)
     return path.startswith(OWN) and path not in IN_THE_NAME_OF_OTHERS
 
@@ -148,17 +155,22 @@ def is_ours(file: str) -> bool:
 def is_users(file: str) -> bool:
     """True for a source file that belongs neither to this project nor to Python and its packages."""
     path = os.path.realpath(file)
-    if path.startswith((LIBRARY, *OWN)) or file.startswith("<"):
+    if file.startswith("<") or path.startswith((LIBRARY, *OWN)):
         return False
     return PACKAGES.isdisjoint(path.split(os.sep))
 
 
 def definition(function: Callable) -> str:
-    """"FILE, line N" of where a function is defined, or the first method of a class or of an object; else its name."""
+    """The place of the definition, "FILE, line N", of a function, or of the first method of a class or of an object. If
+    there is none, the name."""
     kind = function if isinstance(function, type) else type(function)
-    methods = [part for each in kind.__mro__ for part in vars(each).values()]
-    for part in (function, *methods):
-        if isinstance(part, (types.FunctionType, types.MethodType)) and hasattr(part, "__code__"):
+    parts = [function]
+    for base in kind.__mro__:
+        parts += vars(base).values()
+    for part in parts:
+        if isinstance(part, types.MethodType):
+            part = part.__func__
+        if isinstance(part, types.FunctionType):
             return f"{shortest(part.__code__.co_filename)}, line {part.__code__.co_firstlineno}"
     return getattr(function, "__name__", kind.__name__)
 
@@ -178,12 +190,14 @@ def shortest(file: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """The type and the text of an exception in one line; of a Mistake the text alone."""
-    kind = one_line(type(error).__name__)
-    text = one_line(error.msg if isinstance(error, SyntaxError) else error)  # str() of that one repeats its place
+    """The type and the text of an exception in one line; only the text of a Mistake."""
+    message = error.msg if isinstance(error, SyntaxError) else error  # str(error) would repeat its place
+    text = one_line(message)
     if isinstance(error, Mistake):
         return text
-    text = re.sub(re.escape(USER_FILES) + r"[^.'>\s]+\.?", "", text)  # helper, for a module beside the user's file
+    # A module beside the user's file is shown by the name that the file imports, `helper`
+    text = re.sub(re.escape(USER_FILES) + r"[^.'>\s]+\.?", "", text)
+    kind = one_line(type(error).__name__)
     return f"{kind}: {text}" if text else kind
 
 
@@ -199,9 +213,12 @@ def one_line(value: object, most: int = MOST, write: Callable = str) -> str:
 
 
 def exit_code(main: Callable) -> int:
-    """Calls main(argv) and returns the exit code. A Mistake, a file that cannot be opened, too little memory and an
-    interrupt are one line on stderr; a bug is not caught. --help prints the docstring of the script, then whatever main
-    knows of it: a script with settings lists them, another one refuses the argument."""
+    """Calls main(argv) and returns the exit code.
+
+    A Mistake, a file that cannot be opened, too little memory and an interrupt are one line on stderr; a bug is not
+    caught. --help prints the docstring of the script before main is called: a script with settings then lists them,
+    another one refuses the argument.
+    """
     wants_help = not HELP.isdisjoint(sys.argv)
     if wants_help:
         print((sys.modules[main.__module__].__doc__ or "").strip())  # python -OO has none
@@ -231,27 +248,30 @@ def exit_code(main: Callable) -> int:
 
 
 def tell(mistake: BaseException) -> None:
-    """Writes the line of a mistake to stderr, at once: other ranks write there too. It has room for the forty keys of a
-    command of another project."""
-    sys.stderr.write(one_line(f"error: {mistake}", 5000) + "\n")
+    """Writes the line of a mistake to stderr, in one call, because other ranks write there too."""
+    line = one_line(f"error: {mistake}", 5000)  # room for the forty keys of a command of another project
+    sys.stderr.write(line + "\n")
 
 
 def libraries_first(*folders) -> None:
-    """Moves the root to the end of sys.path, and takes other folders out, so that a file there, such as a user's
-    datasets.py, does not take the place of a library that is imported later."""
-    elsewhere = [path for path in sys.path if os.path.realpath(path) not in (ROOT, *folders)]
-    sys.path[:] = [*elsewhere, ROOT]
+    """Moves the root to the end of sys.path, and removes the folders from it, so that a file there, such as a user's
+    datasets.py, does not hide a library that is imported later."""
+    removed = (ROOT, *folders)
+    libraries = [path for path in sys.path if os.path.realpath(path) not in removed]
+    sys.path[:] = [*libraries, ROOT]
 
 
 def run_script(main: Callable) -> None:
     """Runs main(argv): a mistake of the user's is one line and exit code 1 (2 for usage), a bug a traceback."""
-    libraries_first(os.path.dirname(os.path.realpath(sys.argv[0])))
-    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal for ASCII alone shows other letters as \u....
+    script = os.path.realpath(sys.argv[0])
+    libraries_first(os.path.dirname(script))
+    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal for only ASCII shows other letters as \u....
     try:
         code = exit_code(main)
         sys.stdout.flush()
     except BrokenPipeError:  # of `| head`, which has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # for what Python writes at its end
+        os.dup2(nowhere, sys.stdout.fileno())
         code = 141
     if code:
         raise SystemExit(code)

@@ -12,13 +12,13 @@ from tqdm import tqdm
 from core.files import CONSOLE, METRICS, keep_records, writing
 
 WIDTH = 100  # columns of the console
-HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories of control characters, of those without width, of half pairs
+HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories: control characters, without width, half of a surrogate pair
 GREEN, PLAIN = "\033[1;32m", "\033[0m"
 COLORS = re.compile(f"({re.escape(GREEN)}|{re.escape(PLAIN)})")
 
 
 def create_logger(config, dist, total_steps, columns):
-    """A Logger for rank 0; the other ranks get one that writes nothing.
+    """A Logger that writes on rank 0 only.
     config: a RunConfig; columns: metrics of the console line, in order"""
     logger = Logger(config.absolute_out_dir, total_steps, columns, silent=not dist.is_main)
     if dist.is_main and config.trackers:
@@ -28,14 +28,16 @@ def create_logger(config, dist, total_steps, columns):
 
 
 def format_number(value):
-    """A number in at most ten characters; "-" for None, which was not measured."""
+    """A number in at most ten characters; "-" for None, a metric that was not measured."""
     if value is None:
         return "-"
     if abs(value) >= 1e9:
         return f"{value:.2g}"
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:.0f}"
-    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
+    if value == 0 or abs(value) >= 1e-3:
+        return f"{value:.4f}"
+    return f"{value:.1e}"
 
 
 class Logger:
@@ -44,16 +46,18 @@ class Logger:
     HEADER_EVERY = 10  # console lines between two rows of column names
 
     def __init__(self, out_dir, total_steps, columns, silent=False):
-        self.path, self.columns = os.path.join(out_dir, METRICS), columns
+        self.path = os.path.join(out_dir, METRICS)
         self.console = os.path.join(out_dir, CONSOLE)
-        self.trackers, self.silent = None, silent
+        self.columns = columns
+        self.silent = silent
+        self.trackers = None
         self.lines = 0
-        self.bar = tqdm(total=total_steps, disable=silent or not sys.stderr.isatty(), dynamic_ncols=True, unit="step",
-                        leave=False)
+        hidden = silent or not sys.stderr.isatty()
+        self.bar = tqdm(total=total_steps, disable=hidden, dynamic_ncols=True, unit="step", leave=False)
         self.doing = self.bar.set_postfix_str  # doing(text) shows beside the bar what the run is doing
 
     def start(self, step=0):
-        """A run begins or resumes at `step`: the records of later steps will be written again."""
+        """A run begins or resumes at `step`: it will write the records of later steps again."""
         if self.silent:
             return
         self.bar.update(step)
@@ -66,38 +70,47 @@ class Logger:
         self.bar.update(1)
 
     def say(self, text: str = "") -> None:
-        if not self.silent:
-            parts = COLORS.split(str(text))
-            parts[::2] = map(visible_lines, parts[::2])  # between the colors
-            tqdm.write("".join(parts))
-            sys.stdout.flush()
-            self.write_console(str(text))
+        if self.silent:
+            return
+        parts = COLORS.split(str(text))  # every second one is a color
+        parts[::2] = map(visible_lines, parts[::2])
+        tqdm.write("".join(parts))
+        sys.stdout.flush()
+        self.write_console(str(text))
 
     def write_console(self, text):
         """Adds lines to console.log, without colors."""
+        text = visible_lines(COLORS.sub("", text))
         with writing(self.console), open(self.console, "a", encoding="utf-8", errors="replace") as f:
-            f.write(visible_lines(COLORS.sub("", text)) + "\n")
+            f.write(text + "\n")
 
     def log(self, step: int, metrics: dict, show: bool = True) -> None:
         """metrics: {name: number}. All go to metrics.jsonl and the trackers, `columns` to the console as well."""
         if self.silent:
             return
+        record = {"step": step}
+        for name, value in metrics.items():
+            record[name] = value if math.isfinite(value) else None  # JSON has no NaN
         with writing(self.path), open(self.path, "a") as f:
-            finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}  # NaN is no JSON
-            f.write(json.dumps({"step": step, **finite}) + "\n")
+            f.write(json.dumps(record) + "\n")
         if self.trackers:
             self.trackers.log(step, metrics)
-        if not show:
-            return
-        names, cells = [f"{'step':>6}"], [f"{step:>6}"]
+        if show:
+            self._show(step, metrics)
+
+    def _show(self, step, metrics):
+        """Prints the line of a step and, now and then, the names of its columns."""
+        names = f"{'step':>6}"
+        cells = f"{step:>6}"
         for name in self.columns:
             width = max(len(name) + 1, 8)
-            names.append(name.rjust(width))
-            cells.append(format_number(metrics.get(name)).rjust(width))
+            cell = format_number(metrics.get(name))
+            names += f" {name:>{width}}"
+            cells += f" {cell:>{width}}"
         if self.lines % self.HEADER_EVERY == 0:
-            self.say(" ".join(names))
+            self.say(names)
         self.lines += 1
-        self.say(" ".join(cells))
+        self.say(cells)
 
     def close(self):
         self.bar.close()
@@ -106,10 +119,14 @@ class Logger:
 
 
 def visible_lines(text):
-    """A text of several lines without what a terminal obeys or does not show."""
+    """A text of several lines, without the characters that a terminal obeys or does not show."""
     return visible(text, kept="\n\t")
 
 
 def visible(text, kept=""):
-    """A text whose characters that a terminal or browser obeys or does not show are U+FFFD, except those in `kept`."""
-    return "".join("\ufffd" if unicodedata.category(c) in HIDDEN and c not in kept else c for c in text)
+    """Replaces control and invisible characters by U+FFFD, except those in `kept`."""
+    characters = []
+    for c in text:
+        is_hidden = unicodedata.category(c) in HIDDEN and c not in kept
+        characters.append("\ufffd" if is_hidden else c)
+    return "".join(characters)

@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Self
 
 import numpy as np
 
-from core.data import OF_CONSUMER, PROBLEMS, SPLITS, dataset_folder, is_file_of_records, load_meta
-from core.errors import Mistake
+from core.data import OF_CONSUMER, SPLITS, dataset_folder, generator_of, is_file_of_records, load_meta
+from core.errors import Mistake, one_line
 from core.records import in_words, load_records, splits_of, unique_records, with_completion
 from core.settings.setting import Settings
 from core.tokenizer import Tokenizer
@@ -18,56 +17,64 @@ Messages = list[dict[str, str]]       # {"role", "content"} each
 Prompt = str | Messages
 Batch = dict[str, np.ndarray]
 
+MATH = ("Put your reasoning between <start_working_out> and <end_working_out>, "
+        "then the final number between <SOLUTION> and </SOLUTION>.")
+CODE = "Answer with one fenced block of Python code."
+TEMPLATES = {"plain": "", "chat": "", "math": MATH, "code": CODE}  # {name: rules}
+OF_MODEL = {"model": "", "model_math": MATH, "model_code": CODE}   # the tokenizer's chat template, with these rules
+SHORT = 300  # characters of the first prompt that the start of a run shows
+
+
+# Templates
 
 def plain(messages: Messages) -> str:
-    """The contents alone, a blank line between two messages: for a model that was trained on plain text."""
-    return "\n\n".join(m["content"] for m in messages)
+    """The contents, with a blank line between two messages: for a model that was trained on plain text."""
+    return "\n\n".join(message["content"] for message in messages)
 
 
 def chat(messages: Messages, rules: str = "") -> str:
-    """Turns with the names of their roles. At the end the assistant's begins, or goes on if the last message is its.
-    rules: a first system message"""
+    """Turns with the names of their roles, up to the beginning of the assistant's next turn. A last message of the
+    assistant is continued. rules: a first system message"""
+    turns = []
     if rules:
-        messages = [{"role": "system", "content": rules}, *messages]
-    turns = [f"{m['role'].capitalize()}: {m['content']}" for m in messages]
+        turns.append(f"System: {rules}")
+    for message in messages:
+        turns.append(f"{message['role'].capitalize()}: {message['content']}")
     if messages[-1]["role"] != "assistant":
         turns.append("Assistant: ")
     return "\n\n".join(turns)
 
 
-MATH = ("Put your reasoning between <start_working_out> and <end_working_out>, "
-        "then the final number between <SOLUTION> and </SOLUTION>.")
-CODE = "Answer with one fenced block of Python code."
-TEMPLATES = {"plain": plain, "chat": chat, "math": partial(chat, rules=MATH), "code": partial(chat, rules=CODE)}
-OF_MODEL = {"model": "", "model_math": MATH, "model_code": CODE}  # the chat template of a tokenizer, with these rules
-MOST_NAMES = 8      # special tokens that are named
-SHORT = 300         # characters of the first prompt that the start of a run prints
-
-
-def as_messages(prompt: Prompt, system_prompt: str | None = None, prompt_format: str | None = None) -> Messages:
-    """A prompt, a text or messages, as a list of {"role", "content"}; prompt_format is for the last message, or for
-    the one before it that is not the assistant's."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    if prompt_format:
-        last = -1 if len(messages) == 1 or messages[-1]["role"] != "assistant" else -2
-        messages[last] = {**messages[last], "content": prompt_format.replace("{prompt}", messages[last]["content"])}
-    return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
-
-
 def with_rules(messages: Messages, rules: str, role: str) -> Messages:
-    """The messages, of which the first one of the role begins with the rules of a task, in a message of its own if
-    there is none before the assistant's."""
+    """Adds the rules of a task to the first message of the role. If there is none before the assistant's, they are a
+    message of their own."""
+    messages = list(messages)
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
             break
         if message["role"] == role:
-            begun = {**message, "content": f"{rules}\n\n{message['content']}"}
-            return [*messages[:i], begun, *messages[i + 1 :]]
+            messages[i] = {**message, "content": f"{rules}\n\n{message['content']}"}
+            return messages
     return [{"role": role, "content": rules}, *messages]
 
 
+def as_messages(prompt: Prompt, system_prompt: str | None = None, prompt_format: str | None = None) -> Messages:
+    """A prompt as a list of messages, with a system message if there is a system_prompt. prompt_format changes the last
+    message, or the one before an answer that the prompt begins."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if prompt_format:
+        last = -1
+        if len(messages) > 1 and messages[-1]["role"] == "assistant":
+            last = -2
+        content = prompt_format.replace("{prompt}", messages[last]["content"])
+        messages[last] = {**messages[last], "content": content}
+    if system_prompt:
+        messages = [{"role": "system", "content": system_prompt}, *messages]
+    return messages
+
+
 def prefill(prompt: Prompt) -> str:
-    """The beginning of the answer that a prompt has: the text of an assistant's message at its end, else ""."""
+    """The beginning of the answer, if a prompt ends with a message of the assistant, or else ""."""
     if isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
         return ""
     return prompt[-1]["content"]
@@ -86,59 +93,71 @@ class PromptFormat:
 
     @classmethod
     def of(cls, config: Settings) -> Self:
-        """The format that the settings of these names describe; one that is None has the default."""
-        settings = {f.name: getattr(config, f.name, None) for f in fields(cls)}
-        return cls(**{name: value for name, value in settings.items() if value is not None})
+        """The format with the settings of these names. A setting that is None, or that a config lacks, has the default
+        of the format."""
+        settings = {}
+        for f in fields(cls):
+            value = getattr(config, f.name, None)
+            if value is not None:
+                settings[f.name] = value
+        return cls(**settings)
 
     def encode(self, prompt: Prompt, tokenizer: Tokenizer, notes: Counter | None = None) -> tuple[str, list[int]]:
-        """(text, token ids) of a prompt, a text or messages. The ids include the beginning of the answer, by prefill
-        and response_prefix, the text does not. notes: as in core/records.py"""
-        notes = Counter() if notes is None else notes
+        """(text, token ids) of a prompt. The beginning of the answer, by prefill and response_prefix, is in the ids but
+        not in the text. notes: as in core/records.py"""
         text = self.render(as_messages(prompt, self.system_prompt, self.prompt_format), tokenizer)
-        has_start = self.template in OF_MODEL  # the start token, which encode_prompt adds
-        encode = tokenizer.encode if has_start else tokenizer.encode_prompt
-        ids = encode(text + self.response_prefix)
+        if self.template in OF_MODEL:  # a chat template writes the start token itself
+            ids = tokenizer.encode(text + self.response_prefix)
+        else:
+            ids = tokenizer.encode_prompt(text + self.response_prefix)
         start = list(tokenizer.start_ids)
         if start and ids[: 2 * len(start)] == start + start:
             ids = ids[len(start) :]
-            notes["the prompt begins with the start token itself: it is read once"] += 1
+            if notes is not None:
+                notes["the prompt begins with the start token itself: it is read once"] += 1
         begun = prefill(prompt)
-        return text.removesuffix(begun if text.endswith(begun) else begun.strip()), ids
+        if not text.endswith(begun):  # some chat templates strip it
+            begun = begun.strip()
+        return text.removesuffix(begun), ids
 
     def render(self, messages: Messages, tokenizer: Tokenizer) -> str:
-        """The text of messages up to where the next answer begins or, behind an assistant's message, goes on."""
+        """The text of messages up to the beginning of the next answer, or up to the end of an assistant's message that
+        is continued."""
+        if self.template == "plain":
+            return plain(messages)
         if self.template in TEMPLATES:
-            return TEMPLATES[self.template](messages)
+            return chat(messages, TEMPLATES[self.template])
         if not hasattr(tokenizer, "render_chat"):
             raise Mistake(f"template={self.template!r} is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
-        if rules := OF_MODEL[self.template]:
-            messages = with_rules(messages, rules, "system" if tokenizer.shows_system else "user")
-        return tokenizer.render_chat(messages, **(self.chat_template_kwargs or {}))
+        rules = OF_MODEL[self.template]
+        if rules:
+            role = "system" if tokenizer.shows_system else "user"
+            messages = with_rules(messages, rules, role)
+        settings = self.chat_template_kwargs or {}
+        return tokenizer.render_chat(messages, **settings)
 
     def behind(self, messages: Messages, tokenizer: Tokenizer) -> str:
-        """The text of messages that follow a turn of the model: from the end of it to the beginning of the next."""
-        turn = "what the model wrote"
-        before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": turn}]
-        _, found, text = self.render([*before, *messages], tokenizer).partition(turn)
+        """The text of messages that follow a turn of the model: from the end of it to the beginning of the next.
+
+        A chat is rendered with a mark as the turn, and cut at the mark: only the template itself knows what it writes
+        between two turns.
+        """
+        mark = "what the model wrote"
+        before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": mark}]
+        _, found, text = self.render([*before, *messages], tokenizer).partition(mark)
         if not found:
             raise Mistake(f"template={self.template!r} does not show the turns of a chat; use template='plain'")
         return text
 
 
+# Prompts as problems and as training examples
+
 def as_columns(records: Collection[dict]) -> tuple[list[str], dict[str, list]]:
     """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards."""
-    fields = {field for record in records for field in record} - OF_CONSUMER
-    return [r["text"] for r in records], {field: [r.get(field) for r in records] for field in fields}
-
-
-def as_problems(records: list[dict], numbers: np.ndarray, T: int, tokenizer: Tokenizer) -> Batch:
-    """A batch of problems from B records with at most T "tokens" each, padded on the left."""
-    padding = T - np.array([len(record["tokens"]) for record in records])            # (B,)
-    input = np.full((len(records), T), tokenizer.pad_token_id)                       # (B, T)
-    for row, start, record in zip(input, padding, records, strict=True):
-        row[start:] = record["tokens"]
-    records = np.array(records, dtype=object)
-    return {"input": input, "padding": padding, "number": np.asarray(numbers), "record": records}
+    columns = {}
+    for field in set().union(*records) - OF_CONSUMER:
+        columns[field] = [record.get(field) for record in records]
+    return [record["text"] for record in records], columns
 
 
 def percentile(lengths: Collection[int], share: float) -> int:
@@ -167,32 +186,36 @@ class PromptConsumer:
     def __init__(self, dataset: str, batch_size: int, seed: int = 1337, rank: int = 0, world: int = 1,
                  tokenizer: Tokenizer | None = None, format: PromptFormat | None = None, block_size: int | None = None,
                  masked: bool = False):
-        self.batch_size, self.seed = batch_size, seed
-        self.rank, self.world = rank, world
-        self.block_size, self.masked = block_size, masked
-        # Tokens of a training example, None: all. The last one of a causal model's is a target alone
-        self.room = None if block_size is None else block_size + (not masked)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world = world
+        self.block_size = self.room = block_size
+        self.masked = masked
+        if block_size and not masked:
+            self.room += 1  # a causal model does not read the last token of an example, which is only a target
         self.format = format or PromptFormat()
-        self.folder, self.tokenizer = dataset, tokenizer
+        self.folder = dataset
+        self.tokenizer = tokenizer
         if not is_file_of_records(dataset):
             self.folder = dataset_folder(dataset)
             self.tokenizer = load_meta(self.folder, tokenizer)[1]
         if self.tokenizer is None or self.tokenizer.stop_token_id is None:
             raise Mistake(f"dataset={dataset} has prompts, but there is no tokenizer with a token that ends a "
                           "completion; use data/custom/prepare.py")
-        self.notes = Counter()  # {what was done with records, in words: how many}
-        found = load_records(dataset, self.notes)
-        records = unique_records(found)
-        self.repeated = len(found) - len(records)
+        self.notes = Counter()  # {a change of records, in words: number of records}
+        records = unique_records(load_records(dataset, self.notes), self.notes)
         splits = splits_of(records, self.notes)
-        for record in records:
+        self.records = {name: [] for name in SPLITS}
+        for record, split in zip(records, splits, strict=True):
             self._encode(record)
-        self.records = {name: [record for record, split in zip(records, splits, strict=True) if split in (name, None)]
-                        for name in SPLITS}
-        for split, named in self.records.items():
-            if not named:
-                raise Mistake(f"dataset={dataset}: none of its {len(records)} records is in the split {split}; mark "
-                              f'some "split": "{split}"')
+            for name in SPLITS:
+                if split in (name, None):  # None: in both
+                    self.records[name].append(record)
+        for name in SPLITS:
+            if not self.records[name]:
+                raise Mistake(f"dataset={dataset}: none of its {len(records)} records is in the split {name}; mark "
+                              f'some "split": "{name}"')
         self._leave_out_long(evaluates_on_training=None in splits)
         self.longest = max(len(record["tokens"]) for record in self._all())
         if block_size and self.longest >= block_size:
@@ -201,12 +224,12 @@ class PromptConsumer:
 
     def _all(self):
         """The records of both splits."""
-        return [record for records in self.records.values() for record in records]
+        return [*self.records["train"], *self.records["val"]]
 
     def _encode(self, record):
-        """Adds the text and the tokens that a model reads, and the split, to a record."""
+        """Adds the text and the tokens that a model reads to a record."""
         prompt = record["prompt"]
-        roles = [] if isinstance(prompt, str) else [message["role"] for message in prompt]
+        roles = [message["role"] for message in as_messages(prompt)]
         if self.format.system_prompt and "system" in roles:
             raise Mistake(f"{record['where']}: the prompt has a system message already; leave system_prompt out")
         record["text"], record["tokens"] = self.format.encode(prompt, self.tokenizer, self.notes)
@@ -214,32 +237,35 @@ class PromptConsumer:
             raise Mistake(f"{record['where']}: no usable characters in the prompt")
 
     def _leave_out_long(self, evaluates_on_training):
-        """Leaves out training prompts above max_prompt_length. Such a validation prompt is an error: metrics over the
-        short prompts alone would pass for metrics over all. With a share as max_prompt_length validation prompts stay,
-        so that no length is an error."""
-        limit, train = self.format.max_prompt_length, self.records["train"]
-        is_share = limit < 1
+        """Leaves out training prompts above max_prompt_length.
+
+        A validation prompt above a limit in tokens is an error: metrics over only the short prompts would pass for
+        metrics over all. If the limit is a share, validation prompts of any length stay.
+        """
+        train = self.records["train"]
+        self.limit = self.format.max_prompt_length
+        is_share = self.limit < 1
         if is_share:
-            limit = percentile([len(record["tokens"]) for record in train], limit)
-        self.limit = limit
-        self.records["train"] = [record for record in train if len(record["tokens"]) <= limit]
-        self.dropped = len(train) - len(self.records["train"])
+            self.limit = percentile([len(record["tokens"]) for record in train], self.limit)
+        kept = [record for record in train if len(record["tokens"]) <= self.limit]
+        self.records["train"] = kept
+        self.dropped = len(train) - len(kept)
         if is_share:
             if evaluates_on_training and self.dropped:
-                self.notes[f"longer than {limit} tokens (max_prompt_length={self.format.max_prompt_length}), so that "
-                           "the run is evaluated on it but does not train on it"] += self.dropped
+                self.notes[f"longer than {self.limit} tokens (max_prompt_length={self.format.max_prompt_length}), so "
+                           "that the run is evaluated on it but does not train on it"] += self.dropped
             return
-        if not self.records["train"]:
-            raise Mistake(f"all {len(train)} training prompts are above max_prompt_length={limit}; raise it")
+        if not kept:
+            raise Mistake(f"all {len(train)} training prompts are above max_prompt_length={self.limit}; raise it")
         if evaluates_on_training:
-            self.records["val"] = self.records["train"]
+            self.records["val"] = kept
         for record in self.records["val"]:
-            if len(record["tokens"]) > limit:
-                raise Mistake(f"{record['where']}: a validation prompt is above max_prompt_length={limit}; set it "
+            if len(record["tokens"]) > self.limit:
+                raise Mistake(f"{record['where']}: a validation prompt is above max_prompt_length={self.limit}; set it "
                               f"to {len(record['tokens'])} or more, or remove the prompt")
 
     def require_completions(self) -> None:
-        """Raises Mistake, naming file and line, unless every record has a completion, or an answer in its place."""
+        """Raises Mistake, naming file and line, for a record without a completion, or an answer in its place."""
         for record in self._all():
             record |= with_completion(record)
             if "completion" not in record:
@@ -247,81 +273,95 @@ class PromptConsumer:
 
     def size(self) -> str:
         """The numbers of prompts, in words."""
-        repeated = f", {self.repeated} records equal to another left out" if self.repeated else ""
         return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
                 f"{self.longest} tokens; training prompts of more than {self.limit} tokens "
-                f"(max_prompt_length={self.format.max_prompt_length}) left out: {self.dropped}{repeated}")
+                f"(max_prompt_length={self.format.max_prompt_length}) left out: {self.dropped}")
 
     def describe_prompts(self, problems: int) -> Iterator[str]:
-        """Yields lines for the start of a run: what was done with records, how often a step of so many problems
-        repeats them, the end of the first prompt, and what ends a completion."""
+        """Yields lines for the start of a run: the notes on records, repetitions of prompts in a step, the end of the
+        first prompt, and the tokens that end a completion. problems: that a step takes"""
         yield from in_words(self.notes)
+        tokenizer = self.tokenizer
         if OF_MODEL.get(self.format.template):
-            begun = "system message" if self.tokenizer.shows_system else "user's, as the chat template shows no other"
+            begun = "system message" if tokenizer.shows_system else "user's, as the chat template shows no other"
             yield f"the rules of template={self.format.template!r} begin the {begun}"
-        t, train = self.tokenizer, self.records["train"]
+        train = self.records["train"]
         if len(train) < problems:
             yield (f"a step takes {problems} problems, more than the {len(train)} training prompts, so that it takes "
                    "some more than once")
-        text = train[0]["text"] + prefill(train[0]["prompt"]) + self.format.response_prefix
+        first = train[0]
+        text = first["text"] + prefill(first["prompt"]) + self.format.response_prefix
         yield f"the first prompt ends in {text[-SHORT:]!r}"
-        if t.shown_tokens:
-            names, more = t.shown_tokens[:MOST_NAMES], len(t.shown_tokens) - MOST_NAMES
-            yield ("special tokens that stay in the texts of completions: " + ", ".join(map(repr, names))
-                   + f" and {more} more" * (more > 0))
-        ends = [f"{i} {name!r}" for i, name in zip(t.stop_token_ids, t.stop_token_names, strict=True)]
+        if tokenizer.shown_tokens:
+            names = one_line(", ".join(map(repr, tokenizer.shown_tokens)))
+            yield f"special tokens ({len(tokenizer.shown_tokens)}) that stay in the texts of completions: {names}"
+        ends = []
+        for number, name in zip(tokenizer.stop_token_ids, tokenizer.stop_token_names, strict=True):
+            ends.append(f"{number} {name!r}")
         yield f"a completion ends with token {' or '.join(ends)}"
 
     def _drawn(self, split, step, micro):
         """(records, numbers) of this rank's share of a micro-batch."""
         records = self.records[split]
-        rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step])
+        rng = generator_of(self.seed, split, step)
         order = rng.permutation(len(records))
         first = (micro * self.world + self.rank) * self.batch_size
         numbers = np.arange(first, first + self.batch_size)
-        return [records[i] for i in order[numbers % len(order)]], numbers
+        drawn = order[numbers % len(order)]
+        return [records[i] for i in drawn], numbers
 
     def problems(self, split: str, step: int, micro: int = 0) -> Batch:
         """Prompts to complete, this rank's share of a micro-batch."""
-        return self.pack(*self._drawn(split, step, micro))
+        records, numbers = self._drawn(split, step, micro)
+        return self.pack(records, numbers)
 
     def pack(self, records: list[dict], numbers: np.ndarray) -> Batch:
-        """The records as a batch of problems."""
-        return as_problems(records, numbers, self.longest, self.tokenizer)
+        """The records as a batch of problems, padded on the left."""
+        lengths = np.array([len(record["tokens"]) for record in records])            # (B,)
+        padding = self.longest - lengths                                             # (B,)
+        input = np.full((len(records), self.longest), self.tokenizer.pad_token_id)   # (B, T)
+        for row, start, record in zip(input, padding, records, strict=True):
+            row[start:] = record["tokens"]
+        records = np.array(records, dtype=object)
+        return {"input": input, "padding": padding, "number": np.asarray(numbers), "record": records}
 
     def _example(self, record):
-        """Prompt, completion and stop token, as token ids."""
+        """Prompt, completion and stop token as token ids, cut to the room of the model."""
         completion = self.tokenizer.encode(str(record.get("completion", "")))
-        return [*record["tokens"], *completion, self.tokenizer.stop_token_id]
+        ids = [*record["tokens"], *completion, self.tokenizer.stop_token_id]
+        return ids[: self.room]
 
-    def masked_batch(self, split: str, step: int, micro: int) -> Batch:
+    def _masked_batch(self, split, step, micro):
         """Training examples for a masked-fill model: the prompt, the record's "completion", and stop tokens up to
         block_size. A share t of the positions after the prompt, uniform in (0, 1], is masked, and each masked token
         weighs 1 / t: the likelihood bound of arXiv 2406.07524 and 2502.09992."""
         records, numbers = self._drawn(split, step, micro)
-        target = np.full((len(records), self.block_size), self.tokenizer.stop_token_id)
-        weight = np.zeros(target.shape, dtype=np.float32)
-        for record, number, ids, weights in zip(records, numbers, target, weight, strict=True):
-            text = self._example(record)[: self.room]
-            ids[: len(text)] = text
-            positions = np.arange(len(record["tokens"]), self.block_size)
-            rng = np.random.default_rng([PROBLEMS, self.seed, SPLITS.index(split), step, int(number)])
-            chosen = rng.permutation(positions)[: rng.integers(len(positions)) + 1]
-            weights[chosen] = 1 / len(chosen)
+        shape = len(records), self.block_size
+        target = np.full(shape, self.tokenizer.stop_token_id)                        # (B, T)
+        weight = np.zeros(shape, dtype=np.float32)                                   # (B, T)
+        for i, record in enumerate(records):
+            text = self._example(record)
+            target[i, : len(text)] = text
+            rng = generator_of(self.seed, split, step, int(numbers[i]))
+            order = rng.permutation(np.arange(len(record["tokens"]), self.block_size))
+            count = rng.integers(len(order)) + 1
+            weight[i, order[:count]] = 1 / count
         input = np.where(weight > 0, self.tokenizer.mask_token_id, target)
         return {"input": input, "target": target, "mask": weight, "number": numbers}
 
     def batch(self, split: str, step: int, micro: int = 0) -> Batch:
         """Training examples: the prompt, the record's "completion" and the stop token."""
         if self.masked:
-            return self.masked_batch(split, step, micro)
+            return self._masked_batch(split, step, micro)
         records, numbers = self._drawn(split, step, micro)
-        texts = [self._example(record)[: self.room] for record in records]
-        ids = np.full((len(texts), max(map(len, texts))), self.tokenizer.pad_token_id)
-        mask = np.zeros(ids.shape, dtype=bool)
-        for i, (record, text) in enumerate(zip(records, texts, strict=True)):
-            ids[i, : len(text)] = text
-            mask[i, len(record["tokens"]) : len(text)] = True
+        texts = [self._example(record) for record in records]
+        T = max(map(len, texts))
+        ids = np.full((len(texts), T), self.tokenizer.pad_token_id)                  # (B, T)
+        mask = np.zeros(ids.shape, dtype=bool)                                       # (B, T)
+        for i, text in enumerate(texts):
+            begin, end = len(records[i]["tokens"]), len(text)
+            ids[i, :end] = text
+            mask[i, begin:end] = True
         mask = mask[:, 1:]
         target = np.where(mask, ids[:, 1:], 0)
         return {"input": ids[:, :-1], "target": target, "mask": mask, "number": numbers}

@@ -1,13 +1,13 @@
-"""A Python file of the user's as a module of its own. The files and packages beside it, its neighbours, are found by
-its imports and by theirs, and by no others.
+"""A Python file of the user's as a module of its own. Only its imports, and those of its neighbours, find the
+neighbours: the files and packages beside it.
 
 The file /me/mine.py is the package core.user_files.%2Fme%2Fmine%2Epy, and helper.py beside it is the module `helper` of
 that package. A process that unpickles a function of the user's by its name therefore imports this file first, which
 then finds the user's. Nothing is put on sys.path, where libraries and this project would find a neighbour called
 datasets.py or metrics.py, and two files never share a neighbour.
 
-The statement `import helper` and the function __import__ know the neighbours, at any time. importlib.import_module
-knows them by their relative names alone: import_module(".helper", __package__).
+The statement `import helper` and the function __import__ find the neighbours, at any time. importlib.import_module
+finds them only by their relative names: import_module(".helper", __package__).
 """
 
 import builtins
@@ -24,29 +24,31 @@ from types import ModuleType
 from core.errors import USER_FILES, others
 
 __path__ = []  # makes this module a package, whose modules the Finder finds
-PROJECT = ("core", "grpo")  # stay this project's: a copy would have tables of its own
+PROJECT = ("core", "grpo")  # never neighbours: a copy of this project would have tables of its own
 
 
 def load_user_file(path: str) -> ModuleType:
-    """Runs a Python file anew, and its neighbours as it imports them. Returns its module. Raises Mistake."""
+    """Runs a Python file again, and its neighbours when it imports them. Returns its module. Raises Mistake."""
     root = module_of(path)
     for name in list(sys.modules):
         if name == root or name.startswith(f"{root}."):
             del sys.modules[name]
-    importlib.invalidate_caches()  # of folders, which may have been read in the very moment in which a file was written
+    importlib.invalidate_caches()  # a file may be newer than the listing of its folder that Python keeps
     with others("it does not run", "correct it", place=path):
         return importlib.import_module(root)
 
 
 def module_of(path: str) -> str:
-    """The name of the module that a file is. It has no dot behind USER_FILES, whatever the path is."""
+    """The name of the module of a file. It has no dot after USER_FILES, for any path."""
     path = os.fsencode(os.path.abspath(path))
-    return USER_FILES + urllib.parse.quote(path, safe="").replace(".", "%2E")
+    quoted = urllib.parse.quote(path, safe="")
+    return USER_FILES + quoted.replace(".", "%2E")
 
 
 def file_of(root: str) -> str:
-    """The path of the file whose module has this name."""
-    return os.fsdecode(urllib.parse.unquote_to_bytes(root.removeprefix(USER_FILES)))
+    """The path of the file of the module with this name."""
+    quoted = root.removeprefix(USER_FILES)
+    return os.fsdecode(urllib.parse.unquote_to_bytes(quoted))
 
 
 class Finder:
@@ -59,13 +61,14 @@ class Finder:
         depth = name.removeprefix(USER_FILES).count(".")
         if depth == 0:
             file = file_of(name)
-            folders = [os.path.dirname(file)]
             return importlib.util.spec_from_file_location(
-                name, file, loader=Loader(name, file), submodule_search_locations=folders)
+                name, file, loader=Loader(name, file), submodule_search_locations=[os.path.dirname(file)])
         spec = PathFinder.find_spec(name, path)
-        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+        if spec is None:
+            return None
+        if isinstance(spec.loader, SourceFileLoader):
             spec.loader = Loader(name, spec.origin)
-        if spec is not None and spec.origin is None and depth == 1:
+        if spec.origin is None and depth == 1:
             # Python joins all folders of a name that have no __init__.py. The user's may be called data, as ours is
             usual = PathFinder.find_spec(name, sys.path)
             if usual is not None and usual.origin is None:
@@ -75,7 +78,7 @@ class Finder:
 
 
 class Builtins(dict):
-    """Builtins of a module; those that are added later, as by gettext, are found, too."""
+    """Builtins of a module. A name that is added to Python's later, as gettext does, is found there."""
 
     def __missing__(self, name):
         return vars(builtins)[name]
@@ -85,9 +88,9 @@ class Loader(SourceFileLoader):
     """Runs a file whose imports find the neighbours of the user's file."""
 
     def exec_module(self, module: ModuleType) -> None:
-        root = USER_FILES + self.name.removeprefix(USER_FILES).partition(".")[0]
-        own_import = functools.partial(import_for, root)
-        # Every function takes its builtins from the globals of its module: so does an import that it makes later
+        root, *_ = self.name.removeprefix(USER_FILES).split(".")
+        own_import = functools.partial(import_for, USER_FILES + root)
+        # A function takes its builtins from the globals of its module, so that an import that it makes later is ours
         vars(module)["__builtins__"] = Builtins(vars(builtins), __import__=own_import)
         super().exec_module(module)
 
@@ -97,20 +100,21 @@ class Loader(SourceFileLoader):
 
 def import_for(root: str, name: str, globals: dict | None = None, locals: dict | None = None,
                fromlist: Sequence[str] | None = (), level: int = 0) -> ModuleType:
-    """Stands in the place of __import__ in the user's file `root` and in its neighbours."""
-    top, _, rest = name.partition(".")
+    """Replaces __import__ in the user's file `root` and in its neighbours."""
+    top, dot, rest = name.partition(".")
     own = neighbour(root, top) if level == 0 else None
     if own is None:
         return __import__(name, globals, locals, fromlist, level)
-    module = __import__(f"{own}.{rest}" if rest else own, fromlist=fromlist)
+    module = __import__(own + dot + rest, fromlist=fromlist)
     return module if fromlist else sys.modules[own]
 
 
 def neighbour(root: str, top: str) -> str | None:
     """The name of the module that `import top` means in the user's file `root`; None if it is no neighbour."""
-    name, file = f"{root}.{top}", file_of(root)
+    name = f"{root}.{top}"
     if name in sys.modules:
         return name
+    file = file_of(root)
     found = PathFinder.find_spec(top, [os.path.dirname(file)])
     if found is None or top in PROJECT:
         return None
@@ -124,8 +128,10 @@ def neighbour(root: str, top: str) -> str | None:
         return name
     if found.origin is None:  # a folder without __init__.py, perhaps of data: no package gives way to it
         return name if usual.origin is None else None
-    is_same = os.path.realpath(found.origin) == os.path.realpath(usual.origin or "")
-    return None if is_same else name  # where sys.path has the folder, one copy is enough
+    path = os.path.realpath(usual.origin or "")
+    if os.path.realpath(found.origin) == path:  # sys.path has the folder, too: one copy is enough
+        return None
+    return name
 
 
 sys.meta_path.insert(0, Finder)

@@ -36,8 +36,9 @@ from grpo.rollout import REWARD, join
 SEEDS = 3          # the first number of the seeds of environments, so that they differ from other noise
 METHODS = {"reset": ("record",), "step": ("text",), "close": ()}  # the arguments with which each is called
 NOT_AT_ONCE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-TURNS_OF_EACH, FAILED = "environment/turns", "environment/failed"  # metrics of every environment
-WARNED = {}        # {key: line} of what was said of environments in this process
+TURNS_OF_EACH = "environment/turns"  # metrics of every environment
+FAILED = "environment/failed"
+WARNED = {}        # {key: line} of the warnings of this process
 
 
 def environment(cls):
@@ -49,13 +50,15 @@ def environment(cls):
 
 
 def find_environment(name, path):
-    """The class of this name; the reward_file at `path`, if there is one, has run."""
+    """The class of this name, after the reward_file at `path`, if there is one, has run."""
     load_reward_file(path)
     if name not in ENVIRONMENTS:
         raise Mistake(f"environment={name!r} is no @environment class of reward_file={path}; known: "
                       f"{', '.join(ENVIRONMENTS) or 'none'}")
     return ENVIRONMENTS[name]
 
+
+# Checks at the start of a run
 
 def check_begins(config, data):
     """Raises Mistake for an environment that cannot work: it lacks a method or a metric, or fails with the first record
@@ -73,14 +76,20 @@ def check_begins(config, data):
     check_method(episode, "close")
     episode.measure()
     missing = episode.error
+    if missing is not None:  # it may set its metrics only in its first step
+        episode.errors.clear()
+        with contextlib.suppress(Mistake):  # of what it returns for an empty text
+            episode.step("")
+        episode.measure()
+    works = episode.error is None
     episode.close()
-    if missing is not None and not has_metrics_after_a_step(config, record):
+    if not works:
         raise missing
 
 
 def check_metrics(episode):
     """Raises Mistake for a metric that is no name of an attribute, or has the name of one of ours."""
-    about = f"{definition(episode.make)}: environment={episode.config.environment!r}"
+    about = f"{definition(episode.make)}: {episode.setting}"
     for name in episode.make.metrics:
         if not isinstance(name, str):
             raise Mistake(f"{about} has {shown(name)} among its metrics; write names of attributes, ('name',)")
@@ -89,15 +98,16 @@ def check_metrics(episode):
 
 
 def check_method(episode, name):
-    """Raises Mistake if the environment has no such method, or one that cannot be called as METHODS says or that does
-    nothing when it is called. `close` is optional."""
-    with Attempt(episode):
+    """Raises Mistake for a method that is missing, that cannot be called as METHODS says, or whose call does nothing.
+    `close` is optional."""
+    place = definition(episode.make)
+    with others(f"{episode.setting} failed", "correct it", place):
         method = getattr(episode.one, name, None)  # it may be a property
-    if episode.error is not None:
-        raise episode.error
-    place = definition(method if inspect.ismethod(method) else episode.make)
-    about = f"{place}: environment={episode.config.environment!r}"
-    remedy = f"write def {name}({', '.join(('self', *METHODS[name]))})"
+    if inspect.ismethod(method):
+        place = definition(method)
+    about = f"{place}: {episode.setting}"
+    arguments = METHODS[name]
+    remedy = f"write def {name}({', '.join(('self', *arguments))})"
     if method is None:
         if name == "close":
             return
@@ -111,28 +121,16 @@ def check_method(episode, name):
     except (ValueError, TypeError):  # a function in C may have none
         return
     try:
-        signature.bind(*METHODS[name])
+        signature.bind(*arguments)
     except TypeError as error:
         raise Mistake(f"{about}: its {name} cannot be called ({error}); {remedy}") from None
 
 
 def misspelled(name, one):
-    """Names the method that may be meant by `name`; "" if there is none."""
+    """A remedy with the method that may be a misspelled `name`, or ""."""
     methods = {own.lower(): own for own in dir(type(one))}
     near = difflib.get_close_matches(name, methods, 1)
     return f", or rename {methods[near[0]]}" if near else ""
-
-
-def has_metrics_after_a_step(config, record):
-    """True for an environment that sets its metrics only in its first step, as far as an empty text lets it."""
-    episode = Episode(config)
-    episode.begin(0, record)
-    with contextlib.suppress(Mistake):  # of what it returns for an empty text
-        episode.step("")
-    episode.measure()
-    works = episode.error is None
-    episode.close()
-    return works
 
 
 def metric_of(name):
@@ -147,50 +145,52 @@ def warn(key, line):
         sys.stderr.write(WARNED[key] + "\n")
 
 
-class Attempt:
-    """The user's class is called in the block, within a time_limit. What it raises, or that it takes longer, ends the
-    block and becomes the `error` of the episode. A Mistake, about what a method is or returned, ends the run."""
+# One completion
+
+class Attempt(others):
+    """A block in which the user's class runs. An exception of it ends the block and becomes an error of the episode,
+    which fails, while the run continues. A Mistake of ours, about a value that a method returned, ends the run."""
 
     def __init__(self, episode, part="", remedy="correct it"):
-        """part: what of the environment is used"""
+        """part: the part of the environment that is used, for the error"""
+        super().__init__(f"{part}{episode.setting} failed", remedy, definition(episode.make))
         self.episode = episode
-        self.defaults = keep_torch_defaults()
-        what = f"{part}environment={episode.config.environment!r} failed"
-        self.others = others(what, remedy, definition(episode.make))
-
-    def __enter__(self):
-        self.defaults.__enter__()
-        self.others.__enter__()
 
     def __exit__(self, kind, error, trace):
-        self.defaults.__exit__(None, None, None)
         try:
-            self.others.__exit__(kind, error, trace)
+            super().__exit__(kind, error, trace)
         except Mistake as mistake:
             self.episode.errors.append(mistake)
             return True
 
 
 class Episode:
-    """The environment of one completion, and its turns. Raises Mistake for a method that returns something else than it
-    should.
+    """The environment of one completion, and its turns. Raises Mistake for a value that a method must not return.
 
+    one: the user's object
     turns: the columns in which turns begin; ended: how many have; reward: the sum of theirs
-    errors: a Mistake for each method that raised or took too long
+    errors: a Mistake for each call that raised or took too long
     """
 
     def __init__(self, config):
-        """config: environment, reward_file, reward_timeout"""
+        """config: environment, reward_file, reward_timeout, max_turns"""
         self.config = config
+        self.setting = f"environment={config.environment!r}"
         self.make = find_environment(config.environment, config.reward_file)
         self.one = None
-        self.turns, self.errors = [0], []
-        self.ended, self.reward = 0, 0.0
+        self.turns = [0]
+        self.errors = []
+        self.ended = 0
+        self.reward = 0.0
 
     @property
     def error(self):
         """The last one, or None."""
         return self.errors[-1] if self.errors else None
+
+    def deadline(self):
+        """The block for a call of the user's class."""
+        return time_limit(self.config.reward_timeout)
 
     def begin(self, seed, record):
         """Makes the environment and hands it the record."""
@@ -199,16 +199,16 @@ class Episode:
             self.reset(record)
 
     def make_one(self, seed):
-        """Makes the environment."""
-        with Attempt(self), time_limit(self.config.reward_timeout):
+        """Makes the environment, with the seed if it takes one."""
+        with Attempt(self), keep_torch_defaults(), self.deadline():
             takes_a_seed = inspect.signature(self.make).parameters
             self.one = self.make(seed) if takes_a_seed else self.make()
 
     def reset(self, record):
         """Hands the environment a copy of the record."""
-        own = copy.deepcopy({key: x for key, x in record.items() if key not in OF_CONSUMER})
-        with Attempt(self), time_limit(self.config.reward_timeout):
-            result = self.one.reset(own)
+        fields = {key: copy.deepcopy(value) for key, value in record.items() if key not in OF_CONSUMER}
+        with Attempt(self), keep_torch_defaults(), self.deadline():
+            result = self.one.reset(fields)
             if result is not None:
                 self.refuse(self.one.reset, "reset must return None, because the prompt is the record's", result)
 
@@ -216,7 +216,7 @@ class Episode:
         """Returns the answer to the text of a turn; None ends the episode."""
         if self.error is not None:
             return None
-        with Attempt(self), time_limit(self.config.reward_timeout):
+        with Attempt(self), keep_torch_defaults(), self.deadline():
             result = self.one.step(text)
             found = answer_and_reward(result)
             if found is None:
@@ -227,32 +227,32 @@ class Episode:
             return answer if self.ended < self.config.max_turns else None
 
     def measure(self):
-        """Returns {"environment/name": (sum, count)} of what it measured."""
+        """Returns {"environment/name": (sum, count)} of the metrics of the environment."""
         metrics = {}
         for name in self.make.metrics:
-            part, remedy = f"the metric {shown(name)} of ", f"set self.{one_line(name)} in reset, to (sum, count)"
-            with Attempt(self, part, remedy), time_limit(self.config.reward_timeout):
+            part = f"the metric {shown(name)} of "
+            remedy = f"set self.{one_line(name)} in reset, to (sum, count)"
+            with Attempt(self, part, remedy), keep_torch_defaults(), self.deadline():
                 total, count = getattr(self.one, name)
-                if not (math.isfinite(total) and math.isfinite(count)):
+                if not math.isfinite(total) or not math.isfinite(count):
                     raise ValueError("not finite")
                 metrics[metric_of(name)] = float(total), float(count)
         return metrics
 
     def close(self):
         """Ends the environment."""
-        with Attempt(self), time_limit(self.config.reward_timeout):
+        with Attempt(self), keep_torch_defaults(), self.deadline():
             close = getattr(self.one, "close", None)
             if close is not None:
                 close()
 
     def refuse(self, method, wanted, result):
-        """Raises Mistake about what a method returned."""
-        raise Mistake(f"{definition(method)}: environment={self.config.environment!r}: its {wanted}, not "
-                      f"{shown(result)}")
+        """Raises Mistake about the value that a method returned."""
+        raise Mistake(f"{definition(method)}: {self.setting}: its {wanted}, not {shown(result)}")
 
 
 def answer_and_reward(result):
-    """(answer, reward) of what `step` returned, the reward as a float; None if it is something else."""
+    """(answer, reward as a float) of the value that `step` returned; None if the value is something else."""
     try:
         answer, reward = result
         is_finite = math.isfinite(reward)
@@ -263,6 +263,8 @@ def answer_and_reward(result):
     return (answer, reward) if is_answer and is_finite else None
 
 
+# All completions of an iteration
+
 class Episodes:
     """The episodes of N = P * G completions, an Episode each. Those of a problem have the same seed and record.
     given: (N, L) tokens of answers, by column; -1 where the policy writes"""
@@ -272,12 +274,15 @@ class Episodes:
         turn"""
         self.stop = stop
         self.form = PromptFormat.of(settings)
-        self.episodes, self.begun = [], []  # begun: the beginning of the first turn that a prompt has
+        self.episodes = []
+        self.begun = []  # the beginning of the first turn that a prompt has
         for record, number in zip(problems["record"], problems["number"], strict=True):
             sequence = np.random.SeedSequence([SEEDS, settings.seed, iteration, int(number)])
+            seed = int(sequence.generate_state(1)[0])
             for _ in range(settings.group_size):
-                self.episodes.append(Episode(settings))
-                self.episodes[-1].begin(int(sequence.generate_state(1)[0]), record)
+                episode = Episode(settings)
+                episode.begin(seed, record)
+                self.episodes.append(episode)
                 self.begun.append(prefill(record["prompt"]))
         self.given = torch.full((len(self.episodes), settings.max_new_tokens), -1)
 
@@ -286,26 +291,32 @@ class Episodes:
         target: (N, L) tokens so far; number: (n,) completions; drawn: (n,) bool: the policy wrote the token"""
         begin = [self.episodes[n].turns[-1] for n in number.tolist()]
         ends = self.stop(target[number, : t + 1], t, begin)[:, 0] & drawn            # (n,)
-        over = [n for n in number[ends].tolist() if self.ends(n, target[n, : t + 1].tolist())]
+        over = []
+        for n in number[ends].tolist():
+            written = target[n, : t + 1].tolist()
+            if self.ends(n, written):
+                over.append(n)
         return torch.isin(number, number.new_tensor(over))
 
     def ends(self, n, written):
         """Answers completion n, whose tokens so far, a list, end a turn. Returns whether the episode is over."""
-        turns = self.episodes[n].turns
-        ids = written[turns[-1] :]
-        begun = self.begun[n] if turns == [0] else ""
-        answer = self.episodes[n].step(begun + self.stop.text(ids))
+        episode = self.episodes[n]
+        ids = written[episode.turns[-1] :]
+        text = self.stop.text(ids)
+        if episode.turns == [0]:
+            text = self.begun[n] + text
+        answer = episode.step(text)
         if answer is None:
             return True
         text = self.between(answer, ids[-1]).encode(errors="replace").decode()  # half a surrogate pair is no text
         given = torch.tensor(self.stop.tokenizer.encode(text), dtype=torch.long)
-        room = self.given[n, len(written) :]
+        room = self.given[n, len(written) :]  # a view of the row
         room[: len(given)] = given[: len(room)]
-        turns.append(len(written) + len(given))
+        episode.turns.append(len(written) + len(given))
         return False
 
     def between(self, answer, last):
-        """The text behind a turn whose last token is `last`: the answer, and what the template puts around it."""
+        """The answer as the template frames it: the text after a turn whose last token is `last`."""
         tokenizer = self.stop.tokenizer
         if isinstance(answer, str):
             if self.form.template == "plain":
@@ -325,16 +336,17 @@ class Episodes:
         return {REWARD: rewards}
 
     def close(self):
-        """Ends the environments. Returns {name: (sum, count)} of what they measured. An error is printed once for each
-        line of the user's file, part of the environment and type."""
-        parts = []
+        """Ends the environments. Returns {name: (sum, count)} of their metrics. Each error is printed once per line of
+        the user's file, part of the environment and type."""
+        measured = [{metric_of(name): (0.0, 0.0) for name in self.episodes[0].make.metrics}]
         for episode in self.episodes:
-            measured = {} if episode.error is not None else episode.measure()
+            if episode.error is None:
+                measured.append(episode.measure())
             episode.close()
             begun = sum(t < self.given.shape[1] for t in episode.turns)
-            parts.append(measured | {TURNS_OF_EACH: (begun, 1), FAILED: (episode.error is not None, 1)})
+            failed = episode.error is not None
+            measured.append({TURNS_OF_EACH: (begun, 1), FAILED: (failed, 1)})
             for error in episode.errors:
                 place = str(error).partition(" failed (")[0]  # what follows may be another text each time
                 warn((place, type(error.__cause__).__name__), f"{error}; it is counted as {FAILED}")
-        nothing = {metric_of(name): (0.0, 0.0) for name in self.episodes[0].make.metrics}
-        return join([nothing, *parts])
+        return join(measured)

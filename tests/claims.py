@@ -444,7 +444,7 @@ CLAIMS = {
         "steps that no reward scores are said, and end the run":
             "runs/test_bad_steps.py::test_steps_in_which_all_completions_are_skipped_are_said_and_end_the_run",
         "records are merged only if they are equal in every field":
-            "data/test_prompts.py::test_only_records_that_are_equal_in_every_field_are_merged_and_the_data_line_says_how_many",
+            "data/test_prompts.py::test_only_records_that_are_equal_in_every_field_are_merged_and_a_line_says_how_many",
         "forms of other trainers are read, and what is joined or ignored is noted":
             "data/test_records.py::test_forms_of_other_trainers_are_read_and_what_is_joined_or_ignored_is_noted",
         "an assistant's message at the end of a prompt is continued":

@@ -104,14 +104,14 @@ def test_names_of_splits_and_of_lists_are_those_that_exporters_write(tmp_path, t
     ("prompt,text,answer\na,b,3.0", [{"prompt": "a", "answer": "3.0"}])], ids=repr)
 def test_a_csv_file_has_commas_and_a_header_and_its_values_are_texts(tmp_path, text, rows):
     (tmp_path / "a.csv").write_bytes(text.encode())
-    assert without_place(load_records(str(tmp_path / "a.csv"))) == rows
+    assert without_place(load_records(str(tmp_path / "a.csv"), Counter())) == rows
 
 
 @pytest.mark.parametrize("fault", ["c,2,3", 'c,"2" d', ",2"])
 def test_errors_of_a_csv_file_name_the_line_in_which_a_record_begins(tmp_path, fault):
     (tmp_path / "a.csv").write_text(f'prompt,answer\n"a\nb",1\n{fault}\n')
     with pytest.raises(Mistake, match="a.csv, line 4"):
-        load_records(str(tmp_path / "a.csv"))
+        load_records(str(tmp_path / "a.csv"), Counter())
 
 
 def test_every_way_to_write_a_list_of_records_is_read(tmp_path):
@@ -133,9 +133,9 @@ def write_parquet(path, rows):
 
 
 def test_a_parquet_file_holds_the_same_records_as_its_lines(tmp_path):
-    records = load_records(write_parquet(tmp_path / "a.parquet", ROWS))
+    records = load_records(write_parquet(tmp_path / "a.parquet", ROWS), Counter())
     lines = jsonl(tmp_path / "a.jsonl", *({k: x for k, x in row.items() if x is not None} for row in ROWS))
-    assert without_place(records) == without_place(load_records(lines))
+    assert without_place(records) == without_place(load_records(lines, Counter()))
 
 
 def hub_folder(folder, monkeypatch, **splits):
@@ -150,9 +150,9 @@ def hub_folder(folder, monkeypatch, **splits):
 
 def test_the_splits_of_a_data_set_of_the_hub_are_ours(tmp_path, monkeypatch):
     marked = [row | {"split": "elsewhere"} for row in ROWS]
-    both = read_hub(hub_folder(tmp_path / "a", monkeypatch, train=marked[:30], test=marked[30:]))
+    both = read_hub(hub_folder(tmp_path / "a", monkeypatch, train=marked[:30], test=marked[30:]), Counter())
     assert [r["split"] for r in both] == ["train"] * 30 + ["val"] * 10
     assert [(r["prompt"], r["answer"]) for r in both] == [(row["question"], row["answer"]) for row in ROWS]
-    assert both[31]["where"].endswith("data, test, row 2")
-    one = read_hub(hub_folder(tmp_path / "c", monkeypatch, train=marked))
+    assert both[31]["where"].endswith("data, test, record 2")
+    one = read_hub(hub_folder(tmp_path / "c", monkeypatch, train=marked), Counter())
     assert len(one) == 40 and not any(r["split"] for r in one), "a hash of the prompt decides later"
