@@ -19,7 +19,6 @@ STEPS = 500     # most steps in a chart, so that the page of a long run stays sm
 LARGEST = 1e300
 SETS = 12       # most evaluations with samples: the first and the latest
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
-PARTS = {"eval": "Held out", "time": "Seconds of a step by phase"}
 HEADLINE = {  # these held-out metrics, and the rewards
     "greedy_accuracy": "share of prompts whose greedy completion is correct",
     "sampled_accuracy": "share of correct completions, sampled as in training",
@@ -36,29 +35,37 @@ def write_report(folder, evaluated=None):
     evaluated: the evaluations of its buffer; None: those of metrics.jsonl"""
     records = read_metrics(Path(folder, METRICS))
     if evaluated is not None:
-        training = [record for record in records if not held_out(record)]
-        records = sorted([*training, *evaluated], key=lambda record: record["step"])
-    config, start = Path(folder, CONFIG), {}
-    if config.exists():
-        starts = starts_of(read_object(config, config, "delete it"), config)
-        start = starts[-1] if starts else {}
-    status = f"running, or not ended properly: at step {records[-1]['step']} when this page was written, {now()}"
-    if end := start.pop("end", {}):
-        why = f": {end['why']}" if end["why"] else ""
-        status = f"{end['ended']} at step {end['step']}, {end['time']}{why}"
-    settings = [private((key, *about.values())) for key, about in start.pop("settings", {}).items()]
-    parts = {"Held out, before and after": before_and_after(evaluations(records)), "Held out": "",
-             "Samples": samples(Path(folder, SAMPLES)), **curves(records),
-             "Settings": table(("setting", "value", "default", "set in"), settings),
-             "Machine, versions, command": table((), map(private, start.items()))}
-    template, style = (Path(__file__).with_name(f"report.{kind}").read_text() for kind in ("html", "css"))
-    page = template.format(
-        style=style, name=text(os.path.basename(without_home(os.path.abspath(folder)))), status=text(status),
-        body="".join(f"<section><h2>{name}</h2>\n{x}</section>\n" for name, x in parts.items() if x))
+        records = [record for record in records if not held_out(record)]
+        records = sorted(records + evaluated, key=lambda record: record["step"])
+    start = last_start(Path(folder, CONFIG))
+    status = status_of(start.pop("end", {}), records[-1]["step"])
+    body = ""
+    for heading, html in sections(folder, records, start):
+        if html:
+            body += f"<section><h2>{heading}</h2>\n{html}</section>\n"
+    name = os.path.basename(without_home(os.path.abspath(folder)))
+    template = Path(__file__).with_name("report.html").read_text()
+    style = Path(__file__).with_name("report.css").read_text()
+    page = template.format(style=style, name=text(name), status=text(status), body=body)
     path = os.path.join(folder, REPORT)
     with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
         f.write(page)
     return path
+
+
+def sections(folder, records, start):
+    """Yields the heading and the HTML of each section. start: the last start of the run, without its end"""
+    charts = curves(records)
+    yield "Held out, before and after", before_and_after(evaluations(records))
+    yield "Held out", charts.pop("Held out")
+    yield "Samples", samples(Path(folder, SAMPLES))
+    yield from charts.items()
+    settings = []
+    for key, about in start.pop("settings", {}).items():
+        settings.append(private((key, *about.values())))
+    machine = [private(pair) for pair in start.items()]
+    yield "Settings", table(("setting", "value", "default", "set in"), settings)
+    yield "Machine, versions, command", table((), machine)
 
 
 def read_metrics(path):
@@ -67,22 +74,59 @@ def read_metrics(path):
     if not count:
         raise Mistake(f"{path} holds no metrics; name the out_dir of a run")
     every = 1 + count // STEPS
-    return [r for i, r in enumerate(each_metrics(path), 1) if (count - i) % every == 0 or evaluations([r])]
+    records = []
+    for number, record in enumerate(each_metrics(path), 1):
+        is_nth = (count - number) % every == 0  # counted from the end, so that the last step is there
+        if is_nth or held_out(record):
+            records.append(record)
+    return records
+
+
+def last_start(path):
+    """The last start of a run that its config.json at `path` lists; {} without one."""
+    if not path.exists():
+        return {}
+    starts = starts_of(read_object(path, path, "delete it"), path)
+    return starts[-1] if starts else {}
+
+
+def status_of(end, step):
+    """The status of a run in words. end: the record of its end, {} without one; step: its latest"""
+    if not end:
+        return f"running, or not ended properly: at step {step} when this page was written, {now()}"
+    status = f"{end['ended']} at step {end['step']}, {end['time']}"
+    return f"{status}: {end['why']}" if end["why"] else status
 
 
 def curves(records):
     """{part of the page: a chart for each of its metrics}"""
-    parts, constant = dict.fromkeys(("Held out", "Rewards", "Training", "Seconds of a step by phase"), ""), []
-    for metric in dict.fromkeys(name for record in records for name in record if name != "step"):
-        points = [(record["step"], drawable(record[metric])) for record in records if metric in record]
-        values = [y for _, y in points]
-        part = "Rewards" if "reward" in metric else "Training"
-        part = PARTS.get(metric.split("/")[0], part)
+    parts = {"Held out": "", "Rewards": "", "Training": "", "Seconds of a step by phase": ""}
+    metrics = {}
+    for record in records:
+        metrics |= record  # of a dictionary only the names count, in the order of their first values
+    del metrics["step"]
+    last = records[-1]["step"]
+    constant = []
+    for metric in metrics:
+        measured = [record for record in records if metric in record]
+        values = [drawable(record[metric]) for record in measured]
         if None not in values and is_flat(values):
             constant.append(f"{text(metric)} {format_number(values[-1])}")
         else:
-            parts[part] += chart(metric, records[-1]["step"], points)
-    return parts | {"Constant, up to rounding": f"<p>{', '.join(constant)}</p>" if constant else ""}
+            steps = [record["step"] for record in measured]
+            parts[part_of(metric)] += chart(metric, steps, values, last)
+    if constant:
+        parts["Constant, up to rounding"] = f"<p>{', '.join(constant)}</p>"
+    return parts
+
+
+def part_of(metric):
+    """The part of the page that has the chart of a metric."""
+    if metric.startswith("eval/"):
+        return "Held out"
+    if metric.startswith("time/"):
+        return "Seconds of a step by phase"
+    return "Rewards" if "reward" in metric else "Training"
 
 
 def drawable(value):
@@ -91,7 +135,7 @@ def drawable(value):
 
 
 def is_flat(values):
-    """Tells whether finite numbers differ by rounding alone, or by less than a curve can show."""
+    """True for finite numbers that differ by rounding only, or by less than a curve can show."""
     low, high = min(values), max(values)
     return high - low <= max(1e-7, 1e-3 * max(-low, high))
 
@@ -100,22 +144,26 @@ def before_and_after(records):
     """Metrics of the first and the last evaluation, "" if they are one."""
     if len(records) < 2:
         return ""
-    rows, boxes = compared(held_out(records[0]), held_out(records[-1])), ""
-    for name, first, last, change in rows:
+    last = records[-1]
+    boxes, rows = "", []
+    for row in compared(held_out(records[0]), held_out(last)):
+        name, before, after, change = row
+        rows.append([text(value) for value in row])
         if change and (name in HEADLINE or name.startswith("reward/")):
-            boxes += f'<div title="{HEADLINE.get(name, "")}">{text(name)} <b>{first} → {last}</b></div>'
-    head = ("metric", "before", f"step {records[-1]['step']}", "change")
-    lines = table(head, [map(text, row) for row in rows], "numbers")
-    return f'<div class="headline">{boxes}</div>\n{lines}'
+            boxes += f'<div title="{HEADLINE.get(name, "")}">{text(name)} <b>{before} → {after}</b></div>'
+    head = "metric", "before", f"step {last['step']}", "change"
+    return f'<div class="headline">{boxes}</div>\n{table(head, rows, "numbers")}'
 
 
 def table(head, rows, kind="texts"):
     """An HTML table of cells of HTML; "" without rows."""
-    lines = [f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows]
-    if not lines:
+    if not rows:
         return ""
+    lines = []
     if head:
-        lines.insert(0, f"<tr><th>{'</th><th>'.join(head)}</th></tr>")
+        lines.append(f"<tr><th>{'</th><th>'.join(head)}</th></tr>")
+    for row in rows:
+        lines.append(f"<tr><td>{'</td><td>'.join(row)}</td></tr>")
     body = "\n".join(lines)
     return f'<table class="{kind}"><tbody>{body}</tbody></table>\n'
 
@@ -134,85 +182,113 @@ def samples(path):
     """The samples of evaluations; the latest are unfolded."""
     by_step = {}
     for record in each_record(path):
-        if record["step"] not in by_step and len(by_step) == SETS:
-            del by_step[list(by_step)[1]]
+        step = record["step"]
         if not is_sample(record):
-            raise Mistake(f"{path}, step {record['step']}: a line is no sample; delete it")
-        by_step.setdefault(record["step"], []).append(record)
+            raise Mistake(f"{path}, step {step}: a line is no sample; delete it")
+        if step not in by_step and len(by_step) == SETS:
+            _, second, *_ = by_step
+            del by_step[second]
+        by_step.setdefault(step, "")
+        by_step[step] += sample_table(record)
+    latest = max(by_step, default=None)
     html = ""
-    for step, records in by_step.items():
-        opened = ' open=""' if step == list(by_step)[-1] else ""
-        tables = "".join(map(sample_table, records))
-        html += f"<details{opened}><summary>step {step}</summary>\n{tables}</details>\n"
+    for step, tables in by_step.items():
+        is_open = ' open=""' if step == latest else ""
+        html += f"<details{is_open}><summary>step {step}</summary>\n{tables}</details>\n"
     return html
 
 
 def is_sample(record):
     """True for a record with a group of texts and rewards."""
     group = record.get("group")
-    if not isinstance(group, list) or not all(isinstance(about, dict) for about in group):
+    return isinstance(group, list) and all(is_completion(about) for about in group)
+
+
+def is_completion(about):
+    """True for the record of a completion with a text and rewards."""
+    if not isinstance(about, dict) or not isinstance(about.get("text"), str):
         return False
-    rewards = [about.get("reward", "") for about in group]
-    for about in group:
-        values = about.get("rewards", {})
-        rewards += values.values() if isinstance(values, dict) else [""]
-    texts = [about.get("text") for about in group]
-    numbers = all(x in (None, "inf", "-inf") or type(x) in (int, float) for x in rewards)
-    return numbers and all(isinstance(x, str) for x in texts)
+    values = about.get("rewards", {})
+    if not isinstance(values, dict):
+        return False
+    for value in (about.get("reward", ""), *values.values()):
+        if value not in (None, "inf", "-inf") and type(value) not in (int, float):
+            return False
+    return True
 
 
 def sample_table(sample):
     """A problem and its completions, from the best to the worst."""
     group = sample["group"]
-    rows = [(key, text(sample[key])) for key in ("problem", "answer") if key in sample]
+    rows = []
+    for key in ("problem", "answer"):
+        if key in sample:
+            rows.append((key, text(sample[key])))
     rewards = [drawable(about["reward"]) for about in group]
-    unknown = min((x for x in rewards if x is not None), default=0.0)  # the colour of one that was skipped
-    of_rewards = levels([[unknown if x is None else x] for x in rewards])
+    lowest = min((x for x in rewards if x is not None), default=0.0)
+    of_rewards = levels([[lowest if x is None else x] for x in rewards])  # a skipped one has the lowest colour
     of_tokens = levels([about.get("credit", []) for about in group])
     for about, (level,), marks in zip(group, of_rewards, of_tokens, strict=True):
         title = f'<span class="{level}">{format_reward(about["reward"])}</span>'
         if "right" in about:
-            title += " right" if about["right"] else " wrong"
-        values = [f" <em>{text(name)}: {format_reward(x)}</em>" for name, x in about.get("rewards", {}).items()]
-        rows.append((title, marked(about, marks) + "".join(values)))
+            title += f" {verdict(about)}"
+        completion = marked(about, marks)
+        for name, value in about.get("rewards", {}).items():
+            completion += f" <em>{text(name)}: {format_reward(value)}</em>"
+        rows.append((title, completion))
     return table((), rows, "samples")
+
+
+def verdict(about):
+    """The class of what was sampled: right, wrong, or filled where the reward does not say."""
+    if "right" not in about:
+        return "filled"
+    return "right" if about["right"] else "wrong"
 
 
 def levels(rows):
     """The colours of numbers, a row for each completion: standard deviations above the group's mean in the column."""
-    over = np.array(rows) - np.mean(rows, 0)                                         # (G, K)
-    steps = over / ((over.std() if over.size else 0.0) or 1.0)
-    return [[f"a{level}" for level in row] for row in steps.round().clip(-2, 2).astype(int)]
+    above = np.array(rows) - np.mean(rows, 0)                                        # (G, K)
+    if above.any():
+        above /= above.std()
+    levels = above.round().clip(-2, 2).astype(int)
+    return [[f"a{level}" for level in row] for row in levels]
 
 
 def marked(about, marks):
-    """A completion as HTML with marks on what was filled in: the tokens' rewards, or whether it is right."""
-    value, kind = about["text"], {True: "right", False: "wrong", None: "filled"}[about.get("right")]
-    html, start, title = "", 0, ""
+    """A completion as HTML with marks on its sampled tokens: their rewards or, without any, its verdict."""
+    value = about["text"]
+    kind, title = verdict(about), ""
+    html, start = "", 0
     for i, (first, end) in enumerate(about.get("filled", ())):
         if marks:
-            kind, title = marks[i], f' title="reward {format_number(about["credit"][i])}"'
+            kind = marks[i]
+            title = f' title="reward {format_number(about["credit"][i])}"'
         html += f'{text(value[start:first])}<span class="{kind}"{title}>{text(value[first:end])}</span>'
         start = end
     return html + text(value[start:])
 
 
-def smoothed(points):
-    """Running means of the numbers of a curve, [(step, number or None)]."""
-    reach, means = len(points) // 40, []  # points to each side
-    for i, (step, y) in enumerate(points):
-        near = [x for _, x in points[max(0, i - reach) : i + reach + 1] if x is not None]
-        means.append((step, y if y is None else statistics.fmean(near)))
+def smoothed(values):
+    """Running means of the numbers of a curve, which are None in gaps."""
+    reach = len(values) // 40  # points to each side
+    means = []
+    for i, y in enumerate(values):
+        if y is not None:
+            near = values[max(0, i - reach) : i + reach + 1]
+            y = statistics.fmean(x for x in near if x is not None)
+        means.append(y)
     return means
 
 
-def chart(metric, last, points):
+def chart(metric, steps, values, last):
     """The running mean of a metric over its faint numbers, at the steps 0 to last, as inline SVG.
-    points: [(step, number or None)]; None, which was not finite, is a gap"""
-    layers, last = {"raw": points, "line": smoothed(points)}, max(last, 1)
-    numbers = [y for _, y in points if y is not None] or [0.0]
-    room = 0.5 if is_flat(numbers) else 0.0
-    low, high = min(numbers) - room, max(numbers) + room
+    values: numbers at the steps; None, which was not finite, is a gap"""
+    last = max(last, 1)
+    numbers = [y for y in values if y is not None] or [0.0]
+    low, high = min(numbers), max(numbers)
+    if is_flat(numbers):
+        low, high = low - 0.5, high + 0.5
 
     def across(step):
         return f"{LEFT + (RIGHT - LEFT) * step / last:.1f}"
@@ -226,36 +302,50 @@ def chart(metric, last, points):
         svg += f'<text class="y" x="{LEFT - 5}" y="{down(y)}">{y:.9g}</text>'
     for step in ticks(0, last):
         svg += f'<text x="{across(step)}" y="{BOTTOM + 9}">{step:g}</text>'
-    for kind, layer in layers.items():
-        line, before = "", None
-        for step, y in layer:
-            if y is not None:
-                line += f"{'M' if before is None else 'L'}{across(step)} {down(y)}h0"  # h0 shows a point alone
-            before = y
+    means = smoothed(values)
+    for kind, layer in (("raw", values), ("line", means)):
+        line, command = "", "M"
+        for step, y in zip(steps, layer, strict=True):
+            if y is None:
+                command = "M"
+            else:
+                line += f"{command}{across(step)} {down(y)}h0"  # h0 shows a point between two gaps
+                command = "L"
         svg += f'<path class="{kind}" d="{line}"/>'
-    latest = "not finite" if points[-1][1] is None else format_number(layers["line"][-1][1])
+    latest = "not finite" if means[-1] is None else format_number(means[-1])
     return (f'<figure><figcaption>{text(metric)} <b>{latest}</b></figcaption>'
             f'<svg viewBox="0 0 320 156" role="img" aria-label="{text(metric)}">{svg}</svg></figure>\n')
 
 
 def ticks(low, high):
     """Two to five round numbers between low and high."""
-    size = 10 ** math.floor(math.log10((high - low) / 2))
-    size *= max(k for k in (1, 2, 5) if 2 * k * size <= (high - low) * 1.000001)
-    return [i * size for i in range(math.ceil(low / size), math.floor(high / size) + 1)]
+    span = high - low
+    power = 10 ** math.floor(math.log10(span / 2))
+    size = power
+    for factor in (2, 5):
+        if 2 * factor * power <= span * 1.000001:  # but for rounding
+            size = factor * power
+    first, last = math.ceil(low / size), math.floor(high / size)
+    return [i * size for i in range(first, last + 1)]
 
 
 def draw_curves(runs, path):
     """Draws a panel for each held-out metric: its mean over runs, a band of one standard deviation, and a dashed line
     at the start. runs: [records of metrics.jsonl with held-out metrics, at the same steps]; path: of the picture"""
     from matplotlib.figure import Figure  # here, because it takes a second
-    names, steps = list(held_out(runs[0][0])), [record["step"] for record in runs[0]]
-    columns, rows = min(4, len(names)), -(-len(names) // 4)
+    names = list(held_out(runs[0][0]))
+    steps = [record["step"] for record in runs[0]]
+    columns = min(4, len(names))
+    rows = math.ceil(len(names) / 4)
     figure = Figure(figsize=(4 * columns, 3 * rows), layout="tight")
     for place, name in enumerate(names, 1):
-        y = np.array([[record.get(name) for record in run] for run in runs], dtype=float)  # (runs, steps)
+        values = []
+        for run in runs:
+            values.append([record.get(name) for record in run])
+        y = np.array(values, dtype=float)                                            # (runs, steps) NaN for None
         y[np.isinf(y)] = np.nan  # the evaluations of a buffer may be infinite
-        mean, sd = y.mean(0), y.std(0, ddof=len(runs) > 1)
+        mean = y.mean(0)
+        sd = y.std(0, ddof=len(runs) > 1)
         axis = figure.add_subplot(rows, columns, place, xlabel="step")
         title = name.removeprefix("eval/").replace("_", " ")
         axis.set_title(visible(title), parse_math=False)  # a $ in a name begins no formula

@@ -3,13 +3,18 @@
 python grpo/tools/check_loss.py mine.py:loss --objective=dapo --clip_high=0.28
 
 tests/vectors/README.md has the arguments of the function; --help after it lists the settings.
+
+A loss is the mean of a policy term minus kl_beta times the mean of a KL, so its gradient is a sum of two known vectors.
+The checker makes the gradient of every published term, and of every term with a known mistake, under every way to
+average tokens. It then looks for the pairs of which your gradient is a combination, and reports the pair with the
+fewest mistakes. Only gradients are compared: a loss may differ by a constant.
 """
 
 import functools
-import inspect
 import itertools
 import json
 import math
+import operator
 import pathlib
 import sys
 from dataclasses import dataclass, replace
@@ -20,23 +25,29 @@ ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from core.config import load_config, run_config_file
-from core.errors import Mistake, UsageError, definition, others, run_script
+from core.errors import Mistake, UsageError, definition, others, parameters_of, run_script
 from core.settings.setting import Settings, check_value, shown
 from grpo.losses import (
-    AVERAGES, KL_ESTIMATORS, OBJECTIVES, SURROGATES, check_estimator, check_row, estimate_kl, k2, k3)
+    AVERAGES, KL_ESTIMATORS, OBJECTIVES, SURROGATES, Objective, check_estimator, check_row, estimate_kl, k2, k3)
+from grpo.rollout import join
 
 VECTORS = ROOT / "tests" / "vectors"
 SETS = "whole", "truncated", "micro_batches", "ranks"
 TOLERANCE = 1e-5  # relative, of a gradient; a loss in float32 passes
 SCALES = {-1: "wrong sign", 0.25: "1 / G of the right gradient"}  # G is 4
-CONVENTIONS = {"masked completions", "k1 times the ratio"}  # named, but not wrong
+CONVENTIONS = {"masked completions", "k1 times the ratio"}  # named, but not mistakes
 CAP = 3.0  # of a ratio; every other between the largest ratios of the vectors has the same gradient
-PPO = {"clip_low": 0.2, "clip_high": 0.2}  # bounds that every objective may have
-LOWER, UPPER = (0.1, 0.2, 0.3, 1.0), (0.1, 0.2, 0.25, 0.28, 0.3, 0.4, 1.0, 2.0, 4.0)  # bounds of others, to be named
-BETAS = 0.01, 0.1, 0.2, 0.5, 1.0  # of dro, likewise
+
+# Numbers in common use, by which a loss can be recognised although they are not the objective's own
+LOWER = 0.1, 0.2, 0.3, 1.0
+UPPER = 0.1, 0.2, 0.25, 0.28, 0.3, 0.4, 1.0, 2.0, 4.0
+OF_LOG_RATIO = 1 - math.exp(-0.2), math.exp(0.2) - 1  # of a log-ratio that is clipped to 0.2
+BOUNDS = *itertools.product(LOWER, UPPER), OF_LOG_RATIO
+BETAS = 0.01, 0.1, 0.2, 0.5, 1.0  # of dro
 
 
 @dataclass(frozen=True)
@@ -51,215 +62,276 @@ class CheckConfig(Settings):
 
 
 class Weight(NamedTuple):
-    """The factors of tokens before they are summed."""
-    average: str | None  # a name in AVERAGES; None: they are the same for all
-    faults: set          # what is wrong with it
+    """A way to average: the factors of tokens before they are summed."""
+    average: str | None  # a name in AVERAGES; None: a plain sum, which any of them may have been meant to be
+    faults: set
 
 
-class Term(NamedTuple):
-    """A term of a loss, of the policy or of the KL."""
-    what: object             # a row of OBJECTIVES with its numbers, or the estimators of a KL
-    faults: set              # what is wrong with it
-    gradients: torch.Tensor  # (W, T) with respect to logp of all steps, under each of the weights
+class PolicyTerm(NamedTuple):
+    """A term that rewards the policy."""
+    row: Objective     # with its bounds and constants
+    objectives: dict   # {name: row} of those that have this term, with these numbers
+    faults: set
+
+
+class KLTerm(NamedTuple):
+    """An estimate of the KL."""
+    estimator: str  # its name; "k2, k3", because these have the same gradient; "none"
+    faults: set
+
+
+class Known(NamedTuple):
+    """The gradients that a loss may be made of, with respect to the T log-probabilities of all steps."""
+    steps: list           # of the vectors
+    objectives: dict      # {name: row} of OBJECTIVES that are considered
+    weights: list         # W Weights; first those that count the correct tokens
+    terms: list           # I PolicyTerms
+    gradients: Tensor     # (W, I, T) of each term under each weight
+    kls: list             # J KLTerms; the first is no KL
+    kl_gradients: Tensor  # (W, J, T)
 
 
 class Verdict(NamedTuple):
     """An explanation of a gradient."""
-    rank: tuple    # the lowest of several verdicts is the best
+    rank: object   # the best of several verdicts has the lowest
     names: list    # of objectives
-    row: object    # of OBJECTIVES, with its numbers
+    row: Objective
     average: str   # a name in AVERAGES
-    kl: str        # its estimators, "none" or "unknown"
+    kl: str        # the estimator of a KLTerm, or "unknown"
     faults: list
 
 
+BY_RANK = operator.attrgetter("rank")
+
+
+# The steps of the vectors
+
 def load_step(name):
     """A step of the vectors: its inputs as tensors, the micro-batches of all its ranks in one list."""
-    step = SimpleNamespace(**json.loads((VECTORS / "v2" / f"{name}.json").read_text()))
+    values = json.loads((VECTORS / "v2" / f"{name}.json").read_text())
     for key in ("logp", "old_logp", "ref_logp", "mask"):
-        setattr(step, key, torch.tensor(getattr(step, key), dtype=torch.float64))        # (N, M)
-    step.A = torch.tensor(step.advantages[step.advantage], dtype=torch.float64)[:, None]  # (N, 1)
+        values[key] = torch.tensor(values[key], dtype=torch.float64)                     # (N, M)
+    step = SimpleNamespace(**values)
+    advantage = step.advantages[step.advantage]
+    step.A = torch.tensor(advantage, dtype=torch.float64)[:, None]                       # (N, 1)
+    step.inside = torch.ones_like(step.mask)                                             # (N, M)
     step.parts = list(itertools.chain(*step.parts))
     step.logp.requires_grad_()
     return step
 
 
+def joined(steps):
+    """The completions of several steps as those of one step. Those of shorter steps get padding that no user's function
+    sees, and `inside` is 0 there."""
+    tensors = {}
+    for key in ("logp", "old_logp", "ref_logp", "mask", "inside", "A"):
+        tensors[key] = join([vars(step)[key] for step in steps])
+    return SimpleNamespace(**tensors)
+
+
 def loss_on(step, function):
     """The loss of the user's function on a step."""
-    totals = {"total_tokens": step.mask.sum(), "total_completions": step.mask.any(1).sum()}
-    with others("its parameters cannot be read", "write it in Python", definition(function)):
-        named = inspect.signature(getattr(function, "forward", function)).parameters  # forward: of a torch.nn.Module
-    given = {key: x for key, x in (totals | {"max_tokens": step.max_tokens}).items() if key in named}
+    called = function
+    if isinstance(function, torch.nn.Module):
+        called = function.forward  # the parameters of its __call__ have no names
+    parameters = parameters_of(called, "the function")
+    given = {}
+    if "total_tokens" in parameters:
+        given["total_tokens"] = step.mask.sum()
+    if "total_completions" in parameters:
+        given["total_completions"] = step.mask.any(1).sum()
+    is_sum = bool(given)  # the function divides by a total of the step, so its micro-batches add up
+    if "max_tokens" in parameters:
+        given["max_tokens"] = step.max_tokens
+    inputs = step.logp, step.old_logp, step.ref_logp, step.A[:, 0], step.mask
     loss = 0.0
     for rows in step.parts:
-        tensors = step.logp, step.old_logp, step.ref_logp, step.A[:, 0], step.mask
+        of_part = [x[rows] for x in inputs]
         with others("it failed", "correct it", definition(function)):
-            part = function(*(x[rows] for x in tensors), **given)
-        if not isinstance(part, torch.Tensor) or part.numel() != 1 or not part.requires_grad:
+            part = function(*of_part, **given)
+        if not isinstance(part, Tensor) or part.numel() != 1 or not part.requires_grad:
             raise Mistake(f"{definition(function)}: it returned {shown(part)}; return a scalar tensor that depends on "
                           "logp")
         loss = loss + part.double().sum()
-    return loss if given.keys() & totals.keys() else loss / len(step.parts)
+    if is_sum:
+        return loss
+    return loss / len(step.parts)
 
+
+# Ways to average
 
 def masks(mask):
-    """Pairs of a fault and the tokens that are counted (N, M); the first is right."""
-    after, before = pad(mask, (1, -1)), pad(mask, (-1, 1))  # moved by a token; what leaves the tensor is lost
-    return [
-        ("", mask),
-        ("padding", torch.ones_like(mask)),
-        ("the mask is shifted", after),
-        ("the first token is left out", mask * after),
-        ("the last token is left out", mask * before)]
+    """Yields faults and the tokens that are counted (N, M); the first are correct."""
+    later = pad(mask, (1, -1))  # moved by a token; what leaves the tensor is lost
+    earlier = pad(mask, (-1, 1))
+    yield set(), mask
+    yield {"padding"}, torch.ones_like(mask)
+    yield {"the mask is shifted"}, later
+    yield {"the first token is left out"}, mask * later
+    yield {"the last token is left out"}, mask * earlier
 
 
-def normaliser(mask, average, L):
-    """The divisor of the tokens of an average (N, 1), in tensors whose elements are all summed."""
-    length = mask.sum(1, keepdim=True)
-    one = torch.ones_like(length)
-    N = mask.any(1).sum().clamp(min=1) * one
+def divisor(mask, average, L):
+    """The divisor of the tokens of each completion (N, 1), if the quotients of the whole step are summed.
+
+    It is written out although grpo/losses.py has the same: token_weights has no divisor where the mask is 0, and a loss
+    with a mistake may count tokens there.
+    """
+    length = mask.sum(1, keepdim=True)                                                   # (N, 1)
+    N = mask.any(1).sum().clamp(min=1)
     if average == "sum":
-        return N
+        return N.expand_as(length)
     if average == "sequence":
         return N * length.clamp(min=1)
     if average == "token":
-        return mask.sum().clamp(min=1) * one
+        return length.sum().clamp(min=1).expand_as(length)
     assert average == "constant", average
-    return N * L
+    return (N * L).expand_as(length)
 
 
-def normalisers(mask, step):
-    """Triples of an average, its faults and the divisor of tokens, (N, 1) or a number."""
-    parts, N, rows = len(step.parts), mask.any(1).sum(), len(mask)
-    added_up = "a mean for each micro-batch, added up"
-    found = [
-        (None, {"a sum"}, parts),
-        (None, {"a sum"}, 1),
-        (None, {"divided by the size of the padded tensor"}, mask.numel()),
-        (None, {"divided by the size of the padded tensor"}, mask.numel() / rows * N)]
+def divisors(mask, step):
+    """Yields an average, its faults and the divisor of tokens, (N, 1) or a number."""
+    parts = len(step.parts)
+    N = mask.any(1).sum()
+    tokens_of_a_row = mask.shape[1]  # padding counts
+    yield None, {"a sum"}, parts
+    yield None, {"a sum"}, 1
+    yield None, {"divided by the size of the padded tensor"}, mask.numel()
+    yield None, {"divided by the size of the padded tensor"}, tokens_of_a_row * N
     for average in AVERAGES:
-        right = normaliser(mask, average, step.max_tokens)
-        of_part = torch.cat([normaliser(mask[part], average, step.max_tokens) for part in step.parts])
-        found += [
-            (average, set(), right),
-            (average, {"mean of means"}, of_part * parts),
-            (average, {added_up}, of_part)]
+        of_step = divisor(mask, average, step.max_tokens)
+        of_parts = [divisor(mask[part], average, step.max_tokens) for part in step.parts]
+        of_parts = torch.cat(of_parts)
+        yield average, set(), of_step
+        yield average, {"mean of means"}, of_parts * parts
+        yield average, {"a mean for each micro-batch, added up"}, of_parts
         if average != "token":
-            per_row = right / N
-            found += [
-                (average, {"masked completions"}, per_row * rows),
-                (average, {"masked completions", added_up}, per_row * rows / parts)]
-    return found
+            of_all_rows = of_step / N * len(mask)
+            yield average, {"masked completions"}, of_all_rows
+            yield average, {"masked completions", "a mean for each micro-batch, added up"}, of_all_rows / parts
 
 
 def weights_of(step):
-    """Pairs of a Weight and its factors (N, M); first those of the right mask."""
-    found = []
-    for fault, counted in masks(step.mask):
-        for divisors in [counted] if counted is step.mask else [counted, step.mask]:
-            for average, faults, divisor in normalisers(divisors, step):
-                found.append((Weight(average, {fault} - {""} | faults), counted / divisor))
-    return found
+    """The Weights of a step and their factors (N, W, M), first those of the correct mask."""
+    weights, factors = [], []
+    for faults, counted in masks(step.mask):
+        masks_of_divisor = [counted]
+        if faults:  # the tokens may be counted correctly where the loss divides by their number
+            masks_of_divisor.append(step.mask)
+        for mask in masks_of_divisor:
+            for average, more, size in divisors(mask, step):
+                weights.append(Weight(average, faults | more))
+                factors.append(counted / size)
+    return weights, torch.stack(factors, 1)
 
+
+# Terms of the policy
 
 def mean(x, mask):
     """The mean over the tokens of each completion, (N, M) -> (N, 1)."""
-    return (x * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    total = (x * mask).sum(1, keepdim=True)
+    length = mask.sum(1, keepdim=True)
+    return total / length.clamp(min=1)
 
 
 def ratios(step, kind):
-    """Pairs of faults and the ratio, (N, M) of tokens or (N, 1) of sequences; the first is right. kind: in RATIOS"""
-    found = []
-    for fault, other in ("", step.old_logp), ("ratio to the reference", step.ref_logp):
+    """Yields faults and the ratio, (N, M) of tokens or (N, 1) of sequences; the first is correct. kind: in RATIOS"""
+    bases = (set(), step.old_logp), ({"ratio to the reference"}, step.ref_logp)
+    for faults, other in bases:
         log_r = step.logp - other                                                        # (N, M)
-        if kind == "token":
-            right, others = log_r, []
-        else:
-            right = mean(log_r, step.mask)
+        correct = log_r
+        if kind == "sequence":
+            correct = mean(log_r, step.mask)
+        yield faults, correct.exp()
+        yield faults | {"inverted ratio"}, (-correct).exp()
+        if kind == "sequence":
             masked = log_r * step.mask
-            others = [
-                ("product of the ratios", masked.sum(1, keepdim=True)),
-                ("mean of the ratios", mean(log_r.exp(), step.mask).clamp(min=1e-9).log()),
-                ("padding in the ratio of the sequence", masked.mean(1, keepdim=True)),
-                ("padding in the ratio of the sequence", log_r.mean(1, keepdim=True))]
-        for another, x in [("", right), ("inverted ratio", -right), *others]:
-            found.append(({fault, another} - {""}, x.exp()))
-    return found
+            yield faults | {"product of the ratios"}, masked.sum(1, keepdim=True).exp()
+            arithmetic_mean = mean(log_r.exp(), step.mask)
+            yield faults | {"mean of the ratios"}, arithmetic_mean.clamp(min=1e-9)
+            yield faults | {"padding in the ratio of the sequence"}, mean(masked, step.inside).exp()
+            yield faults | {"padding in the ratio of the sequence"}, mean(log_r, step.inside).exp()
 
 
-def surrogates(step, row, r):
-    """Pairs of a fault and what is raised, (N, 1 or M), by an objective with the ratio r; the first is right."""
+def surrogate(step, row, r, low, high):
+    """What an objective with the ratio r and these bounds raises (N, 1 or M)."""
+    return SURROGATES[row.surrogate](r, low, high, step.logp, step.A, **row.constants)
+
+
+def faulty_surrogates(step, row, r, correct):
+    """Yields a fault and what an objective with the ratio r then raises (N, 1 or M). correct: what it should raise"""
     A, logp = step.A, step.logp
-    low, high, constants = row.clip_low, row.clip_high, row.constants
-    surrogate = SURROGATES[row.surrogate]
-    right = surrogate(r, low, high, logp, A, **constants)
-    found = [
-        ("", right),
-        ("no ratio", A * logp),
-        ("only positive advantages", right * (A > 0))]
+    low, high = row.clip_low, row.clip_high
+    yield "no ratio", A * logp
+    yield "only positive advantages", correct * (A > 0)
     if low is not None:
-        found.append(("no clip", surrogate(r, math.inf, math.inf, logp, A, **constants)))
         clipped = r.clamp(1 - low, 1 + high) * A
+        yield "no clip", surrogate(step, row, r, math.inf, math.inf)
     if row.surrogate == "detached_ratio":
-        found.append(("gradient through the weight", clipped * logp))
-    if row.surrogate == "probability_mask":
+        yield "gradient through the weight", clipped * logp
+    elif row.surrogate == "probability_mask":
         moved = logp.exp() * (1 - 1 / r)                                                 # p - p_old
-        found.append(("masked on both sides", r * A * (moved <= high) * (moved >= -low)))
-    if row.surrogate == "sigmoid_gate":
-        tau = torch.full_like(A, constants["tau_neg"]).masked_fill(A > 0, constants["tau_pos"])
-        found.append(("no 4 / tau", right * tau / 4))
-    if row.surrogate == "clip":
+        is_near = (moved <= high) & (moved >= -low)
+        yield "masked on both sides", r * A * is_near
+    elif row.surrogate == "sigmoid_gate":
+        tau = torch.where(A > 0, row.constants["tau_pos"], row.constants["tau_neg"])
+        yield "no 4 / tau", correct * tau / 4
+    elif row.surrogate == "clip":
         larger = torch.max(r * A, clipped)
-        found += [
-            ("mirrored clip", torch.where(A < 0, larger, right)),
-            ("max in place of min", larger),
-            ("no min", clipped),
-            ("dual clip", torch.where(A < 0, torch.max(right, CAP * A), right)),
-            ("a cap in place of the clip", r.clamp(max=CAP) * A)]
-    return found
+        yield "mirrored clip", torch.where(A < 0, larger, correct)
+        yield "max in place of min", larger
+        yield "no min", clipped
+        capped = torch.max(correct, CAP * A)
+        yield "dual clip", torch.where(A < 0, capped, correct)
+        yield "a cap in place of the clip", r.clamp(max=CAP) * A
 
 
 def policy_terms(step, row):
-    """Pairs of faults and what is raised, (N, 1 or M), by an objective; the first is right."""
-    found = []
+    """Yields faults and what an objective raises, (N, 1 or M); the first is correct."""
     for faults, r in ratios(step, row.ratio):
-        for fault, term in surrogates(step, row, r):
-            found.append((faults | {fault} - {""}, term))
-    return found
+        correct = surrogate(step, row, r, row.clip_low, row.clip_high)
+        yield faults, correct
+        for fault, raised in faulty_surrogates(step, row, r, correct):
+            yield faults | {fault}, raised
 
+
+# Estimates of the KL
 
 def added_estimators():
     """The names of the estimators that a config has added to KL_ESTIMATORS."""
-    return [name for name, estimator in KL_ESTIMATORS.items() if estimator is not None and name not in ("k2", "k3")]
+    return sorted(KL_ESTIMATORS.keys() - {"exact", "k2", "k3"})
 
 
 def kl_terms(step):
-    """Triples (estimators, faults, KL of each token (N, M)). k2 and k3 have the same gradient."""
+    """Yields an estimator, its faults and the KL of each token (N, M); the first is no KL."""
     logp, old, ref = step.logp, step.old_logp, step.ref_logp
     r = (logp - old).exp()
-    s = ratios(step, "sequence")[0][1]
-    means = mean(logp, step.mask), mean(ref, step.mask)
-    return [
-        ("none", set(), 0.0 * logp),
-        ("none", {"KL to the policy that sampled"}, k2(logp, old)),
-        ("none", {"KL to the policy that sampled"}, k3(logp, old)),
-        ("none", {"entropy of the sampled tokens"}, logp.exp() * logp),
-        ("k2, k3", set(), r * k3(logp, ref)),
-        ("k2, k3", {"k3 without ratio"}, k3(logp, ref)),
-        ("k2, k3", {"k2 without ratio"}, k2(logp, ref)),
-        ("k2, k3", {"k3 with a detached ratio"}, r.detach() * k3(logp, ref)),
-        ("k2, k3", {"k2 with the gradient of the ratio"}, r * k2(logp, ref)),
-        ("k2, k3", {"k1 times the ratio"}, r * (logp - ref)),
-        ("k2, k3", {"k1 as a loss"}, logp - ref),
-        ("k2, k3", {"k1 as a loss"}, r.detach() * (logp - ref)),
-        ("k2, k3", {"absolute KL"}, (logp - ref).abs()),
-        ("k2, k3", {"reversed KL"}, k3(ref, logp)),
-        ("k2, k3", {"reversed KL"}, r * k3(ref, logp)),
-        ("k2, k3", {"KL of means"}, k3(*means)),
-        ("k2, k3", {"KL of means", "reversed KL"}, k3(*means[::-1])),
-        ("k2, k3", {"sequence ratio in the KL"}, s * k3(logp, ref)),
-        *((name, set(), estimate_kl(name, logp, ref, r)) for name in added_estimators())]
+    of_sequence = mean(logp - old, step.mask).exp()
+    mean_logp, mean_ref = mean(logp, step.mask), mean(ref, step.mask)
+    yield "none", set(), 0.0 * logp
+    yield "none", {"KL to the policy that sampled"}, k2(logp, old)
+    yield "none", {"KL to the policy that sampled"}, k3(logp, old)
+    yield "none", {"entropy of the sampled tokens"}, logp.exp() * logp
+    yield "k2, k3", set(), r * k3(logp, ref)
+    yield "k2, k3", {"k3 without ratio"}, k3(logp, ref)
+    yield "k2, k3", {"k2 without ratio"}, k2(logp, ref)
+    yield "k2, k3", {"k3 with a detached ratio"}, r.detach() * k3(logp, ref)
+    yield "k2, k3", {"k2 with the gradient of the ratio"}, r * k2(logp, ref)
+    yield "k2, k3", {"k1 times the ratio"}, r * (logp - ref)
+    yield "k2, k3", {"k1 as a loss"}, logp - ref
+    yield "k2, k3", {"k1 as a loss"}, r.detach() * (logp - ref)
+    yield "k2, k3", {"absolute KL"}, (logp - ref).abs()
+    yield "k2, k3", {"reversed KL"}, k3(ref, logp)
+    yield "k2, k3", {"reversed KL"}, r * k3(ref, logp)
+    yield "k2, k3", {"KL of means"}, k3(mean_logp, mean_ref)
+    yield "k2, k3", {"KL of means", "reversed KL"}, k3(mean_ref, mean_logp)
+    yield "k2, k3", {"sequence ratio in the KL"}, of_sequence * k3(logp, ref)
+    for name in added_estimators():
+        check_estimator(name)
+        yield name, set(), estimate_kl(name, logp, ref, r)
 
+
+# Objectives and their numbers
 
 def numbers_of(row):
     """The bounds and constants of a row, as a text."""
@@ -267,27 +339,33 @@ def numbers_of(row):
     return ", ".join(f"{key} {value:.4g}" for key, value in numbers.items() if value is not None)
 
 
-def meant(row, c):
-    """The variants of a row that are right: with the bounds that the settings give, else with its own and PPO's."""
-    if row.clip_low is None:
-        return [row]
-    given = {key: value for key in PPO if (value := vars(c)[key]) is not None}
-    return [replace(row, **given)] if given else [row, replace(row, **PPO)]
-
-
-def others_of(row):
-    """Variants of a row with numbers that are in use elsewhere."""
-    if row.surrogate == "log_ratio_penalty":
-        return [replace(row, constants={"beta": beta}) for beta in BETAS]
-    if row.clip_low is None:
-        return []
-    bounds = [*itertools.product(LOWER, UPPER), (1 - math.exp(-0.2), math.exp(0.2) - 1)]  # the last: those of log r
-    return [row] + [replace(row, clip_low=low, clip_high=high) for low, high in bounds]
-
-
 def family(row):
     """The part of a row that a gradient shows, without its average."""
     return row.ratio, row.surrogate, numbers_of(row)
+
+
+def meant(row, c):
+    """Yields the variants of a row that are correct: with the bounds of the settings, or else its own and PPO's."""
+    variant = row
+    if row.clip_low is not None:
+        if c.clip_low is not None:
+            variant = replace(variant, clip_low=c.clip_low)
+        if c.clip_high is not None:
+            variant = replace(variant, clip_high=c.clip_high)
+        if variant is row:
+            yield replace(row, clip_low=0.2, clip_high=0.2)
+    yield variant
+
+
+def others_of(row):
+    """Yields variants of a row with numbers that are in use elsewhere."""
+    if row.surrogate == "log_ratio_penalty":
+        for beta in BETAS:
+            yield replace(row, constants={"beta": beta})
+    if row.clip_low is not None:
+        yield row
+        for low, high in BOUNDS:
+            yield replace(row, clip_low=low, clip_high=high)
 
 
 def asked(c):
@@ -300,97 +378,132 @@ def asked(c):
     return {c.objective: row}
 
 
-def identity(row, average, c):
-    """The names of objectives that a loss with a ratio, surrogate and numbers may be, and what is wrong with it."""
-    alike = {name: own for name, own in asked(c).items() if family(own)[:2] == family(row)[:2]}
-    found = {name: own for name, own in alike.items() if average in (None, own.average)}
-    faults = set() if found else {f"the average is {average!r}"}
-    found = found or alike
-    right = [name for name, own in found.items() if family(row) in map(family, meant(own, c))]
-    if not right and row.constants:
-        faults.add(f"{numbers_of(row)}: if meant, set them in a config after the function, as the row's constants")
-    elif not right:
-        faults.add(f"{numbers_of(row)}: if meant, set --clip_low and --clip_high")
-    return right or list(found), faults
+# The gradients that a loss is compared with
 
+def gradients(terms, factors, logp):
+    """The gradients of the weighted sum of each term under each of the weights, (W, terms, T).
 
-def gradients(values, factors, steps):
-    """The gradients of the weighted sums of a term under each of the weights, (W, T).
-
-    values: the term on each step, (N, 1 or M); factors: on each step (W, N, M)
+    terms: (N, 1 or M) each; factors: (N, W, M)
     """
+    N, M = logp.shape
+    # A completion's term depends on its own tokens only. So one backward pass from token t of every completion gives a
+    # row of the Jacobian of all of them, and M passes serve all weights.
+    tokens = torch.eye(M, dtype=torch.float64)
+    one_token = tokens[:, None].expand(M, N, M)
     found = []
-    for value, weight, step in zip(values, factors, steps, strict=True):
-        N, M = step.logp.shape
-        # a completion's term depends on its own tokens alone, so one backward pass reads a token of every completion
-        one_token = torch.eye(M, dtype=torch.float64)[:, None].expand(M, N, M)
-        jacobian, = torch.autograd.grad(value.expand(N, M), step.logp, one_token, retain_graph=True,
-                                        is_grads_batched=True)                           # (M, N, M)
-        found.append(torch.einsum("wnt,tnu->wnu", weight, jacobian).flatten(1))
-    return torch.cat(found, 1)
+    for term in terms:
+        jacobian, = torch.autograd.grad(
+            term.expand(N, M), logp, one_token, retain_graph=True, is_grads_batched=True)  # (M, N, M)
+        gradient = torch.einsum("nwt,tnu->wnu", factors, jacobian)
+        found.append(gradient.flatten(1))
+    return torch.stack(found, 1)
 
 
 @functools.cache
 def known_losses(c):
-    """The steps, the Weights, and the Terms of the policy and of the KL that a loss is compared with."""
+    """The Known of the objectives that the settings ask for."""
     steps = [load_step(name) for name in SETS]
-    of_steps = [weights_of(step) for step in steps]
-    weights = [weight for weight, _ in of_steps[0]]
-    factors = [torch.stack([x for _, x in of_step]) for of_step in of_steps]
-    right, others = {}, {}
-    for name, row in asked(c).items():
-        check_row(name)
-        right |= {family(variant): variant for variant in meant(row, c)}
-        others |= {family(variant): variant for variant in others_of(row)}
-    terms = []
-    for key, row in (right | others).items():
-        for same in zip(*(policy_terms(step, row) for step in steps), strict=True):
-            faults = same[0][0]
-            if key in right or not faults:
-                values = [-value for _, value in same]
-                terms.append(Term(row, faults, gradients(values, factors, steps)))
-    for name in added_estimators():
-        check_estimator(name)
-    kls = []
-    for same in zip(*map(kl_terms, steps), strict=True):
-        estimators, faults, _ = same[0]
-        values = [value for *_, value in same]
-        kls.append(Term(estimators, faults, gradients(values, factors, steps)))
-    return steps, weights, terms, kls
+    factors = []
+    for step in steps:
+        weights, of_step = weights_of(step)
+        factors.append(of_step)
+    factors = join(factors)                                                              # (N, W, M)
+    step = joined(steps)
 
+    objectives = asked(c)
+    variants = {}  # {family: (row, the objectives with these numbers)}
+    for name, row in objectives.items():
+        check_row(name)
+        for variant in meant(row, c):
+            _, same = variants.setdefault(family(variant), (variant, {}))
+            same[name] = row
+        for variant in others_of(row):
+            variants.setdefault(family(variant), (variant, {}))
+
+    terms, losses = [], []
+    for row, same in variants.values():
+        for faults, raised in policy_terms(step, row):
+            if same or not faults:  # of numbers that nobody asked for, only the term without another mistake
+                terms.append(PolicyTerm(row, same, faults))
+                losses.append(-raised)
+
+    kls, penalties = [], []
+    for estimator, faults, kl in kl_terms(step):
+        kls.append(KLTerm(estimator, faults))
+        penalties.append(kl)
+    of_terms = gradients(losses, factors, step.logp)
+    of_kls = gradients(penalties, factors, step.logp)
+    return Known(steps, objectives, weights, terms, of_terms, kls, of_kls)
+
+
+# Explanations of a gradient
 
 def fits(g, P, K):
-    """Yields (i, j, a, b) where a times P[i] and b times K[j] have the gradient g. g: (T,); P: (I, T); K: (J, T)"""
-    pp = P.square().sum(1)[:, None]
-    kk = K.square().sum(1).clamp(min=1e-30)
-    pk = P @ K.T
+    """Yields (i, j, a, b) where a P[i] + b K[j] is the gradient g. g: (T,); P: (I, T); K: (J, T)
+
+    Least squares with two unknowns, for all pairs at once. The normal equations are
+        a <p, p> + b <p, k> = <p, g>
+        a <p, k> + b <k, k> = <k, g>
+    """
+    pp = P.square().sum(1)[:, None]                                                      # (I, 1)
+    kk = K.square().sum(1).clamp(min=1e-30)                                              # (J,) 0 without a KL
+    pk = P @ K.T                                                                         # (I, J)
     pg = (P @ g)[:, None]
     kg = K @ g
     determinant = pp * kk - pk**2
-    a = (kk * pg - pk * kg) / determinant  # least squares for all pairs, (I, J)
+    a = (kk * pg - pk * kg) / determinant
     b = (pp * kg - pk * pg) / determinant
-    error = g @ g - a * pg - b * kg
-    for i, j in (error <= TOLERANCE * (g @ g)).nonzero().tolist():
-        x, y = a[i, j].item(), b[i, j].item()
-        left = g - x * P[i] - y * K[j]  # the error is a difference of squares, which cancels
-        if left.norm() <= TOLERANCE * g.norm():
+    size = g @ g
+    squared_error = size - a * pg - b * kg
+    # A difference of squares, in which half of the digits cancel, finds the candidates; their error is then measured
+    for i, j in (squared_error <= TOLERANCE * size).nonzero().tolist():
+        x = a[i, j].item()
+        y = b[i, j].item()
+        error = g - x * P[i] - y * K[j]
+        if error.norm() <= TOLERANCE * g.norm():
             yield i, j, x, y
 
 
-def pairs(g, weights, terms, kls):
+def pairs(g, known):
     """Yields (term, its weight, KL, its weight, a, b) where a times the term and b times the KL have the gradient g.
 
-    Both have the same weight, or each has one of the right mask.
+    Both have the same weight, or each has one of the correct mask.
     """
-    P = torch.stack([term.gradients for term in terms], 1)                               # (W, I, T)
-    K = torch.stack([kl.gradients for kl in kls], 1)                                     # (W, J, T)
-    right_masks = next(w for w, weight in enumerate(weights) if "padding" in weight.faults)
-    for w, weight in enumerate(weights):
-        others = list(range(right_masks)) if w < right_masks else [w]
-        of_kl = list(itertools.product(others, kls))
-        for i, j, a, b in fits(g, P[w], K[others].flatten(0, 1)):
-            kl_w, kl = of_kl[j]
-            yield terms[i], weight, kl, weights[kl_w], a, b
+    is_padding = ["padding" in weight.faults for weight in known.weights]
+    correct_masks = range(is_padding.index(True))
+    for w, weight in enumerate(known.weights):
+        kl_weights = [w]
+        if w in correct_masks:
+            kl_weights = list(correct_masks)
+        P = known.gradients[w]                                                           # (I, T)
+        K = known.kl_gradients[kl_weights].flatten(0, 1)                                 # (weights of a KL * J, T)
+        for i, j, a, b in fits(g, P, K):
+            v, kl = divmod(j, len(known.kls))
+            kl_weight = known.weights[kl_weights[v]]
+            yield known.terms[i], weight, known.kls[kl], kl_weight, a, b
+
+
+def identity(term, average, known):
+    """The names of the objectives that a term with an average may be, and what is wrong with it."""
+    row = term.row
+    alike, names = [], []
+    for name, other in known.objectives.items():
+        if (other.ratio, other.surrogate) == (row.ratio, row.surrogate):
+            alike.append(name)
+            if average in (None, other.average):
+                names.append(name)
+    faults = set()
+    if not names:
+        faults.add(f"the average is {average!r}")
+        names = alike
+    with_numbers = [name for name in names if name in term.objectives]
+    if with_numbers:
+        return with_numbers, faults
+    remedy = "set --clip_low and --clip_high"
+    if row.constants:
+        remedy = "set them in a config after the function, as the row's constants"
+    faults.add(f"{numbers_of(row)}: if meant, {remedy}")
+    return names, faults
 
 
 def faults_of_scales(kl, a, b, beta):
@@ -399,83 +512,94 @@ def faults_of_scales(kl, a, b, beta):
     scale = round(a, 4)
     if scale != 1:
         faults.add(SCALES.get(scale, f"the gradient is {scale:g} times the right one"))
+    if kl.estimator == "none":
+        return faults
     kl_scale = round(b / abs(a) / beta, 3)
-    if kl.what != "none" and kl_scale == -1:
+    if kl_scale == -1:
         faults.add("wrong sign of the KL")
-    elif kl.what != "none" and kl_scale != 1:
+    elif kl_scale != 1:
         faults.add(f"its kl_beta is {kl_scale * beta:g}: if meant, set --kl_beta={kl_scale * beta:g}")
     return faults
 
 
-def explanations(g, weights, terms, kls, c):
+def explanations(g, known, c):
     """Yields the Verdicts that explain the gradient g (T,)."""
-    for term, weight, kl, kl_weight, a, b in pairs(g, weights, terms, kls):
-        faults = term.faults
-        has_kl = kl.what != "none" or bool(kl.faults)
+    for term, weight, kl, kl_weight, a, b in pairs(g, known):
+        has_kl = kl is not known.kls[0]
         if has_kl and abs(b) < TOLERANCE * min(1.0, c.kl_beta):
             continue  # the same without a KL
+        faults = term.faults
         if abs(a) < TOLERANCE:
-            if term is not terms[0]:
+            if term is not known.terms[0]:
                 continue  # the same is true of every term
             weight, faults, a = kl_weight, {"no policy gradient"}, 1.0
-        names, wrong = identity(term.what, weight.average, c)
+        names, wrong = identity(term, weight.average, known)
         faults = faults | wrong | weight.faults | faults_of_scales(kl, a, b, c.kl_beta)
-        if c.kl is not None and c.kl not in kl.what.split(", "):
-            faults = faults | {"no KL" if kl.what == "none" else f"a KL ({kl.what})"}
+        if c.kl is not None and c.kl not in kl.estimator.split(", "):
+            faults.add("no KL" if kl.estimator == "none" else f"a KL ({kl.estimator})")
         if has_kl:
             faults |= kl.faults | kl_weight.faults
             if kl_weight.average != weight.average:
                 faults.add(f"the average of the KL is {kl_weight.average!r}")
-        rank = len(faults), round(a, 4) not in (1, *SCALES), bool(kl.faults)
+        is_odd_scale = round(a, 4) not in (1, *SCALES)
+        rank = len(faults), is_odd_scale, bool(kl.faults)
         average = weight.average or OBJECTIVES[names[0]].average
-        yield Verdict(rank, names, term.what, average, kl.what, sorted(faults))
+        yield Verdict(rank, names, term.row, average, kl.estimator, sorted(faults))
 
 
-def nearest(g, weights, terms, c, fault):
-    """The Verdict that a gradient (T,) that nothing explains has a fault: the objective whose gradient is nearest."""
+def nearest(g, known, faults):
+    """The Verdict on a gradient (T,) that nothing explains: the objective whose gradient is nearest, and faults."""
     found = []
-    for term, average in itertools.product(terms, AVERAGES):
-        if term.faults:
-            continue
-        names, wrong = identity(term.what, average, c)
-        if not wrong:
-            right = term.gradients[weights.index(Weight(average, set()))]
-            rank = ((g - right).norm() / (g.norm() + right.norm())).item(),
-            found.append(Verdict(rank, names, term.what, average, "unknown", [fault]))
-    return min(found, key=lambda verdict: verdict.rank)
+    for average in AVERAGES:
+        correct = known.gradients[known.weights.index(Weight(average, set()))]           # (I, T)
+        for term, gradient in zip(known.terms, correct, strict=True):
+            names = [name for name, row in term.objectives.items() if row.average == average]
+            if names and not term.faults:
+                size = g.norm() + gradient.norm()
+                distance = (g - gradient).norm() / size
+                found.append(Verdict(distance.item(), names, term.row, average, "unknown", faults))
+    return min(found, key=BY_RANK)
 
 
-def verdict_on(gradient, weights, terms, kls, c):
-    """The best Verdict on a gradient (T,). What is not finite is left out, and said."""
+def verdict_on(gradient, known, c):
+    """The best Verdict on a gradient (T,). Numbers that are not finite are left out, and reported."""
     finite = gradient.isfinite()
     g = gradient[finite]
-    terms, kls = ([x._replace(gradients=x.gradients[:, finite]) for x in some] for some in (terms, kls))
-    if not g.any() and not finite.all():
-        return nearest(g, weights, terms, c, "not finite")
-    if not g.any():
-        return nearest(g, weights, terms, c, "no policy gradient")._replace(kl="none")
-    verdict = min(explanations(g, weights, terms, kls, c), key=lambda x: x.rank, default=None)
-    if finite.all():
-        return verdict or nearest(g, weights, terms, c, "no known fault explains it")
-    if verdict is None:
-        return nearest(g, weights, terms, c, "not finite")
-    return verdict._replace(faults=[*verdict.faults, "not finite"])
+    of_terms, of_kls = known.gradients[..., finite], known.kl_gradients[..., finite]
+    known = known._replace(gradients=of_terms, kl_gradients=of_kls)
+    lost = [] if finite.all() else ["not finite"]
+    best = None
+    if g.any():
+        best = min(explanations(g, known, c), key=BY_RANK, default=None)
+    if best is not None:
+        return best._replace(faults=best.faults + lost)
+    if lost:
+        return nearest(g, known, lost)
+    if g.any():
+        return nearest(g, known, ["no known fault explains it"])
+    return nearest(g, known, ["no policy gradient"])._replace(kl="none")
 
 
-def right_gradient(verdict, weights, terms, kls, beta):
+def correct_gradient(verdict, known, beta):
     """The gradient (T,) of the objective of a verdict, with the KL that it names."""
-    w = weights.index(Weight(verdict.average, set()))
-    right, = (x.gradients[w] for x in terms if x.what is verdict.row and not x.faults)
-    for kl in kls:
-        if kl.what == verdict.kl and not kl.faults:
-            right = right + beta * kl.gradients[w]
-    return right
+    w = known.weights.index(Weight(verdict.average, set()))
+    correct = 0.0
+    for term, gradient in zip(known.terms, known.gradients[w], strict=True):
+        if term.row is verdict.row and not term.faults:
+            correct = correct + gradient
+    for kl, gradient in zip(known.kls, known.kl_gradients[w], strict=True):
+        if kl.estimator == verdict.kl and not kl.faults:
+            correct = correct + beta * gradient
+    return correct
 
+
+# The command
 
 def users_function(named):
     """The function that FILE.py:NAME names."""
     path, _, name = named.rpartition(":")
-    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))  # for what the file imports
+    folder = pathlib.Path(path).resolve().parent
+    sys.path.insert(0, str(folder))  # for the imports of the file
     function = run_config_file(path).get(name) if path else None
     if not callable(function):
         raise UsageError(f"{named!r} must be FILE.py:FUNCTION, a function that the file defines")
@@ -483,26 +607,34 @@ def users_function(named):
 
 
 def main(argv):
-    """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is right."""
+    """Prints the nearest objective, how far each step is from it, and why; exit code 1 unless it is correct."""
     c, origin = load_config(CheckConfig, argv[1:])
-    check_value("kl", c.kl, ("none", "k2", "k3", *added_estimators()), origin.get("kl", ""))
+    estimators = "none", "k2", "k3", *added_estimators()
+    check_value("kl", c.kl, estimators, origin.get("kl", ""))
     function = users_function("".join(argv[:1]))
-    steps, weights, terms, kls = known_losses(c)
+    known = known_losses(c)
+    found = []
     with others("its gradient cannot be taken", "correct it", definition(function)):
-        of_steps = [torch.autograd.grad(loss_on(step, function), step.logp)[0].flatten() for step in steps]
-    verdict = verdict_on(torch.cat(of_steps), weights, terms, kls, c)
-    is_right = CONVENTIONS.issuperset(verdict.faults)
-    word = "right" if is_right else "nearest"
-    names, numbers = ", ".join(verdict.names), numbers_of(verdict.row)
-    print(f"{word}: {names} ({numbers}); KL: {verdict.kl}; relative errors of the gradient:")
-    sizes = [len(g) for g in of_steps]
-    right = right_gradient(verdict, weights, terms, kls, c.kl_beta).split(sizes)
-    for name, g, r in zip(SETS, of_steps, right, strict=True):
-        print(f"  {name:14} {(g - r).norm() / r.norm():.0e}")
+        for step in known.steps:
+            gradient, = torch.autograd.grad(loss_on(step, function), step.logp)
+            found.append(gradient)
+    found = join(found)                                                                  # (N, M) of all steps
+    verdict = verdict_on(found.flatten(), known, c)
+    is_correct = CONVENTIONS.issuperset(verdict.faults)
+    word = "right" if is_correct else "nearest"
+    names = ", ".join(verdict.names)
+    print(f"{word}: {names} ({numbers_of(verdict.row)}); KL: {verdict.kl}; relative errors of the gradient:")
+    correct = correct_gradient(verdict, known, c.kl_beta).view_as(found)
+    sizes = [len(step.logp) for step in known.steps]
+    pairs_of_steps = zip(found.split(sizes), correct.split(sizes), strict=True)
+    for name, (gradient, expected) in zip(SETS, pairs_of_steps, strict=True):
+        error = (gradient - expected).norm() / expected.norm()
+        print(f"  {name:14} {error:.0e}")
     meanings = json.loads((VECTORS / "faults.json").read_text())
     for fault in verdict.faults:
-        print(f"- {fault}: {meanings[fault]}" if fault in meanings else f"- {fault}")
-    sys.exit(0 if is_right else 1)
+        meaning = f": {meanings[fault]}" if fault in meanings else ""
+        print(f"- {fault}{meaning}")
+    sys.exit(0 if is_correct else 1)
 
 
 if __name__ == "__main__":
