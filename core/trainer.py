@@ -34,7 +34,7 @@ def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple
     return realness_sums(model, input, target)
 
 
-def token_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple:
+def token_sums(model, input, target, mask):
     """Cross-entropy of the masked tokens, the logits in bounded memory."""
     position, _ = masked_positions(mask > 0, input.device)                           # (B, M)
     h = model.states(input, position)                                                # (B, M, C)
@@ -45,13 +45,15 @@ def token_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple:
         logp = model.project(h).log_softmax(-1)                                      # (K, V)
         return token_logp(logp, target), logp.argmax(-1) == target                   # (K,), (K,)
 
-    logp, correct = in_parts(predicted, model.vocabulary, h.flatten(0, 1), target.flatten())
+    h = h.flatten(0, 1)                                                              # (B * M, C)
+    logp, correct = in_parts(predicted, model.vocabulary, h, target.flatten())
     weight = mask.float().to(input.device, non_blocking=True)                        # (B, T)
     weight = weight.gather(1, position).flatten()                                    # (B * M,) 0 on padding
-    return -(logp * weight).sum(), (correct * weight).sum(), weight.sum()
+    loss = -(logp * weight).sum()
+    return loss, (correct * weight).sum(), weight.sum()
 
 
-def realness_sums(model, input: Tensor, target: Tensor) -> tuple:
+def realness_sums(model, input, target):
     """Binary cross-entropy of 'this token is the true one' at every position (ELECTRA, arXiv 2003.10555)."""
     is_true = input == target                                                        # (B, T)
     logits = model(input)                                                            # (B, T)
@@ -60,14 +62,15 @@ def realness_sums(model, input: Tensor, target: Tensor) -> tuple:
     return loss, correct.sum(), loss.new_full((), correct.numel())
 
 
-def replaced_share_sums(model, input: Tensor, target: Tensor) -> tuple:
+def replaced_share_sums(model, input, target):
     """Squared error of a cls judge's estimate, whose target is y = x^4 - 2x^3 + 2x of the replaced share x of a text.
     input: (B, 1 + T), CLS and the filled text"""
     x = (input[:, 1:] != target).float().mean(1)                                     # (B,)
     y = x**4 - 2 * x**3 + 2 * x                                                      # (B,)
     error = model(input).sigmoid() - y                                               # (B,)
     correct = error.abs() < 0.1
-    return error.square().sum(), correct.sum(), error.new_full((), len(error))
+    loss = error.square().sum()
+    return loss, correct.sum(), loss.new_full((), len(error))
 
 
 def training_step(model, batches: list, optimizers: list, grad_clip: float, dist) -> dict:
@@ -85,7 +88,8 @@ def training_step(model, batches: list, optimizers: list, grad_clip: float, dist
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     torch._foreach_div_(gradients, sums[2].clamp(min=1))
     norm = clip_gradients(model.parameters(), grad_clip)
-    loss, correct, count, norm = torch.stack((*sums, norm.float())).tolist()  # the one wait of the step
+    numbers = torch.stack((*sums, norm.float()))
+    loss, correct, count, norm = numbers.tolist()  # the one wait of the step
     is_finite = math.isfinite(loss) and math.isfinite(norm)
     ended = step_optimizers(optimizers, is_finite, count)
     count = max(1.0, count)
@@ -116,7 +120,8 @@ class Trainer(Run):
     def finish(self) -> None:
         export = self.config.export
         if export and self.dist.is_main and self.stopped_by is None:
-            save_model(export, self.model, self.tokenizer, torch.float16, step=self.step, **self.last_evaluation)
+            facts = {"step": self.step} | self.last_evaluation
+            save_model(export, self.model, self.tokenizer, torch.float16, **facts)
 
     def train_step(self) -> dict:
         c = self.config
@@ -135,7 +140,8 @@ class Trainer(Run):
         else:
             self.bad.reset()
         self.skipped_steps += metrics["skipped_steps"]
-        self.tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
+        for input, _, _ in batches:
+            self.tokens += input.numel() * self.dist.world
         return metrics | {"lr": lr}
 
     def log_step(self, metrics: dict) -> None:

@@ -48,7 +48,8 @@ def filled_batch(data, fillers, device, config, split, step, micro=0):
     for number in filler_of_text.unique():
         rows = (filler_of_text == number).nonzero()[:, 0]                            # (b,) on the CPU, as the mask is
         own = rows.to(device, non_blocking=True)
-        texts = fill_once(fillers[number], input[own], mask[rows], of_tokens[rows], temperature=temperature[own])
+        filler = fillers[number]
+        texts = fill_once(filler, input[own], mask[rows], of_tokens[rows], temperature=temperature[own])
         filled[own] = texts[:, 0]
     is_clean = of_clean[:, 0] < config.clean_share                                   # (B, 1)
     filled = torch.where(is_clean.to(device, non_blocking=True), target, filled)
@@ -91,22 +92,27 @@ def judge_report(judge, data, filler, device, batches):
     were filled in, "mean_score": of the filled texts}
     """
     cls = data.tokenizer.cls_token_id
+
+    def refilled(text, hidden, uniform):
+        masked = text.masked_fill(hidden.to(device), data.tokenizer.mask_token_id)
+        texts = fill_once(filler, masked, hidden, uniform, temperature=TEMPERATURE)
+        return texts[:, 0]
+
     of_texts, of_tokens = [], []
     for step in range(batches):
         batch = data.batch("val", step)
-        input, target, mask = unpack_batch(batch, device)                            # (B, T) each
-        T = input.shape[1]
+        _, target, mask = unpack_batch(batch, device)                                # (B, T) each
+        T = mask.shape[1]
         noise = draw_uniforms(data.seed + REPORT_NOISE, step, batch["number"], (2, T))
         uniform = noise[:, :1]                                                       # (B, 1, T)
-        filled = fill_once(filler, input, mask, uniform, temperature=TEMPERATURE)[:, 0]
+        filled = refilled(target, mask, uniform)                                     # (B, T)
         is_true = filled == target                                                   # (B, T)
         realness = calculate_realness(judge, filled, cls)
 
         # Every text has the same number of hidden tokens here, so that the AUC does not depend on the masks of the data
         order = noise[:, 1].argsort(1).argsort(1)
         hidden = order < round(HIDDEN_SHARE * T)                                     # (B, T)
-        masked = target.masked_fill(hidden.to(device), data.tokenizer.mask_token_id)
-        filled_30 = fill_once(filler, masked, hidden, uniform, temperature=TEMPERATURE)[:, 0]
+        filled_30 = refilled(target, hidden, uniform)
 
         share = (~is_true).float().mean(1)                                           # (B,) replaced
         score_of_true = calculate_judge_scores(judge, target, cls)
@@ -117,9 +123,11 @@ def judge_report(judge, data, filler, device, batches):
             of_tokens.append(torch.stack((realness[was_masked], is_true[was_masked])))
 
     share, score, score_of_true, score_of_30 = joined(of_texts)                      # (N,) each
+    replaced = 1 - score  # in the judge's opinion
+    spearman = correlation(average_ranks(share), average_ranks(replaced))
     report = {
-        "pearson": correlation(share, 1 - score),
-        "spearman": correlation(average_ranks(share), average_ranks(1 - score)),
+        "pearson": correlation(share, replaced),
+        "spearman": spearman,
         "auc": auc(score_of_true, score_of_30),
         "mean_score": float(score.mean())}
     if of_tokens:

@@ -29,7 +29,9 @@ class TokenRewards(Rewards):
         G = rollouts.group_size
         score, credit = self.models["judge_model"].read(rollouts.texts, self.config.credit_window)
         score = score.masked_fill(score.isnan(), -torch.inf)  # NaN would skip the completion
-        return Scored(score.view(-1, G), credit.unflatten(0, (-1, G)), {"judge": score})
+        reward = score.view(-1, G)                                                   # (P, G)
+        credit = credit.unflatten(0, reward.shape)                                   # (P, G, M)
+        return Scored(reward, credit, {"judge": score})
 
 
 class Judge:
