@@ -20,6 +20,7 @@ from grpo.step_settings import StepSettings
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
+REFERENCE_MODES = ("none", "static", "ema", "periodic")
 ADAPT_RATE = 0.1     # kl_beta moves by at most a fifth of this at once, ...
 ADAPT_RANGE = 100.0  # ... and stays within this factor of its start
 
@@ -83,27 +84,21 @@ def adapted(kl_beta: float, mean_kl: float, config: Settings) -> float:
     return min(highest, max(lowest, moved))
 
 
-def static(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
-    """Never changes."""
-
-
 @torch.no_grad()
-def ema(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
-    """Follows the policy: reference = ema_alpha reference + (1 - ema_alpha) policy, after each iteration."""
-    for old, new in zip(reference.parameters(), policy.parameters(), strict=True):  # a tied matrix comes once
-        old.lerp_(new.to(old.device), 1 - config.ema_alpha)
+def move_reference(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
+    """Moves the reference after an iteration, numbered from 1, in the way of reference_mode.
 
-
-@torch.no_grad()
-def periodic(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
-    """Becomes the policy after every reference_update_freq iterations (as ref_model_sync_steps elsewhere)."""
-    if iteration % config.reference_update_freq == 0:
+    static: it stays
+    ema: it follows the policy, reference = ema_alpha reference + (1 - ema_alpha) policy
+    periodic: it becomes the policy every reference_update_freq iterations (TRL's ref_model_sync_steps)
+    """
+    if config.reference_mode == "ema":
+        for old, new in zip(reference.parameters(), policy.parameters(), strict=True):  # a tied matrix comes once
+            old.lerp_(new.to(old.device), 1 - config.ema_alpha)
+    if config.reference_mode == "periodic" and iteration % config.reference_update_freq == 0:
         reference.load_weights(policy.weights())
-
-
-REFERENCES = {"none": None, "static": static, "ema": ema, "periodic": periodic}
 
 
 def needs_reference(config: Settings) -> bool:
     """True if a run has a reference: with kl_beta=0 there is nothing to keep near it. A teacher is one."""
-    return REFERENCES[config.reference_mode] is not None and config.kl_weight > 0
+    return config.reference_mode != "none" and config.kl_weight > 0
