@@ -181,8 +181,10 @@ def set_aside(out_dir: str) -> str | None:
     names = [name for name in listed(out_dir) if SET_ASIDE.fullmatch(name)]
     if not names:
         return None
-    numbers = [int(os.path.basename(folder)) for folder in earlier_runs(out_dir)]
-    number = 1 + max(numbers, default=0)
+    number = 1
+    earlier = earlier_runs(out_dir)  # the newest first
+    if earlier:
+        number += int(os.path.basename(earlier[0]))
     folder = os.path.join(out_dir, PREVIOUS, str(number))
     with writing(folder):
         os.makedirs(folder)

@@ -70,9 +70,9 @@ class Judge:
         texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts;
         with a window also `place`, (N, M), where in its text each sampled token is, and all texts are equally long
         """
-        different, same = each_once(self.token_ids(texts))
+        room = self.model.longest_input - (self.model.judge_head == "cls")  # CLS stands before the text
+        different, same = each_once(self.token_ids(texts), room, "judge_checkpoint")
         same = same.to(self.device, non_blocking=True)
-        self.check_length(len(different[-1]))
         scores, credit = [], []
         # Texts of different lengths are never in one batch: padding would change the last bits of a score
         for _, group in groupby(different, key=len):
@@ -88,14 +88,6 @@ class Judge:
         place = texts.place.to(self.device, non_blocking=True)
         return scores, torch.cat(credit)[same].gather(1, place)
 
-    def check_length(self, longest: int) -> None:
-        """Raises Mistake if a text of so many tokens is too long for the judge."""
-        room = self.model.longest_input - (self.model.judge_head == "cls")  # CLS stands before the text
-        if longest > room:
-            raise Mistake(f"judge_checkpoint reads {room} tokens, but a prompt with its completion has {longest}: "
-                          "lower max_new_tokens or, in tokens, max_prompt_length, or take a judge with a larger "
-                          "block_size")
-
     def token_ids(self, texts: Texts) -> list[list[int]]:
         """Each of N texts in the judge's vocabulary. An empty text is one pad token."""
         if self.reads_ids:
@@ -106,13 +98,18 @@ class Judge:
         return [x or [self.tokenizer.pad_token_id] for x in ids]
 
 
-def each_once(texts: list[list[int]]) -> tuple[list, Tensor]:
+def each_once(texts: list[list[int]], room: int, key: str) -> tuple[list, Tensor]:
     """The different ones of N texts, from the shortest to the longest, and the number (N,) of each text among them.
+    Raises Mistake if one has more than the `room` tokens that the model reads which the setting `key` names.
 
-    A text has other last bits at another place of a batch. If equal completions were read apart, their group would seem
-    to differ, and dividing by its tiny standard deviation would make a large advantage of rounding errors.
+    A score has other last bits at another place of a batch. If equal completions were read apart, their group would
+    seem to differ, and dividing by its tiny standard deviation would make a large advantage of rounding errors.
     """
     texts = list(map(tuple, texts))
+    longest = max(map(len, texts))
+    if longest > room:
+        raise Mistake(f"{key} reads {room} tokens, but a prompt with its completion has {longest}: lower "
+                      "max_new_tokens or, in tokens, max_prompt_length, or take a model that reads longer texts")
     different = sorted(dict.fromkeys(texts), key=len)  # a set would have no order, and so no repeatable batches
     number = {text: i for i, text in enumerate(different)}
     return different, torch.tensor([number[text] for text in texts])

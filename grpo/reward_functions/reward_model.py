@@ -43,13 +43,8 @@ class RewardModel:
     def scores(self, texts):
         """Score of each text, (N,) float32 on the model's device. Raises Mistake if one is longer than it can read.
         texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the records' prompts"""
-        different, same = each_once(self.token_ids(texts))
-        longest = len(different[-1])
         room = min(most_tokens(self.model), self.tokenizer.model_max_length)
-        if longest > room:
-            raise Mistake(f"{KEY} reads {room} tokens, but a prompt with its completion has {longest}: lower "
-                          "max_new_tokens or, in tokens, max_prompt_length, or take a reward model that reads longer "
-                          "texts")
+        different, same = each_once(self.token_ids(texts), room, KEY)
         device = next(self.model.parameters()).device
         # transformers finds the last token of a text by the pad token. Without one in the config it takes the last
         # column, which in a padded batch is no token of a shorter text: such a model reads each text by itself
