@@ -119,7 +119,14 @@ def build_missing(config, checkpoints, dist, plan=()):
             if path in MODELS:
                 paths[key] = path
         for key, path in paths.items():
-            missing |= build(key, path, config.dry_run)
+            recipe = os.path.join(os.path.dirname(path), "prepare.py")
+            if os.path.exists(path) or not os.path.exists(recipe):
+                continue
+            if config.dry_run:
+                print(f"{key}: {path} is missing; it would be built by {recipe}")
+                missing = True
+            else:
+                build(key, path, recipe)
     dist.barrier()
     missing = bool(dist.agree(missing))
     if missing and dist.is_main:
@@ -127,22 +134,13 @@ def build_missing(config, checkpoints, dist, plan=()):
     return missing
 
 
-def build(key, path, dry):
-    """Runs the prepare.py of a folder if its file `path`, which the setting `key` names, is missing. With `dry` it only
-    says so. Returns True if the file is still missing and could be built."""
-    folder = os.path.dirname(path)
-    recipe = os.path.join(folder, "prepare.py")
-    if os.path.exists(path) or not os.path.exists(recipe):
-        return False
-    if dry:
-        print(f"{key}: {path} is missing; it would be built by {recipe}")
-        return True
+def build(key, path, recipe):
+    """Runs a prepare.py, which makes the file `path` beside it that the setting `key` names."""
     print(f"{key}: {path} is missing; building it with {recipe}")
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}  # prepare.py is not one of the ranks
-    done = subprocess.run([sys.executable, recipe, f"--out={folder}"], env=environment)
+    done = subprocess.run([sys.executable, recipe, f"--out={os.path.dirname(path)}"], env=environment)
     if done.returncode or not os.path.exists(path):
         raise Mistake(f"{key}: building {path} with {recipe} failed, see above; start again")
-    return False
 
 
 # Its folder
