@@ -9,22 +9,25 @@ LARGE_CHUNK = 64  # the same on a GPU, to bound memory
 
 
 @torch.no_grad()
-def calculate_realness(judge: nn.Module, text: Tensor) -> Tensor:
-    """The judge's probability that each token of text (N, T) is the true one, (N, T); of a cls judge the share of each
-    text that was replaced, (N,)."""
+def calculate_realness(judge: nn.Module, text: Tensor, cls_token_id: int | None = None) -> Tensor:
+    """The judge's probability that each token of text (N, T) is the true one, (N, T).
+
+    A cls judge reads CLS + text and gives one number for all tokens of a text: 1 - the share that was replaced, (N, 1).
+    """
+    is_cls = judge.judge_head == "cls"
+    if is_cls:
+        cls = torch.full_like(text[:, :1], cls_token_id)
+        text = torch.cat((cls, text), 1)
     chunk = CHUNK if text.device.type == "cpu" else LARGE_CHUNK
     parts = [judge(part).sigmoid() for part in text.split(chunk)]
-    return torch.cat(parts)
+    found = torch.cat(parts)
+    return 1 - found[:, None] if is_cls else found
 
 
-@torch.no_grad()
 def calculate_judge_scores(judge: nn.Module, text: Tensor, cls_token_id: int) -> Tensor:
     """Score (N,) in [0, 1] of each text (N, T); 1 means that it looks written by a human. A realness judge gives the
-    mean probability that a token is the true one, a cls judge reads CLS + text and gives 1 - the replaced share."""
-    if judge.judge_head == "cls":
-        cls = torch.full_like(text[:, :1], cls_token_id)
-        return 1 - calculate_realness(judge, torch.cat((cls, text), 1))
-    return calculate_realness(judge, text).mean(1)
+    mean probability that a token is the true one, a cls judge 1 - the replaced share."""
+    return calculate_realness(judge, text, cls_token_id).mean(1)
 
 
 def log_odds(probability: Tensor) -> Tensor:
@@ -33,10 +36,12 @@ def log_odds(probability: Tensor) -> Tensor:
 
 
 def windowed_mean(x: Tensor, width: int) -> Tensor:
-    """Mean of x (N, T) over the positions at most `width` away, those inside the text. Returns (N, T)."""
+    """Mean of x (N, T) over the positions inside the text that are at most `width` away. Returns (N, T)."""
     T = x.shape[1]
+    # The sum of a window is the difference of two running sums, so its cost does not depend on the width
     total = F.pad(x.cumsum(1), (1, 0))                                               # (N, T + 1)
-    place = torch.arange(T, device=x.device)
-    low = (place - width).clamp(min=0)                                               # (T,)
-    high = (place + width + 1).clamp(max=T)                                          # (T,)
-    return (total[:, high] - total[:, low]) / (high - low)
+    position = torch.arange(T, device=x.device)
+    low = (position - width).clamp(min=0)                                            # (T,)
+    high = (position + width + 1).clamp(max=T)                                       # (T,)
+    sums = total[:, high] - total[:, low]                                            # (N, T)
+    return sums / (high - low)

@@ -34,14 +34,16 @@ def main(argv):
 
 
 def plan(config, origin, model, data, dist):
-    """Yields lines that tell the user what is about to happen."""
-    yield from describe(config, origin)
-    batch, ranks = config.batch_size * config.gradient_accumulation_steps, dist.world
-    yield (f"{model.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dist.dtype}; "
-           f"{data.size()}; {config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {ranks} "
-           f"ranks = {batch * ranks} per step")
+    """Lines that tell the user what is about to happen."""
+    windows = config.batch_size * config.gradient_accumulation_steps * dist.world
+    lines = describe(config, origin)
+    lines.append(
+        f"{model.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dist.dtype}; {data.size()}; "
+        f"{config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {dist.world} ranks = "
+        f"{windows} per step")
     if data.has_prompts:
-        yield from data.describe_prompts(batch * ranks)
+        lines += data.describe_prompts(windows)
+    return lines
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
@@ -47,7 +47,7 @@ OTHERS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models, fi
 SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{OTHERS})(\.tmp)?")
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
 BEGUN = f"{CONFIG}.tmp"  # the first file of earlier versions; a run that was killed then left it
-SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]  # as on Windows
+SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows lacks one
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 MODELS = ("data/smollm2/model",)  # models that the prepare.py beside them makes
 MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
@@ -57,7 +57,7 @@ MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_bat
 # The beginning and the end of every training script
 
 @contextlib.contextmanager
-def job(config: Settings, checkpoint: str | None, check: Callable | None = None) -> Generator[Distributed, None, None]:
+def job(config: Settings, checkpoint: str | None, check: Callable | None = None):
     """Checks what can be checked before anything is loaded, and gives the ranks and the device during the block.
 
     checkpoint: the model that the script starts from, or None; check: config -> None, checks more
@@ -68,56 +68,65 @@ def job(config: Settings, checkpoint: str | None, check: Callable | None = None)
         check_trackers(config)
     if check is not None:
         check(config)
-    small = is_small(checkpoint)
-    with Distributed(config.device, config.dtype, small) as dist, naming_what_lowers_memory(config):
-        yield dist
+    with Distributed(config.device, config.dtype, is_small(checkpoint)) as dist:
+        try:
+            yield dist
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            values = vars(config)
+            settings = ", ".join(f"{key}={values[key]}" for key in MEMORY if key in values)
+            raise Mistake(f"out of memory ({one_line(error, 100)}); change what lowers it: {settings}") from error
 
 
-def launch(make: Callable, config: Settings, origin: dict, plan: Iterable[str], columns: Sequence[str],
+def launch(make: Callable, config: Settings, origin: dict, plan: list[str], columns: Sequence[str],
            dist: Distributed) -> None:
-    """Runs what `make` makes, in out_dir and with its record. A dry run only prints the plan.
+    """Makes a Run and runs it in out_dir, which no other run can use meanwhile, with its record. A dry run only prints
+    the plan.
 
     make: (logger, dist) -> Run; origin, plan: as in `recorded`; columns: metrics of the console line
     """
-    plan = list(plan)
     if config.dry_run:
         if dist.is_main:
             print(*plan, "dry run: everything is in place, nothing was trained", sep="\n")
         return
-    with run_folder(config, dist) as resume:
+    dist.barrier()  # every rank has seen the folder as it was
+    lock = locked(config.absolute_out_dir) if dist.is_main else contextlib.nullcontext()
+    with lock:
+        resumes = config.resume is True
+        if config.resume == "auto" and dist.is_main:
+            resumes = bool(states(config.absolute_out_dir))
+        resumes = bool(dist.agree(resumes))
         run = make(create_logger(config, dist, config.max_iters, columns), dist)
-        if resume:
+        if resumes:
             run.resume()
-        run.run(recorded(run, origin, plan, resume))
-
-
-@contextlib.contextmanager
-def naming_what_lowers_memory(config):
-    """Raises Mistake, with the settings that lower what a run needs, when the block is out of memory."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        settings = ", ".join(f"{key}={getattr(config, key)}" for key in MEMORY if hasattr(config, key))
-        raise Mistake(f"out of memory ({one_line(error, 100)}); change what lowers it: {settings}") from error
+        run.run(recorded(run, origin, plan, resumes))
 
 
 # Before a run: what is missing is built
 
 def build_missing(config, checkpoints, dist, plan=()):
     """Builds what is missing of the dataset, if its folder has a prepare.py, and of MODELS; a dry run only says so,
-    with the plan. Returns whether something is still missing, the same on every rank: then the dry run ends.
+    with the plan. Returns True if something is still missing, the same on every rank: then the dry run ends.
 
     checkpoints: the names of the settings that name models; plan: its lines that need none of them
     """
     missing = False
     if dist.is_main:
-        meta = os.path.join(dataset_folder(config.dataset), "meta.json")  # what prepare.py writes last
-        missing = build("dataset", meta, config.dry_run)
+        paths = {"dataset": os.path.join(dataset_folder(config.dataset), "meta.json")}  # prepare.py writes it last
         for key in checkpoints:
-            if getattr(config, key) in MODELS:
-                missing |= build(key, getattr(config, key), config.dry_run)
+            path = getattr(config, key)
+            if path in MODELS:
+                paths[key] = path
+        for key, path in paths.items():
+            recipe = os.path.join(os.path.dirname(path), "prepare.py")
+            if os.path.exists(path) or not os.path.exists(recipe):
+                continue
+            if config.dry_run:
+                print(f"{key}: {path} is missing; it would be built by {recipe}")
+                missing = True
+            else:
+                build(key, path, recipe)
     dist.barrier()
     missing = bool(dist.agree(missing))
     if missing and dist.is_main:
@@ -125,22 +134,13 @@ def build_missing(config, checkpoints, dist, plan=()):
     return missing
 
 
-def build(key, path, dry=False):
-    """Runs the prepare.py of a folder if its file `path`, which the setting `key` names, is missing. With `dry` it only
-    says so. Returns whether the file is still missing."""
-    folder = os.path.dirname(path)
-    recipe = os.path.join(folder, "prepare.py")
-    if os.path.exists(path) or not os.path.exists(recipe):
-        return False
-    if dry:
-        print(f"{key}: {path} is missing; it would be built by {recipe}")
-        return True
+def build(key, path, recipe):
+    """Runs a prepare.py, which makes the file `path` beside it that the setting `key` names."""
     print(f"{key}: {path} is missing; building it with {recipe}")
-    alone = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}  # it is no rank of this run
-    done = subprocess.run([sys.executable, recipe, f"--out={folder}"], env=alone)
+    environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}  # prepare.py is not one of the ranks
+    done = subprocess.run([sys.executable, recipe, f"--out={os.path.dirname(path)}"], env=environment)
     if done.returncode or not os.path.exists(path):
         raise Mistake(f"{key}: building {path} with {recipe} failed, see above; start again")
-    return False
 
 
 # Its folder
@@ -151,18 +151,9 @@ def check_run_folder(out_dir: str, resume: bool | str = False) -> None:
         raise no_state(out_dir)
     names = listed(out_dir)
     foreign = [name for name in names if name not in (*STAYING, BEGUN)]
-    if foreign and not {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS} & set(names):
+    of_a_run = {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS}.intersection(names)
+    if foreign and not of_a_run:
         raise Mistake(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
-
-
-@contextlib.contextmanager
-def run_folder(config, dist):
-    """Keeps other runs out of out_dir during the block. Gives whether the run resumes from a state there.
-    config: absolute_out_dir, resume (True, False, or 'auto': if there is a state)"""
-    dist.barrier()  # every rank has seen the folder as it was
-    with locked(config.absolute_out_dir) if dist.is_main else contextlib.nullcontext():
-        found = dist.is_main and bool(states(config.absolute_out_dir))
-        yield bool(dist.agree(config.resume is True or (config.resume == "auto" and found)))
 
 
 @contextlib.contextmanager
@@ -177,7 +168,7 @@ def locked(out_dir):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Mistake(f"out_dir={out_dir} is in use by another run; choose another out_dir or wait") from None
-        except (AttributeError, OSError):
+        except (AttributeError, OSError):  # fcntl is None, or the file system has no locks
             pass
         yield
 
@@ -188,12 +179,16 @@ def set_aside(out_dir: str) -> str | None:
     names = [name for name in listed(out_dir) if SET_ASIDE.fullmatch(name)]
     if not names:
         return None
-    numbers = [int(os.path.basename(folder)) for folder in earlier_runs(out_dir)]
-    folder = os.path.join(out_dir, PREVIOUS, str(1 + max(numbers, default=0)))
+    number = 1
+    earlier = earlier_runs(out_dir)  # the newest first
+    if earlier:
+        number += int(os.path.basename(earlier[0]))
+    folder = os.path.join(out_dir, PREVIOUS, str(number))
     with writing(folder):
         os.makedirs(folder)
         for name in reversed(names):  # the states early, so that no run resumes half of another
-            os.replace(os.path.join(out_dir, name), os.path.join(folder, name))
+            file = os.path.join(out_dir, name)
+            os.replace(file, os.path.join(folder, name))
     return folder
 
 
@@ -206,7 +201,9 @@ class StopSignal:
     terminal that is closed. A second one ends the process at once, without saving."""
 
     def __init__(self, dist):
-        self.dist, self.number, self.before = dist, 0, {}
+        self.dist = dist
+        self.number = 0  # of the signal that came
+        self.before = {}  # {signal: its handler outside the block}
         self.process = os.getpid()
 
     def __enter__(self):
@@ -222,8 +219,8 @@ class StopSignal:
             signal.signal(number, handler)
 
     def note(self, number, frame):
-        """The handler. A second signal has its default action, also in a process that waits for other ranks."""
-        if os.getpid() != self.process:  # a fork of a reward's, which would outlive the end of its Pool
+        """The handler. A second signal has its default action, even while this process waits for other ranks."""
+        if os.getpid() != self.process:  # a fork, made by a reward's Pool, which ends its processes by SIGTERM
             signal.signal(number, self.before[number])
             os.kill(os.getpid(), number)
             return
@@ -231,39 +228,41 @@ class StopSignal:
         for each in self.before:
             signal.signal(each, signal.SIG_DFL)
         if self.dist.is_main:
-            with contextlib.suppress(OSError):  # of a terminal that was closed
+            with contextlib.suppress(OSError):  # the terminal may be closed
                 os.write(2, NOTICE)  # print is not safe in a handler
 
-    def came(self) -> str | None:
+    def received(self) -> str | None:
         """The name of the signal that any rank has received, or None. Every rank must call it."""
         number = self.dist.agree(self.number)
         return signal.Signals(number).name if number else None
 
 
 class Run:
-    """A run of optimizer steps, with evaluations and saves on the way and an end by max_iters or by a signal.
+    """A run of optimizer steps, with evaluations and saves on the way. It ends at max_iters or after a signal.
 
     A subclass defines train_step, log_step, evaluation_is_due and evaluate, and what else a state holds.
     learner: the model or policy that is trained; write_model, identity: as in CheckpointManager
     """
 
-    holds = ""  # what is in the buffer of the run, in words
+    holds = ""  # the content of the run's buffer, in words
 
     def __init__(self, learner: Any, write_model: Callable, identity: dict, config: Settings, logger: Logger,
                  dist: Distributed):
-        self.learner, self.config, self.logger, self.dist = learner, config, logger, dist
+        self.learner, self.config = learner, config
+        self.logger, self.dist = logger, dist
         self.optimizers = build_optimizers(learner, config, dist.device.type)
-        self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters,
-                                          config.lr_decay_iters or config.max_iters)
+        decay_iters = config.lr_decay_iters or config.max_iters
+        self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters, decay_iters)
         self.checkpoints = CheckpointManager(
             config.absolute_out_dir, write_model, learner.suffix, identity, dist.is_main)
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
-        self.step = self.skipped_steps = 0
+        self.step = 0  # optimizer steps that were taken
+        self.skipped_steps = 0
         self.last_evaluation = {}  # its metrics
-        self.evaluated = True  # whether the evaluation of this step, if it has one, is done
+        self.evaluated = True  # False: this step has an evaluation that is still to come
         self.stopped_by = None  # the signal that ended the run early
 
-    # What a subclass defines
+    # Each trainer defines its own
 
     def train_step(self) -> dict:
         """Takes one optimizer step and counts it. Returns its metrics."""
@@ -282,17 +281,17 @@ class Run:
         raise NotImplementedError
 
     def state(self) -> dict:
-        """The rest of what `save` writes. Every rank calls it."""
+        """The rest of a saved state. Every rank calls it."""
         return {}
 
     def load_state(self, state: dict) -> None:
-        """Takes over what `state` gave."""
+        """Restores what `state` returned."""
 
     def open(self) -> None:
-        """Starts what works beside this process. An earlier run in out_dir is not set aside yet."""
+        """Starts processes beside this one. An earlier run in out_dir is not set aside yet."""
 
     def close(self) -> None:
-        """Ends what `open` has started, after an error in the steps too."""
+        """Ends them, after an error in the steps too."""
 
     def begin(self) -> None:
         """Comes before the first step of this start."""
@@ -303,13 +302,15 @@ class Run:
     def write_page(self) -> None:
         """Writes the page about the run anew, if it has one."""
 
-    # What all runs do
+    # The same for all
 
     def run(self, record: AbstractContextManager | None = None) -> None:
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
         record: the block around it (`recorded`), which begins once everything works that the run needs"""
         self.open()
-        with (record or contextlib.nullcontext(), self.checkpoints.keeping(), StopSignal(self.dist) as stop,
+        with (record or contextlib.nullcontext(),
+              self.checkpoints.keeping(),
+              StopSignal(self.dist) as stop,
               contextlib.closing(self)):
             self.dist.broadcast(self.learner.parameters())
             self.logger.start(self.step)
@@ -321,28 +322,31 @@ class Run:
 
     def take_steps(self, stop: StopSignal) -> None:
         """Takes steps up to the last one, or to a signal, evaluating and saving on the way."""
-        c, save_is_due = self.config, False
+        c = self.config
+        save_is_due = False
         if not self.evaluated:  # a new run, or one that a signal stopped before the evaluation of its step
             self.run_evaluation()
         while self.step < c.max_iters:
             self.log_step(self.train_step())
-            last = self.step == c.max_iters
-            came = stop.came()
-            self.evaluated = not (last or self.evaluation_is_due())
-            # Whoever sends a signal does not wait for an evaluation: the resumed run makes it up
-            if not self.evaluated and (last or not came):
+            is_last = self.step == c.max_iters
+            signal_name = stop.received()
+            self.evaluated = not (is_last or self.evaluation_is_due())
+            # After a signal there may be no time for an evaluation: the resumed run makes up for it
+            if not self.evaluated and (is_last or not signal_name):
                 self.run_evaluation()
-                came = stop.came()
-            save_is_due = save_is_due or self.step % c.save_interval == 0
-            in_good_state = not self.bad.in_a_row  # a good state is not replaced by one from the middle of bad steps
-            if last or came or (save_is_due and in_good_state):
+                signal_name = stop.received()
+            if self.step % c.save_interval == 0:
+                save_is_due = True
+            # Amid bad steps nothing is saved: if they end the run, it resumes from the last good state
+            in_good_state = not self.bad.in_a_row
+            if is_last or signal_name or (save_is_due and in_good_state):
                 self.save()
                 save_is_due = False
             self.logger.tick()
-            if came and not last:
-                self.stopped_by = came
+            if signal_name and not is_last:
+                self.stopped_by = signal_name
                 command = resume_command(c.absolute_out_dir)
-                self.logger.say(f"stopped by {came} after step {self.step}; resume with {command}")
+                self.logger.say(f"stopped by {signal_name} after step {self.step}; resume with {command}")
                 return
 
     def run_evaluation(self) -> None:
@@ -355,60 +359,54 @@ class Run:
 
     def save(self) -> None:
         """Writes the model, and the state to resume from."""
-        self.checkpoints.save(
-            self.step, self.learner.weights(), self.optimizers, self.last_evaluation, evaluated=self.evaluated,
-            skipped_steps=self.skipped_steps, **self.state())
-        self.dist.barrier()  # it may take longer than an exchange
+        more = self.state() | {"evaluated": self.evaluated, "skipped_steps": self.skipped_steps}
+        self.checkpoints.save(self.step, self.learner.weights(), self.optimizers, self.last_evaluation, **more)
+        self.dist.barrier()  # it may take longer than an exchange between ranks
 
     def resume(self) -> None:
         """Resumes from the state in out_dir."""
-        state = self.checkpoints.load(self.learner.weights(), self.optimizers, self.logger.say)
-        self.step, self.last_evaluation = state["step"], state["facts"]
+        weights = self.learner.weights()
+        state = self.checkpoints.load(weights, self.optimizers, self.logger.say)
+        self.step = state["step"]
+        self.last_evaluation = state["facts"]
         check_same_step(self.dist, self.step, self.config.out_dir)
         self.learner.load_weights(state["model"])
         self.skipped_steps = state["skipped_steps"]
-        self.evaluated = state.get("evaluated", True)  # it is not in states of version 1.0.0
+        self.evaluated = state.get("evaluated", True)  # states of version 1.0.0 lack it
         self.load_state(state)
 
 
 # Its record
 
 @contextlib.contextmanager
-def recorded(run: Run, origin: dict, plan: list[str], resume: bool) -> Generator[None, None, None]:
+def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
     """Records in config.json how the run of the block starts and ends: settings with their origin, hardware, command;
     without the name of the user.
 
     An earlier run in the folder, unless this one resumes it, is set aside when the block begins, so that a start that
     fails leaves it alone.
-    run: it has resumed if it does; origin: {key: the file or argument that set it}; plan: lines for the user
+    resumes: the run has resumed; origin: {key: the file or argument that set it}; plan: lines for the user
     """
-    config, dist, logger = run.config, run.dist, run.logger
-    dist.barrier()  # every rank has read its checkpoints, which may be about to move
-    if not dist.is_main:
+    config, logger = run.config, run.logger
+    run.dist.barrier()  # every rank has read its checkpoints, which may be about to move
+    if not run.dist.is_main:
         yield
         return
-    path, starts = os.path.join(config.absolute_out_dir, CONFIG), []
-    if resume:
-        where = f"resuming from {shortest(run.checkpoints.last)}, step {run.step} of {config.max_iters}"
-        logger.say(f"{where}; its buffer: {run.holds}" if run.holds else where)
-        if os.path.exists(path):
-            from core.settings.other_names import with_settings_of_today
-            saved = read_object(path, path, "delete it")
-            starts = starts_of(saved, path)
-            with contextlib.suppress(Mistake):  # no longer possible together: they are compared as they were
-                saved = with_settings_of_today(saved, shortest(path), logger.say)
-            if changes := changed_since(saved, config, dist.world):
-                logger.say(f"changed since the last start: {changes}")
+    path = os.path.join(config.absolute_out_dir, CONFIG)
+    starts = []
+    if resumes:
+        starts = starts_before(run, path)
     elif previous := set_aside(config.absolute_out_dir):
         logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
-    else:  # the first file: by it check_run_folder knows the folder of a run that is killed before the next one
+    else:  # the first file: check_run_folder knows by it the folder of a run that is killed right here
         logger.write_console(f"{now()}: a run begins")
-    starts.append(json.loads(without_home(json.dumps(start(config, origin, dist, run.step)))))
+    starts.append(start(config, origin, run.dist, run.step))
     record = dataclasses.asdict(config) | {"starts": starts}
     write_json(path, record)
 
     def end(ended, why):
-        starts[-1]["end"] = {"time": now(), "step": run.step, "ended": ended, "why": why}
+        own = starts[-1]
+        own["end"] = {"time": now(), "step": run.step, "ended": ended, "why": why}
         write_json(path, record)
         run.write_page()
 
@@ -419,10 +417,29 @@ def recorded(run: Run, origin: dict, plan: list[str], resume: bool) -> Generator
         if error := sys.exception():
             why = described(error)
             trace = "".join(traceback.format_exception(error))
-            with contextlib.suppress(Mistake, FileNotFoundError):  # the error is told, not what follows from it
+            with contextlib.suppress(Mistake, FileNotFoundError):  # the user sees the error, not what follows from it
                 logger.write_console(f"failed at step {run.step}: {why}\n{trace}")
                 end("failed", why)
     end("stopped" if run.stopped_by else "finished", run.stopped_by)
+
+
+def starts_before(run, path):
+    """The starts of a run that resumes, as its config.json at `path` records them. Says where it resumes, and which
+    settings have changed."""
+    config, say = run.config, run.logger.say
+    where = f"resuming from {shortest(run.checkpoints.last)}, step {run.step} of {config.max_iters}"
+    say(f"{where}; its buffer: {run.holds}" if run.holds else where)
+    if not os.path.exists(path):
+        return []
+    from core.settings.other_names import with_settings_of_today
+    saved = read_object(path, path, "delete it")
+    starts = starts_of(saved, path)
+    with contextlib.suppress(Mistake):  # its settings no longer go together: they are compared as they were
+        saved = with_settings_of_today(saved, shortest(path), say)
+    changes = changed_since(saved, config, run.dist.world)
+    if changes:
+        say(f"changed since the last start: {changes}")
+    return starts
 
 
 def start(config, origin, dist, step):
@@ -443,7 +460,8 @@ def start(config, origin, dist, step):
     }
     if dist.device.type == "cuda":
         record["gpu"] = torch.cuda.get_device_name(dist.device)
-    return record
+    text = json.dumps(record)
+    return json.loads(without_home(text))
 
 
 def now():
@@ -453,12 +471,16 @@ def now():
 def without_home(text):
     """A text with ~ for the home folder, which has the user's name; /home/alice is not in /home/al."""
     home = os.path.expanduser("~")
-    return text if home == "/" else re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+    if home == "/":
+        return text
+    return re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
 
 
 def commit():
     """The commit of this code, with -dirty if files were changed; "" if it is in no repository of its own."""
-    if not os.path.exists(os.path.join(ROOT, ".git")) or not shutil.which("git"):
+    repository = os.path.join(ROOT, ".git")
+    if not os.path.exists(repository) or not shutil.which("git"):
         return ""
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip()

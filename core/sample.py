@@ -9,7 +9,9 @@ python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --text='What is 347 + 85?'
 
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import takewhile
+from types import SimpleNamespace
 from typing import Annotated
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -56,45 +58,51 @@ class SampleConfig(Settings):
 
 def hidden_tokens(text, tokenizer):
     """The ids of a text, a list, with the mask token for each HIDDEN."""
-    if isinstance(tokenizer, HuggingFaceTokenizer):  # its mask token has a name in texts, and may take the space before
+    mask = tokenizer.mask_token_id
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        # Texts name its mask token, and encoded in one piece it may take the space before it, as in training
         ids = tokenizer.encode(text.replace(HIDDEN, tokenizer.backend.mask_token))
     else:
-        ids = []
-        for part in text.split(HIDDEN):
-            ids += [*tokenizer.encode(part), tokenizer.mask_token_id]
-        ids.pop()
-    if not 0 < ids.count(tokenizer.mask_token_id) < len(ids):
+        first, *others = text.split(HIDDEN)
+        ids = list(tokenizer.encode(first))
+        for part in others:
+            ids += [mask, *tokenizer.encode(part)]
+    if not 0 < ids.count(mask) < len(ids):
         raise Mistake(f"--text={text!r} must have characters to go by and {HIDDEN!r} for a hidden token")
     return ids
 
 
-def format_of_run(checkpoint):
-    """The settings of PromptFormat of the run that wrote a checkpoint, which is said; {} if no run on prompts did."""
-    path = os.path.join(os.path.dirname(checkpoint.rstrip("/")), CONFIG)
+def format_of_prompt(config, tokenizer):
+    """The PromptFormat of the command, else of the run that wrote the checkpoint, which is said, else the usual one."""
+    if config.template:
+        return PromptFormat(config.template)
+    folder = os.path.dirname(config.checkpoint.rstrip("/"))
+    path = os.path.join(folder, CONFIG)
     saved = read_object(path, path, "set template") if os.path.isfile(path) else {}
     template = saved.get("template")
-    if template is None:
-        return {}
-    check_value("template", template, PROMPT_TEMPLATES)
-    print(f"the prompt is written as in training: template={template!r} and what else {path} says", file=sys.stderr)
-    return {f.name: saved[f.name] for f in fields(PromptFormat) if saved.get(f.name) is not None}
+    if template is not None:
+        check_value("template", template, PROMPT_TEMPLATES)
+        print(f"the prompt is written as in training: template={template!r} and what else {path} says", file=sys.stderr)
+        return PromptFormat.of(SimpleNamespace(**saved))
+    has_template = isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.has_chat_template
+    return PromptFormat("model" if has_template else "plain")
 
 
 def completions(model, tokenizer, config, device):
     """Yields the text with a completion, up to its stop token."""
-    settings = {"template": config.template} if config.template else format_of_run(config.checkpoint)
-    if not settings:
-        settings["template"] = "model" if getattr(tokenizer, "has_chat_template", False) else "plain"
-    _, ids = PromptFormat(**settings).encode(config.text, tokenizer)
+    format = format_of_prompt(config, tokenizer)
+    _, ids = format.encode(config.text, tokenizer)
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:
         raise Mistake(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
     noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
     prompt = torch.tensor([ids], device=device)
-    drawn = generate(model, prompt, None, noise, Stop(tokenizer), temperature=config.temperature, top_p=config.top_p)
+    drawn = generate(
+        model, prompt, None, noise, Stop(tokenizer), temperature=config.temperature, top_p=config.top_p)
+    separator = "" if format.template == "plain" else "\n"
     for row in drawn.target.tolist():
-        end = next((i for i, token in enumerate(row) if token in tokenizer.stop_token_ids), None)
-        yield config.text + ("" if settings["template"] == "plain" else "\n") + tokenizer.decode(row[:end])
+        completion = takewhile(lambda token: token not in tokenizer.stop_token_ids, row)
+        yield config.text + separator + tokenizer.decode(list(completion))
 
 
 def fills(model, tokenizer, config, device):
@@ -103,12 +111,18 @@ def fills(model, tokenizer, config, device):
     position, hidden = masked_positions(text == tokenizer.mask_token_id, device)     # (1, M) each
     text = text.to(device)
     passes = config.unmask_steps if depends_on_policy(config.unmask_order) else 1
-    noise = draw_uniforms(config.seed, 0, [0], (1 + passes, config.num_samples, text.shape[1]))
-    uniform = noise[:, [0, *range(2, 1 + passes)]].transpose(0, 1)                   # (passes, 1, num_samples, T)
+    shape = (1 + passes, config.num_samples, text.shape[1])
+    noise = draw_uniforms(config.seed, 0, [0], shape)
+    first, order, later = noise.split((1, 1, passes - 1), dim=1)                     # first, later: for tokens
+    uniform = torch.cat((first, later), 1).transpose(0, 1)                           # (passes, 1, num_samples, T)
     target, *_ = fill_in_passes(
-        model, text, position, hidden, uniform, noise[:, 1], config.unmask_steps, unmask_order=config.unmask_order,
-        temperature=config.temperature, top_p=config.top_p)
-    for ids in fill_in(text, position, hidden.to(device), target[None])[0].tolist():
+        model, text, position, hidden, uniform, order[:, 0],
+        passes=config.unmask_steps,
+        unmask_order=config.unmask_order,
+        temperature=config.temperature,
+        top_p=config.top_p)
+    texts = fill_in(text, position, hidden.to(device), target[None])                 # (1, num_samples, T)
+    for ids in texts[0].tolist():
         yield tokenizer.decode(ids)
 
 

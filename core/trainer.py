@@ -18,12 +18,14 @@ from core.run import Run
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
 
 
-def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> dict:
-    """Sums over the batch; divide by 'count' for means.
+# The loss of each mode. Sums, not means: the mean over all micro-batches and ranks is the sum of the losses divided by
+# the sum of the counts, which a mean of means is not when one text has more masked tokens than another.
+
+def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple:
+    """Sums over a batch, three tensors (): the loss, the correct predictions, and the count of predictions.
 
     input, target: (B, T), for a cls judge input (B, 1 + T)
     mask: (B, T) True where the loss counts, or its weights
-    Returns {"loss", "correct", "count"}
     """
     if model.mode != SEQUENCE_SCORER:
         return token_sums(model, input, target, mask)
@@ -32,68 +34,70 @@ def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> dict:
     return realness_sums(model, input, target)
 
 
-def token_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> dict:
+def token_sums(model, input, target, mask):
     """Cross-entropy of the masked tokens, the logits in bounded memory."""
     position, _ = masked_positions(mask > 0, input.device)                           # (B, M)
     h = model.states(input, position)                                                # (B, M, C)
     target = target.gather(1, position)                                              # (B, M)
 
     def predicted(h, target):
-        """Log-probability of each true token, and whether it is the likeliest one."""
+        """Log-probability of each true token, and True where it is the likeliest one."""
         logp = model.project(h).log_softmax(-1)                                      # (K, V)
         return token_logp(logp, target), logp.argmax(-1) == target                   # (K,), (K,)
 
-    logp, correct = in_parts(predicted, model.vocabulary, h.flatten(0, 1), target.flatten())
-    weight = mask.float().to(input.device, non_blocking=True).gather(1, position)    # (B, M) 0 on padding
-    weight = weight.flatten()                                                        # (B * M,)
-    return {"loss": -(logp * weight).sum(),
-            "correct": (correct * weight).sum(),
-            "count": weight.sum()}
+    h = h.flatten(0, 1)                                                              # (B * M, C)
+    logp, correct = in_parts(predicted, model.vocabulary, h, target.flatten())
+    weight = mask.float().to(input.device, non_blocking=True)                        # (B, T)
+    weight = weight.gather(1, position).flatten()                                    # (B * M,) 0 on padding
+    loss = -(logp * weight).sum()
+    return loss, (correct * weight).sum(), weight.sum()
 
 
-def realness_sums(model, input: Tensor, target: Tensor) -> dict:
+def realness_sums(model, input, target):
     """Binary cross-entropy of 'this token is the true one' at every position (ELECTRA, arXiv 2003.10555)."""
-    real = input == target                                                           # (B, T)
+    is_true = input == target                                                        # (B, T)
     logits = model(input)                                                            # (B, T)
-    loss = F.binary_cross_entropy_with_logits(logits, real.float(), reduction="sum")
-    return {"loss": loss,
-            "correct": ((logits > 0) == real).sum(),
-            "count": loss.new_full((), real.numel())}
+    loss = F.binary_cross_entropy_with_logits(logits, is_true.float(), reduction="sum")
+    correct = (logits > 0) == is_true
+    return loss, correct.sum(), loss.new_full((), correct.numel())
 
 
-def replaced_share_sums(model, input: Tensor, target: Tensor) -> dict:
+def replaced_share_sums(model, input, target):
     """Squared error of a cls judge's estimate, whose target is y = x^4 - 2x^3 + 2x of the replaced share x of a text.
     input: (B, 1 + T), CLS and the filled text"""
     x = (input[:, 1:] != target).float().mean(1)                                     # (B,)
     y = x**4 - 2 * x**3 + 2 * x                                                      # (B,)
     error = model(input).sigmoid() - y                                               # (B,)
-    return {"loss": error.square().sum(),
-            "correct": (error.abs() < 0.1).sum(),
-            "count": error.new_full((), len(input))}
+    correct = error.abs() < 0.1
+    loss = error.square().sum()
+    return loss, correct.sum(), loss.new_full((), len(error))
 
 
 def training_step(model, batches: list, optimizers: list, grad_clip: float, dist) -> dict:
     """One optimizer step on micro-batches [(input, target, mask)]: the mean loss over all of them on all ranks.
     Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}"""
-    sums = {"loss": 0.0, "correct": 0.0, "count": 0.0}
+    sums = torch.zeros(3, device=dist.device)
     for input, target, mask in batches:
         with dist.autocast():
-            part = supervised_sums(model, input, target, mask)
-        part["loss"].backward()
-        sums = {name: sums[name] + part[name].detach() for name in sums}
-    totals = dist.total(torch.stack([sums["loss"], sums["correct"], sums["count"]]).float())
+            loss, correct, count = supervised_sums(model, input, target, mask)
+        loss.backward()
+        sums += torch.stack((loss.detach(), correct, count))
+    sums = dist.total(sums)
     dist.sum_gradients(model.parameters())
+    # Only now is the number of predictions known: divides the gradient of the sum of the losses into that of their mean
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
-    torch._foreach_div_(gradients, totals[2].clamp(min=1))  # from the sum of the losses to their mean
+    torch._foreach_div_(gradients, sums[2].clamp(min=1))
     norm = clip_gradients(model.parameters(), grad_clip)
-    loss, correct, count, norm = torch.stack((*totals, norm.float())).tolist()  # the one wait of the step
-    good = math.isfinite(loss) and math.isfinite(norm)
-    out = step_optimizers(optimizers, good, count)
+    numbers = torch.stack((*sums, norm.float()))
+    loss, correct, count, norm = numbers.tolist()  # the one wait of the step
+    is_finite = math.isfinite(loss) and math.isfinite(norm)
+    ended = step_optimizers(optimizers, is_finite, count)
+    count = max(1.0, count)
     return {
-        "loss": loss / max(1.0, count),
-        "accuracy": correct / max(1.0, count),
+        "loss": loss / count,
+        "accuracy": correct / count,
         "grad_norm": norm,
-        "skipped_steps": out["skipped_steps"]}
+        "skipped_steps": ended["skipped_steps"]}
 
 
 class Trainer(Run):
@@ -124,7 +128,9 @@ class Trainer(Run):
         self.model.train(c.dropout > 0)
         if c.dropout > 0:  # a resumed run draws the same dropout masks
             torch.manual_seed(hash((c.seed, self.dist.rank, self.step)))
-        batches = [self.batches("train", self.step, micro) for micro in range(c.gradient_accumulation_steps)]
+        batches = []
+        for micro in range(c.gradient_accumulation_steps):
+            batches.append(self.batches("train", self.step, micro))
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
@@ -134,13 +140,15 @@ class Trainer(Run):
         else:
             self.bad.reset()
         self.skipped_steps += metrics["skipped_steps"]
-        self.tokens += sum(input.numel() for input, _, _ in batches) * self.dist.world
+        for input, _, _ in batches:
+            self.tokens += input.numel() * self.dist.world
         return metrics | {"lr": lr}
 
     def log_step(self, metrics: dict) -> None:
         if self.step % self.config.log_interval == 0 or self.step == self.config.max_iters:
-            speed = self.tokens / (time.monotonic() - self.since)
-            self.logger.log(self.step, metrics | {"tokens_per_second": speed, "skipped_steps": self.skipped_steps})
+            seconds = time.monotonic() - self.since
+            metrics |= {"tokens_per_second": self.tokens / seconds, "skipped_steps": self.skipped_steps}
+            self.logger.log(self.step, metrics)
             self.since, self.tokens = time.monotonic(), 0
 
     def evaluation_is_due(self) -> bool:

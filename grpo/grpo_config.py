@@ -16,7 +16,7 @@ from core.settings.setting import (
     Count, Fraction, Name, Natural, NotNegative, Positive, Share, Steps, Temperature, check_value)
 from grpo.losses import (
     ADVANTAGES, AVERAGES, KL_ESTIMATORS, OBJECTIVES, RATIOS, SURROGATES, check_estimator, check_row)
-from grpo.reference import REFERENCES
+from grpo.reference import REFERENCE_MODES
 from grpo.reward_functions.presets import PRESET_TEMPLATE, PRESETS
 
 ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES,
@@ -131,7 +131,7 @@ class GRPOConfig(RunConfig):
     kl_in_reward: bool = False  # KL as a part of the reward (k1) instead of the loss
     kl_target: Positive | None = None  # kl_beta is adapted to reach this mean_kl; None: kl_beta stays
     reference_checkpoint: Name | None = None  # the model that the KL penalty is to; None: the generator at step 0
-    reference_mode: Annotated[str, REFERENCES] = "static"
+    reference_mode: Annotated[str, REFERENCE_MODES] = "static"
         # static: the initial model; ema: a moving average; periodic: a copy now and then; none
     ema_alpha: Annotated[float, "[0, 1]"] = 0.99  # share of the reference that stays after each iteration
     reference_update_freq: Steps = 500  # iterations between two copies of the policy

@@ -22,7 +22,7 @@ from grpo.build import make_sampler
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples, held_out
 from grpo.grpo_training_step import grpo_training_step
 from grpo.metrics import Timer
-from grpo.reference import REFERENCES, adapted
+from grpo.reference import adapted, move_reference
 from grpo.reward_functions.registry import REWARDS
 from grpo.rollout import DataBuffer, Facts, Rollouts
 from grpo.sampling_settings import SamplingSettings
@@ -130,7 +130,7 @@ class GRPOTrainer(Run):
             self.iteration += 1
             self.spent = 0.0
             if self.reference is not None:
-                REFERENCES[c.reference_mode](self.reference, self.policy, self.iteration, c)
+                move_reference(self.reference, self.policy, self.iteration, c)
                 self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), c)
 
     def open(self) -> None:

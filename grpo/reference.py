@@ -1,6 +1,6 @@
 """The reference of the KL: a frozen policy, which scores the rollouts once, a micro-batch at a time.
 
-It and the weight of the KL may move between iterations.
+The reference and the weight of the KL may move between iterations.
 """
 
 import math
@@ -20,38 +20,45 @@ from grpo.step_settings import StepSettings
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
-ADAPT_RATE, ADAPT_RANGE = 0.1, 100.0  # kl_beta moves by at most a fifth of the rate at once, within this factor
+REFERENCE_MODES = ("none", "static", "ema", "periodic")
+ADAPT_RATE = 0.1     # kl_beta moves by at most a fifth of this at once, ...
+ADAPT_RANGE = 100.0  # ... and stays within this factor of its start
 
 
 @contextmanager
-def visiting(policy: "Policy", device: torch.device) -> Iterator:
-    """Within, the policy is on the device. The tensors of one that waits elsewhere (ref_offload) stay there too."""
-    waiting = []
-    if policy.device != device:
-        waiting = [(x, x.data) for x in (*policy.model.parameters(), *policy.model.buffers())]
-    for x, data in waiting:
-        x.data = data.to(device, non_blocking=True)
+def placed_on(policy: "Policy", device: torch.device) -> Iterator:
+    """Within, the policy is on the device. A reference that waits on the CPU (ref_offload) is copied there, and the
+    copy dropped afterwards."""
+    if policy.device == device:
+        yield
+        return
+    tensors = [*policy.model.parameters(), *policy.model.buffers()]
+    waiting = [x.data for x in tensors]
+    for x in tensors:
+        x.data = x.data.to(device, non_blocking=True)
     try:
         yield
     finally:
-        for x, data in waiting:
+        for x, data in zip(tensors, waiting, strict=True):
             x.data = data
 
 
 @torch.no_grad()
 def with_reference(rollouts: Rollouts, reference: "Policy | None", settings: StepSettings) -> Rollouts:
-    """The rollouts with what the reference says about their tokens: with kl_estimator="exact" its distributions at
-    every state, with others the log-probabilities of the sampled tokens."""
+    """The rollouts, scored by the reference: with kl_estimator="exact" they get its distributions at every state, with
+    others the log-probabilities of the sampled tokens."""
     if reference is None:
         return rollouts
-    with visiting(reference, rollouts.target.device):
+    with placed_on(reference, rollouts.target.device):
         if KL_ESTIMATORS[settings.kl_estimator] is not None:
             return replace(rollouts, ref_logp=logp_in_batches(reference, rollouts, settings))
-        found = {}
+        distributions = [None] * rollouts.problems
         for part in rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens):
             micro, _ = rollouts.select(part)
-            found |= zip(part.tolist(), reference.distributions(micro, settings.temperature), strict=True)
-        return replace(rollouts, inputs=replace(rollouts.inputs, reference=[found[p] for p in sorted(found)]))
+            found = reference.distributions(micro, settings.temperature)
+            for problem, logp in zip(part.tolist(), found, strict=True):
+                distributions[problem] = logp
+    return replace(rollouts, inputs=replace(rollouts.inputs, reference=distributions))
 
 
 @torch.no_grad()
@@ -70,32 +77,28 @@ def adapted(kl_beta: float, mean_kl: float, config: Settings) -> float:
     """kl_beta after a step, by a proportional controller within bounds (arXiv 1909.08593 section 2.2)."""
     if config.kl_target is None or not 0 < mean_kl < math.inf:  # no KL was measured, or it is not finite
         return kl_beta
-    error = min(0.2, max(-0.2, mean_kl / config.kl_target - 1))
+    error = mean_kl / config.kl_target - 1
+    error = min(0.2, max(-0.2, error))
     moved = kl_beta * (1 + ADAPT_RATE * error)
-    return min(config.kl_beta * ADAPT_RANGE, max(config.kl_beta / ADAPT_RANGE, moved))
-
-
-def static(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
-    """Never changes."""
+    lowest, highest = config.kl_beta / ADAPT_RANGE, config.kl_beta * ADAPT_RANGE
+    return min(highest, max(lowest, moved))
 
 
 @torch.no_grad()
-def ema(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
-    """Follows the policy: reference = ema_alpha reference + (1 - ema_alpha) policy, after each iteration."""
-    for old, new in zip(reference.parameters(), policy.parameters(), strict=True):  # a matrix that is tied comes once
-        old.lerp_(new.to(old.device), 1 - config.ema_alpha)
+def move_reference(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
+    """Moves the reference after an iteration, numbered from 1, in the way of reference_mode.
 
-
-@torch.no_grad()
-def periodic(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
-    """Becomes the policy after every reference_update_freq iterations (as ref_model_sync_steps elsewhere)."""
-    if iteration % config.reference_update_freq == 0:
+    static: it stays
+    ema: it follows the policy, reference = ema_alpha reference + (1 - ema_alpha) policy
+    periodic: it becomes the policy every reference_update_freq iterations (TRL's ref_model_sync_steps)
+    """
+    if config.reference_mode == "ema":
+        for old, new in zip(reference.parameters(), policy.parameters(), strict=True):  # a tied matrix comes once
+            old.lerp_(new.to(old.device), 1 - config.ema_alpha)
+    if config.reference_mode == "periodic" and iteration % config.reference_update_freq == 0:
         reference.load_weights(policy.weights())
-
-
-REFERENCES = {"none": None, "static": static, "ema": ema, "periodic": periodic}
 
 
 def needs_reference(config: Settings) -> bool:
     """True if a run has a reference: with kl_beta=0 there is nothing to keep near it. A teacher is one."""
-    return REFERENCES[config.reference_mode] is not None and config.kl_weight > 0
+    return config.reference_mode != "none" and config.kl_weight > 0

@@ -1,5 +1,6 @@
 """The data, the model and the batches of a supervised run, checked against each other before the first step."""
 
+from dataclasses import asdict
 from functools import partial
 
 import torch
@@ -18,18 +19,28 @@ from core.trainer import supervised_sums
 
 def build_data(config, dist):
     """Windows of running text, or prompts with their completions if the dataset is one of prompts."""
-    mode, tokenizer = mode_of(config), None
+    mode = mode_of(config)
+    tokenizer = None  # that of the dataset
     if starts_from_huggingface(config) or (config.init_from and is_file_of_records(config.dataset)):
         tokenizer = load_tokenizer(config.init_from, "init_from")
+    common = {
+        "batch_size": config.batch_size,
+        "seed": config.seed,
+        "rank": dist.rank,
+        "world": dist.world,
+        "tokenizer": tokenizer}
     if not has_prompts(config.dataset):
         if mode == SEQUENCE_SCORER:
-            mode = MASKED_FILL  # generators fill in the masks of what a judge reads
-        return DatasetConsumer(config.dataset, mode, config.block_size, config.batch_size, config.seed, dist.rank,
-                               dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
+            mode = MASKED_FILL  # generators fill in the masks of the texts that a judge reads
+        return DatasetConsumer(
+            config.dataset, mode, config.block_size, masks=config.masks, mask_low=config.mask_low,
+            mask_high=config.mask_high, **common)
     if mode == SEQUENCE_SCORER:
-        raise Mistake(f"dataset={config.dataset} has prompts to complete, of which a judge learns nothing")
-    data = PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                          PromptFormat.of(config), config.block_size, mode == MASKED_FILL)
+        raise Mistake(f"dataset={config.dataset} has prompts to complete, from which a judge learns nothing; name one "
+                      "of running text")
+    data = PromptConsumer(
+        config.dataset, format=PromptFormat.of(config), block_size=config.block_size, masked=mode == MASKED_FILL,
+        **common)
     data.require_completions()
     return data
 
@@ -48,7 +59,8 @@ def build_model(config, data, dist):
     if not starts_from_huggingface(config):
         return build_new_model(config, data.tokenizer).to(dist.device)
     for key in changed(config, "dropout", "judge_head"):
-        raise Mistake(f"{key}={getattr(config, key)} is for new models; leave it out with init_from={config.init_from}")
+        value = getattr(config, key)
+        raise Mistake(f"{key}={value} is for new models; leave it out with init_from={config.init_from}")
     if config.export:
         check_target(config.export, config.has_adapter)
     model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
@@ -67,11 +79,15 @@ def build_new_model(config, tokenizer):
     if not config.init_from:
         return model
     start, _ = load_model(config.init_from, tokenizer=tokenizer, key="init_from")
-    same_output = (start.mode, start.judge_head) == (config.mode, config.judge_head)
-    for key in ("n_layer", "n_head", "n_embd", "tied"):
-        has, wanted = getattr(start.config, key), getattr(config, key)
-        if has != wanted and (same_output or key != "tied"):
-            raise Mistake(f"init_from={config.init_from} has {key}={has}, the config {wanted}; make them equal")
+    same_output = start.mode == model.mode and start.judge_head == model.judge_head
+    must_be_equal = ["n_layer", "n_head", "n_embd"]
+    if same_output:
+        must_be_equal.append("tied")
+    has, wanted = asdict(start.config), asdict(model.config)
+    for key in must_be_equal:
+        if has[key] != wanted[key]:
+            raise Mistake(f"init_from={config.init_from} has {key}={has[key]}, the config {wanted[key]}; make them "
+                          "equal")
     weights = start.state_dict()
     if not same_output:
         weights.pop("head.weight", None)
@@ -80,7 +96,7 @@ def build_new_model(config, tokenizer):
 
 
 def build_batches(config, data, dist):
-    """(batches(split, step, micro), evaluation(model)) for the mode."""
+    """(batches, evaluation) of a Trainer for the mode."""
     if mode_of(config) == SEQUENCE_SCORER:
         return build_judge_batches(config, data, dist)
 
@@ -89,9 +105,12 @@ def build_batches(config, data, dist):
 
     @torch.no_grad()
     def evaluation(model):
-        parts = [supervised_sums(model, *batches("val", step)) for step in range(config.eval_batches)]
-        total = {name: float(sum(part[name] for part in parts)) for name in parts[0]}
-        return {"val_loss": total["loss"] / total["count"], "val_accuracy": total["correct"] / total["count"]}
+        totals = torch.zeros(3, device=dist.device)
+        for step in range(config.eval_batches):
+            sums = supervised_sums(model, *batches("val", step))
+            totals += torch.stack(sums)
+        loss, correct, count = totals.tolist()
+        return {"val_loss": loss / count, "val_accuracy": correct / count}
 
     return batches, evaluation
 
@@ -106,10 +125,11 @@ def build_judge_batches(config, data, dist):
         fillers.append(freeze(filler))
 
     def evaluation(model):
-        found = {}
+        metrics = {}
         for i, filler in enumerate(fillers):
             report = judge_report(model, data, filler, dist.device, config.eval_batches)
-            found |= {f"{name}/{i}": value for name, value in report.items()}
-        return found
+            for name, value in report.items():
+                metrics[f"{name}/{i}"] = value
+        return metrics
 
     return partial(filled_batch, data, fillers, dist.device, config), evaluation

@@ -1,7 +1,6 @@
 """Training texts of a judge, filled in by frozen generators, and a report of how well it tells them from true ones."""
 
 import math
-from collections import defaultdict
 
 import numpy as np
 import torch
@@ -13,11 +12,13 @@ from core.judge import calculate_judge_scores, calculate_realness
 
 NOISE = 1          # added to a seed, keeps the noise of training apart from other noise
 REPORT_NOISE = 7   # the same for reports
+TEMPERATURE = 0.8  # of the fills of a report
+HIDDEN_SHARE = 0.3  # of the tokens of a text, which a generator fills in for the AUC of a report
 
 
 @torch.no_grad()
 def fill_once(model, input, mask, uniform, **sampling):
-    """The completed texts (P, G, T) alone; input, mask: (P, T); the rest as in predict_and_sample_tokens."""
+    """The completed texts (P, G, T). input, mask: (P, T); the rest as in predict_and_sample_tokens."""
     position, hidden = masked_positions(mask, input.device)                          # (P, M) each
     target, _, _ = predict_and_sample_tokens(model, input, position, uniform, hidden, **sampling)
     return fill_in(input, position, hidden.to(input.device, non_blocking=True), target)
@@ -27,46 +28,58 @@ def fill_once(model, input, mask, uniform, **sampling):
 def filled_batch(data, fillers, device, config, split, step, micro=0):
     """A batch for a judge: windows of the corpus whose masked tokens a frozen generator has filled in.
 
-    The generator of each row is drawn from `fillers`, its temperature from [fill_temperature_low,
-    fill_temperature_high]. About clean_share of the rows keep their true text. A batch depends only on (seed, split,
-    step) and the numbers of its problems, like those of the dataset.
+    The generator of each text is drawn from `fillers`, its temperature from [fill_temperature_low,
+    fill_temperature_high]. About clean_share of the texts stay true, so that the judge also learns that a text may have
+    no false token. A batch depends only on (seed, split, step) and the numbers of its problems, like those of the
+    dataset.
     Returns the filled text (after CLS for a cls judge), the true text, and True where a token was masked
     """
     batch = data.batch(split, step, micro)
     input, target, mask = unpack_batch(batch, device)                                # (B, T) each
-    noise = draw_uniforms(data.seed + NOISE, step, batch["number"], (1, input.shape[1] + 3))
-    which = (noise[:, 0, -1] * len(fillers)).long()                                  # (B,) the generator of each row
-    clean = (noise[:, 0, -2] < config.clean_share).to(device, non_blocking=True)     # (B,)
-    span = config.fill_temperature_high - config.fill_temperature_low
-    temperature = config.fill_temperature_low + span * noise[:, :1, -3]              # (B, 1)
+    T = input.shape[1]
+    noise = draw_uniforms(data.seed + NOISE, step, batch["number"], (1, T + 3))
+    # Columns are added only at the end: those before them keep their numbers, and so the texts of earlier versions
+    of_tokens, of_temperature, of_clean, of_filler = noise.split((T, 1, 1, 1), dim=2)
+    low = config.fill_temperature_low
+    temperature = low + (config.fill_temperature_high - low) * of_temperature[:, 0]  # (B, 1)
     temperature = temperature.to(device, torch.float32, non_blocking=True)
+    filler_of_text = (of_filler[:, 0, 0] * len(fillers)).long()                      # (B,)
     filled = target.clone()
-    for i in which.unique():
-        rows = which == i                                                            # (B,)
-        own = rows.nonzero().squeeze(1).to(device, non_blocking=True)                # (b,)
-        texts = fill_once(fillers[i], input[own], mask[rows], noise[rows, :, :-3], temperature=temperature[own])
+    for number in filler_of_text.unique():
+        rows = (filler_of_text == number).nonzero()[:, 0]                            # (b,) on the CPU, as the mask is
+        own = rows.to(device, non_blocking=True)
+        filler = fillers[number]
+        texts = fill_once(filler, input[own], mask[rows], of_tokens[rows], temperature=temperature[own])
         filled[own] = texts[:, 0]
-    filled = torch.where(clean[:, None], target, filled)
+    is_clean = of_clean[:, 0] < config.clean_share                                   # (B, 1)
+    filled = torch.where(is_clean.to(device, non_blocking=True), target, filled)
     if config.judge_head == "cls":
         cls = torch.full_like(filled[:, :1], data.tokenizer.cls_token_id)
         filled = torch.cat((cls, filled), dim=1)
     return filled, target, mask
 
 
+def count_below(x, values):
+    """The number of `values` below each x, an equal one counting half. x, values: numpy arrays"""
+    values = np.sort(values)
+    below = np.searchsorted(values, x, "left")
+    at_most = np.searchsorted(values, x, "right")
+    return (below + at_most) / 2
+
+
 def average_ranks(x):
     """Rank of each value, from 1; equal values get the mean of their ranks."""
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
+    return count_below(x, x) + 0.5  # a value is not below itself, but counts half
 
 
 def auc(positive, negative):
     """Probability that a positive score is above a negative one, a tie half (Mann-Whitney); NaN without both kinds."""
-    if not len(positive) or not len(negative):
-        return math.nan
-    ranks = average_ranks(np.concatenate((positive, negative)))
-    n = len(positive)
-    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * len(negative)))
+    pairs = len(positive) * len(negative)
+    return float(count_below(positive, negative).sum() / pairs) if pairs else math.nan
+
+
+def correlation(x, y):
+    return float(np.corrcoef(x, y)[0, 1])
 
 
 @torch.no_grad()
@@ -78,30 +91,51 @@ def judge_report(judge, data, filler, device, batches):
     against texts with 30% filled in, "token_auc", not for a cls judge: of true against false tokens among those that
     were filled in, "mean_score": of the filled texts}
     """
-    found = defaultdict(list)
+    cls = data.tokenizer.cls_token_id
+
+    def refilled(text, hidden, uniform):
+        masked = text.masked_fill(hidden.to(device), data.tokenizer.mask_token_id)
+        texts = fill_once(filler, masked, hidden, uniform, temperature=TEMPERATURE)
+        return texts[:, 0]
+
+    of_texts, of_tokens = [], []
     for step in range(batches):
         batch = data.batch("val", step)
-        input, target, mask = unpack_batch(batch, device)
-        noise = draw_uniforms(data.seed + REPORT_NOISE, step, batch["number"], (2, input.shape[1]))
-        filled = fill_once(filler, input, mask, noise[:, :1], temperature=0.8)[:, 0]  # (B, T)
-        thirty = noise[:, 1].argsort(1).argsort(1) < round(0.3 * input.shape[1])     # (B, T) a random 30%
-        masked = target.masked_fill(thirty.to(device), data.tokenizer.mask_token_id)
-        filled_30 = fill_once(filler, masked, thirty, noise[:, :1], temperature=0.8)[:, 0]
-        for name, text in (("filled", filled), ("filled_30", filled_30), ("clean", target)):
-            found[name].append(calculate_judge_scores(judge, text, data.tokenizer.cls_token_id))  # (B,)
-        found["share"].append((filled != target).float().mean(1))                    # (B,)
+        _, target, mask = unpack_batch(batch, device)                                # (B, T) each
+        T = mask.shape[1]
+        noise = draw_uniforms(data.seed + REPORT_NOISE, step, batch["number"], (2, T))
+        uniform = noise[:, :1]                                                       # (B, 1, T)
+        filled = refilled(target, mask, uniform)                                     # (B, T)
+        is_true = filled == target                                                   # (B, T)
+        realness = calculate_realness(judge, filled, cls)
+
+        # Every text has the same number of hidden tokens here, so that the AUC does not depend on the masks of the data
+        order = noise[:, 1].argsort(1).argsort(1)
+        hidden = order < round(HIDDEN_SHARE * T)                                     # (B, T)
+        filled_30 = refilled(target, hidden, uniform)
+
+        share = (~is_true).float().mean(1)                                           # (B,) replaced
+        score_of_true = calculate_judge_scores(judge, target, cls)
+        score_of_30 = calculate_judge_scores(judge, filled_30, cls)
+        of_texts.append(torch.stack((share, realness.mean(1), score_of_true, score_of_30)))
         if judge.judge_head != "cls":
-            is_true, mask = (filled == target), mask.to(device)                      # (B, T) each
-            realness = calculate_realness(judge, filled)                             # (B, T)
-            found["true_tokens"].append(realness[mask & is_true])
-            found["false_tokens"].append(realness[mask & ~is_true])
-    found = {name: torch.cat(parts).cpu().double().numpy() for name, parts in found.items()}
-    shares, scores = found["share"], found["filled"]
-    ranks = average_ranks(shares), average_ranks(1 - scores)
-    report = {"pearson": float(np.corrcoef(shares, 1 - scores)[0, 1]),
-              "spearman": float(np.corrcoef(*ranks)[0, 1]),
-              "auc": auc(found["clean"], found["filled_30"]),
-              "mean_score": float(scores.mean())}
-    if judge.judge_head != "cls":
-        report["token_auc"] = auc(found["true_tokens"], found["false_tokens"])
+            was_masked = mask.to(device)
+            of_tokens.append(torch.stack((realness[was_masked], is_true[was_masked])))
+
+    share, score, score_of_true, score_of_30 = joined(of_texts)                      # (N,) each
+    replaced = 1 - score  # in the judge's opinion
+    spearman = correlation(average_ranks(share), average_ranks(replaced))
+    report = {
+        "pearson": correlation(share, replaced),
+        "spearman": spearman,
+        "auc": auc(score_of_true, score_of_30),
+        "mean_score": float(score.mean())}
+    if of_tokens:
+        realness, is_true = joined(of_tokens)
+        report["token_auc"] = auc(realness[is_true == 1], realness[is_true == 0])
     return report
+
+
+def joined(parts):
+    """Tensors (k, n) of several batches as one numpy array (k, N) in float64."""
+    return torch.cat(parts, 1).cpu().double().numpy()

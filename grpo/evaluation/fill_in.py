@@ -64,7 +64,7 @@ class FillInEvaluation(Evaluation):
         scores, window = {}, self.config.credit_window
         for name, judge in self.judges.items():
             if name == "judge" and window is not None:
-                scores[name], credit = judge.score_and_credit(texts, window)
+                scores[name], credit = judge.read(texts, window)
                 self.credit = credit.nan_to_num().tolist()
             else:
                 scores[name] = judge.scores(texts)

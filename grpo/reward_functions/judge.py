@@ -1,13 +1,13 @@
 """The judge as a reward: a frozen model scores each text, or each token of it."""
 
-from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
 
 from core.distributed import autocast
 from core.errors import Mistake
-from core.judge import calculate_judge_scores, calculate_realness, log_odds, windowed_mean
+from core.judge import calculate_realness, log_odds, windowed_mean
 from core.performance.prepacked import pack_in_bfloat16
 from core.tokenizer import Tokenizer
 from grpo.reward_functions.registry import reward
@@ -27,9 +27,11 @@ class TokenRewards(Rewards):
     @torch.no_grad()
     def __call__(self, rollouts: Rollouts) -> Scored:
         G = rollouts.group_size
-        score, credit = self.models["judge_model"].score_and_credit(rollouts.texts, self.config.credit_window)
+        score, credit = self.models["judge_model"].read(rollouts.texts, self.config.credit_window)
         score = score.masked_fill(score.isnan(), -torch.inf)  # NaN would skip the completion
-        return Scored(score.view(-1, G), credit.view(-1, G, credit.shape[1]), {"judge": score})
+        reward = score.view(-1, G)                                                   # (P, G)
+        credit = credit.unflatten(0, reward.shape)                                   # (P, G, M)
+        return Scored(reward, credit, {"judge": score})
 
 
 class Judge:
@@ -39,79 +41,75 @@ class Judge:
     tokenizer: the one that it was trained with
     reads_ids: it has the generator's vocabulary and reads the texts' token ids; else prompt + completion, as texts
     dtype:     of its matrix products
-    Texts of equal length are read together, without padding, and equal texts once: their scores have the same bits.
     """
 
-    packed = False  # whether its weights are packed, see `pack`
-
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, reads_ids: bool, dtype: torch.dtype = torch.float32):
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, reads_ids: bool,
+                 dtype: torch.dtype = torch.float32):
         self.model, self.tokenizer = model, tokenizer
         self.reads_ids, self.dtype = reads_ids, dtype
-
-    def pack(self) -> None:
-        """Makes the judge multiply in bfloat16 with packed weights from now on, and do the rest in float32."""
-        pack_in_bfloat16(self.model)
-        self.packed, self.dtype = True, torch.float32
-
-    @torch.no_grad()
-    def scores(self, texts: Texts) -> torch.Tensor:
-        """Score of each text, (N,) float32 on the judge's device.
-        texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts"""
-        ids = self.token_ids(texts)
-        scores = torch.empty(len(ids), device=self.device)
-        for rows, batch, same in self.batches(ids):
-            with autocast(self.device, self.dtype):
-                scores[rows] = calculate_judge_scores(self.model, batch, self.tokenizer.cls_token_id)[same]
-        return scores
-
-    @torch.no_grad()
-    def score_and_credit(self, texts: Texts, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score of each text, (N,), and the credit of each sampled token, (N, M): the mean, over the positions of its
-        text at most `window` away, of the judge's log-odds that the token there is the true one.
-
-        texts.place: (N, M) where in its text each sampled token is
-        """
-        scores = torch.empty(len(texts.place), device=self.device)                   # (N,)
-        credit = torch.empty(texts.place.shape, device=self.device)                  # (N, M)
-        place = texts.place.to(self.device, non_blocking=True)                       # (N, M)
-        for rows, batch, same in self.batches(texts.tokens):
-            with autocast(self.device, self.dtype):
-                realness = calculate_realness(self.model, batch)                     # (n, T)
-            near = windowed_mean(log_odds(realness), window)                         # (n, T)
-            own = place[rows].clamp(max=batch.shape[1] - 1)                          # padding may lie behind the text
-            scores[rows] = realness.mean(1)[same]
-            credit[rows] = near[same].gather(1, own)
-        return scores, credit
-
-    def batches(self, texts: list) -> Iterator:
-        """Yields for the texts of each length: their indices, the n that differ (n, T), and which of these each is."""
-        room = self.model.longest_input - (self.model.judge_head == "cls")
-        longest = max(map(len, texts))
-        if longest > room:
-            raise Mistake(f"judge_checkpoint reads {room} tokens, but a prompt with its completion has {longest}: "
-                          "lower max_new_tokens or, in tokens, max_prompt_length, or take a judge with a larger "
-                          "block_size")
-        for length in sorted({len(ids) for ids in texts}):
-            rows = [i for i, ids in enumerate(texts) if len(ids) == length]
-            different, same = distinct(map(tuple, torch.stack([texts[i] for i in rows]).tolist()))
-            yield [torch.tensor(x).to(self.device, non_blocking=True) for x in (rows, different, same)]
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def token_ids(self, texts: Texts) -> list:
-        """A list of N 1-D tensors: each text in the judge's vocabulary. An empty text is one pad token."""
+    def pack(self) -> None:
+        """Makes the judge multiply in bfloat16 with packed weights from now on, and do the rest in float32."""
+        pack_in_bfloat16(self.model)
+        self.dtype = torch.float32
+
+    def scores(self, texts: Texts) -> Tensor:
+        """Score of each text, (N,) float32 on the judge's device."""
+        scores, _ = self.read(texts)
+        return scores
+
+    @torch.no_grad()
+    def read(self, texts: Texts, window: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """The score of each text, (N,), and with a window the credit of each sampled token, (N, M): the mean, over the
+        positions of its text at most `window` away, of the judge's log-odds that the token there is the true one.
+
+        texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts;
+        with a window also `place`, (N, M), where in its text each sampled token is, and all texts are equally long
+        """
+        room = self.model.longest_input - (self.model.judge_head == "cls")  # CLS stands before the text
+        different, same = each_once(self.token_ids(texts), room, "judge_checkpoint")
+        same = same.to(self.device, non_blocking=True)
+        scores, credit = [], []
+        # Texts of different lengths are never in one batch: padding would change the last bits of a score
+        for _, group in groupby(different, key=len):
+            batch = torch.tensor(list(group)).to(self.device, non_blocking=True)     # (n, T)
+            with autocast(self.device, self.dtype):
+                realness = calculate_realness(self.model, batch, self.tokenizer.cls_token_id)
+            scores.append(realness.mean(1))
+            if window is not None:
+                credit.append(windowed_mean(log_odds(realness), window))             # (n, T)
+        scores = torch.cat(scores)[same]
+        if window is None:
+            return scores, None
+        place = texts.place.to(self.device, non_blocking=True)
+        return scores, torch.cat(credit)[same].gather(1, place)
+
+    def token_ids(self, texts: Texts) -> list[list[int]]:
+        """Each of N texts in the judge's vocabulary. An empty text is one pad token."""
         if self.reads_ids:
-            ids = texts.tokens
+            ids = [tokens.tolist() for tokens in texts.tokens]
         else:
-            whole = map(str.__add__, texts.prompts, texts.completions)
-            ids = [torch.tensor(self.tokenizer.encode(text)) for text in whole]
-        return [x if len(x) else torch.tensor([self.tokenizer.pad_token_id]) for x in ids]
+            pairs = zip(texts.prompts, texts.completions, strict=True)
+            ids = [self.tokenizer.encode(prompt + completion) for prompt, completion in pairs]
+        return [x or [self.tokenizer.pad_token_id] for x in ids]
 
 
-def distinct(items: Iterable) -> tuple[list, list]:
-    """The items that differ, in the order in which they come, and a list: which of them each item equals."""
-    number = {}
-    same = [number.setdefault(item, len(number)) for item in items]
-    return list(number), same
+def each_once(texts: list[list[int]], room: int, key: str) -> tuple[list, Tensor]:
+    """The different ones of N texts, from the shortest to the longest, and the number (N,) of each text among them.
+    Raises Mistake if one has more than the `room` tokens that the model reads which the setting `key` names.
+
+    A score has other last bits at another place of a batch. If equal completions were read apart, their group would
+    seem to differ, and dividing by its tiny standard deviation would make a large advantage of rounding errors.
+    """
+    texts = list(map(tuple, texts))
+    longest = max(map(len, texts))
+    if longest > room:
+        raise Mistake(f"{key} reads {room} tokens, but a prompt with its completion has {longest}: lower "
+                      "max_new_tokens or, in tokens, max_prompt_length, or take a model that reads longer texts")
+    different = sorted(dict.fromkeys(texts), key=len)  # a set would have no order, and so no repeatable batches
+    number = {text: i for i, text in enumerate(different)}
+    return different, torch.tensor([number[text] for text in texts])

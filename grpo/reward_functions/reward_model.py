@@ -5,15 +5,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from core.device import detect_dtype
 from core.distributed import autocast
-from core.errors import others
-from core.huggingface.files import check_weights, is_adapter, read_config, refuse
+from core.errors import Mistake, others
+from core.huggingface.files import check_weights, is_adapter, read_config
 from core.huggingface.load import check_vocabulary, read_weights
 from core.huggingface.model import most_tokens
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import freeze_in, is_huggingface
 from core.prompts import as_messages
 from core.settings.optional import quiet_transformers
-from grpo.reward_functions.judge import distinct
+from grpo.reward_functions.judge import each_once
 from grpo.reward_functions.registry import reward
 
 BATCH = 16  # texts per forward pass
@@ -33,7 +33,6 @@ class RewardModel:
     tokenizer: its own, of transformers. With a chat template it reads a chat: the record's messages, or its text as the
                user's, then the completion as the assistant's. Without, the rendered prompt and the completion
     dtype:     of its matrix products
-    A model whose config has no pad token takes its score from the last token, so it reads each text alone.
     """
 
     def __init__(self, model, tokenizer, dtype):
@@ -44,39 +43,45 @@ class RewardModel:
     def scores(self, texts):
         """Score of each text, (N,) float32 on the model's device. Raises Mistake if one is longer than it can read.
         texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the records' prompts"""
-        ids, same = distinct(map(tuple, self.token_ids(texts)))  # equal texts get scores that are exactly equal
-        room, longest = min(most_tokens(self.model), self.tokenizer.model_max_length), max(map(len, ids))
-        refuse(KEY, (longest > room, f"reads {room} tokens, but a prompt with its completion has {longest}: lower "
-                     "max_new_tokens or, in tokens, max_prompt_length, or take a reward model that reads longer texts"))
+        room = min(most_tokens(self.model), self.tokenizer.model_max_length)
+        different, same = each_once(self.token_ids(texts), room, KEY)
         device = next(self.model.parameters()).device
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-        found = []
-        for rows in torch.tensor(order).split(BATCH if self.pad is not None else 1):
-            tokens = pad_sequence([torch.tensor(ids[i]) for i in rows], batch_first=True, padding_value=-1)  # (n, T)
+        # transformers finds the last token of a text by the pad token. Without one in the config it takes the last
+        # column, which in a padded batch is no token of a shorter text: such a model reads each text by itself
+        size = 1 if self.pad is None else BATCH
+        scores = []
+        for start in range(0, len(different), size):
+            batch = [torch.tensor(ids) for ids in different[start : start + size]]
+            tokens = pad_sequence(batch, batch_first=True, padding_value=-1)         # (n, T)
             tokens = tokens.to(device, non_blocking=True)
-            mask = tokens >= 0                                                       # (n, T)
+            is_token = tokens >= 0                                                   # (n, T)
+            input = tokens.masked_fill(~is_token, self.pad or 0)
             with autocast(device, self.dtype):
-                read = self.model(input_ids=tokens.masked_fill(~mask, self.pad or 0), attention_mask=mask.long())
-                found.append(read.logits[:, 0].float())
-        place = torch.tensor(order).argsort()[same]
-        return torch.cat(found)[place.to(device, non_blocking=True)]
+                output = self.model(input_ids=input, attention_mask=is_token.long())
+            scores.append(output.logits[:, 0].float())
+        return torch.cat(scores)[same.to(device, non_blocking=True)]
 
     def token_ids(self, texts):
         """N lists of token ids. An empty text is one pad token."""
+        ids = []
+        prompts = texts.prompts
         if self.tokenizer.chat_template:
-            ids = map(self.chat_ids, texts.columns.get("prompt", texts.prompts), texts.completions)
-        else:
-            pairs = zip(texts.prompts, texts.completions, strict=True)
-            ids = [self.tokenizer(prompt + completion)["input_ids"] for prompt, completion in pairs]
-        return [x or [self.pad or 0] for x in ids]
+            prompts = texts.columns.get("prompt", prompts)
+        for prompt, completion in zip(prompts, texts.completions, strict=True):
+            if self.tokenizer.chat_template:
+                found = self.chat_ids(prompt, completion)
+            else:
+                found = self.tokenizer(prompt + completion)["input_ids"]
+            ids.append(found or [self.pad or 0])
+        return ids
 
     def chat_ids(self, prompt, completion):
-        """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template alone."""
+        """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template only."""
         messages = as_messages(prompt)
+        messages.append({"role": "assistant", "content": completion})
         with others(f"the chat template of {KEY} refuses a prompt", "change the prompt, or take a reward model whose "
                     "template accepts it"):
-            chat = self.tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": completion}],
-                                                      tokenize=False)
+            chat = self.tokenizer.apply_chat_template(messages, tokenize=False)
         return self.tokenizer(chat, add_special_tokens=False)["input_ids"]
 
 
@@ -84,10 +89,12 @@ def load_reward_model(path, device="cpu", dtype=torch.float32):
     """A RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file; in float32 on
     a GPU that would emulate bfloat16."""
     named = f"{KEY}={path}"
-    is_model = is_huggingface(path, KEY) and not is_adapter(path)
-    refuse(named, (not is_model, "is not the folder of a model in Hugging Face format, nor hf:owner/name"))
+    if not is_huggingface(path, KEY) or is_adapter(path):
+        raise Mistake(f"{named} is not the folder of a model in Hugging Face format, nor hf:owner/name; name one that "
+                      "is")
     config = read_config(path, KEY)
-    refuse(named, (config.num_labels != 1, f"has {config.num_labels} labels, but a reward model has 1"))
+    if config.num_labels != 1:
+        raise Mistake(f"{named} has {config.num_labels} labels, but a reward model has 1; name another model")
     check_weights(path, KEY, config)
     kind = quiet_transformers(path, KEY).AutoModelForSequenceClassification
     model = read_weights(kind, path, KEY, dtype="auto").to(device)

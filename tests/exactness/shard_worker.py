@@ -24,7 +24,7 @@ from core.prompts import PromptConsumer
 from grpo.build import shard_models
 from grpo.grpo_training_step import grpo_training_step
 from grpo.policies.causal import CausalPolicy
-from grpo.reference import REFERENCES
+from grpo.reference import move_reference
 from grpo.reward_functions.judge import Judge
 from grpo.rewards import Rewards
 from grpo.sampling_settings import SamplingSettings
@@ -128,7 +128,7 @@ class Run:
                                          self.c, self.dist)
             assert metrics["skipped_steps"] == 0
             if self.reference is not None:
-                REFERENCES[self.c.reference_mode](self.reference, self.policy, step + 1, self.c)
+                move_reference(self.reference, self.policy, step + 1, self.c)
         return metrics
 
     def checkpoints(self, folder):

@@ -13,7 +13,7 @@ from grpo.losses import (
     KL_ESTIMATORS, OBJECTIVES, compute_advantages, k3, kl_as_reward, kl_penalty, kl_per_token,
     policy_loss)
 from grpo.policies.causal import CausalPolicy
-from grpo.reference import ema
+from grpo.reference import move_reference
 from grpo.rewards import Rewards
 from grpo.rollout import Scores
 from tests.families import model_folder
@@ -55,7 +55,7 @@ def test_an_ema_reference_follows_once_where_input_and_output_share_a_matrix(tmp
     reference, before = policy.frozen(), policy.frozen().weights()
     for p in policy.parameters():
         p.add_(1.0)
-    ema(reference, policy, 1, config(reference_mode="ema", ema_alpha=0.9))
+    move_reference(reference, policy, 1, config(reference_mode="ema", ema_alpha=0.9))
     for name, x in reference.weights().items():
         torch.testing.assert_close(x, before[name] + 0.1, rtol=1e-4, atol=1e-5)
 

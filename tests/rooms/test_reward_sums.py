@@ -127,5 +127,5 @@ def test_the_judge_alone_reads_token_ids_and_with_a_credit_window_gives_credit_t
     found, _ = scored(texts, 3, "judge", credit_window=window, judge=reader)
     expected = calculate_judge_scores(reader.model, ids, TOKENIZER.cls_token_id)
     assert torch.equal(found.reward, expected.view(2, 3)) and torch.equal(found.values["judge"], expected)
-    credit = found.reward[..., None] if window is None else reader.score_and_credit(texts, 2)[1].view(2, 3, 4)
+    credit = found.reward[..., None] if window is None else reader.read(texts, 2)[1].view(2, 3, 4)
     assert torch.equal(found.credit, credit) and found.weight == 1

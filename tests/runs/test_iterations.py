@@ -9,7 +9,7 @@ import torch
 
 from core.optim import build_optimizers
 from grpo.grpo_training_step import grpo_training_step
-from grpo.reference import adapted, periodic
+from grpo.reference import adapted, move_reference
 from grpo.report import page
 from grpo.rollout import DataBuffer, sums_of_before
 from grpo.sums import Sums
@@ -166,5 +166,5 @@ def test_a_periodic_reference_becomes_the_policy_when_its_time_comes():
     policy, reference = fill_policy(seed=1), fill_policy(seed=2).frozen()
     c = config(reference_mode="periodic", reference_update_freq=3)
     for iteration in (1, 2, 3):
-        periodic(reference, policy, iteration, c)
+        move_reference(reference, policy, iteration, c)
         assert same(reference, policy) == (iteration == 3)

@@ -162,11 +162,11 @@ def test_a_run_on_an_apple_gpu_is_on_one_device_and_needs_no_float64(name, world
 @pytest.mark.parametrize("job, more", [
     ("fill", ()), ("exact_kl", ()), ("exact_kl", ("--reference_mode=static", "--kl_estimator=k3"))])
 def test_a_reference_that_waits_on_the_cpu_gives_the_same_losses(job, more, world):
-    runs, waits, visiting = [], [], reference.visiting
+    runs, waits, placed_on = [], [], reference.placed_on
 
     def noted(policy, device):
         waits[-1].add(policy.device.type)
-        return visiting(policy, device)
+        return placed_on(policy, device)
 
     for offload in (True, False):
         out = world / f"offload-{job}{len(more)}{offload}"
@@ -174,7 +174,7 @@ def test_a_reference_that_waits_on_the_cpu_gives_the_same_losses(job, more, worl
                 f"--out_dir={out}")
         waits.append(set())
         with contextlib.redirect_stdout(io.StringIO()), PretendCuda():
-            with mock.patch.object(reference, "visiting", noted):
+            with mock.patch.object(reference, "placed_on", noted):
                 train([part.replace("FOLDER", str(world)) for part in argv])
         runs.append(without_clock(read_records(out / "metrics.jsonl")))
     assert waits == [{"cpu"}, {"cuda"}]

@@ -26,7 +26,7 @@ from core.run import StopSignal
 from types import SimpleNamespace
 with StopSignal(SimpleNamespace(is_main=True, agree=lambda number: number)) as stop:
     os.kill(os.getpid(), {first})
-    print(stop.came(), flush=True)
+    print(stop.received(), flush=True)
     os.kill(os.getpid(), {second})
     time.sleep(60)
 """
@@ -65,7 +65,7 @@ def test_a_process_that_a_reward_forks_ends_as_ever(default_sigterm):
         process.join(10)
         ended = process.exitcode
         process.kill()
-        assert ended == -signal.SIGTERM and stop.came() is None
+        assert ended == -signal.SIGTERM and stop.received() is None
 
 
 def test_a_run_that_no_longer_trains_stops_and_names_the_last_good_state(tmp_path, monkeypatch):

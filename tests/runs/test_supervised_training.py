@@ -72,18 +72,18 @@ def test_supervised_losses_against_loops():
     mask = torch.rand(2, 12) < 0.5
     mask[:, 3] = True
     net = model()
-    sums = supervised_sums(net, tokens, target, mask)
+    loss, _, count = supervised_sums(net, tokens, target, mask)
     by_hand = -sum(net(tokens)[i, t].log_softmax(-1)[target[i, t]] for i in range(2) for t in range(12) if mask[i, t])
-    torch.testing.assert_close(sums["loss"], by_hand)
-    assert sums["count"] == mask.sum()
+    torch.testing.assert_close(loss, by_hand)
+    assert count == mask.sum()
 
     scorer = model(SEQUENCE_SCORER)
     shown = torch.where(mask, tokens, target)
     p = scorer(shown).sigmoid()
     by_hand = -sum((p[i, t] if shown[i, t] == target[i, t] else 1 - p[i, t]).log() for i in range(2) for t in range(12))
-    sums = supervised_sums(scorer, shown, target, mask)
-    torch.testing.assert_close(sums["loss"], by_hand, rtol=1e-4, atol=1e-4)
-    assert sums["count"] == 24
+    loss, _, count = supervised_sums(scorer, shown, target, mask)
+    torch.testing.assert_close(loss, by_hand, rtol=1e-4, atol=1e-4)
+    assert count == 24
 
     scorer = model(SEQUENCE_SCORER, judge_head="cls")
     with_cls = torch.cat((torch.full((2, 1), 98), shown), 1)
@@ -91,7 +91,7 @@ def test_supervised_losses_against_loops():
     for i in range(2):
         x = sum(int(a != b) for a, b in zip(shown[i], target[i], strict=True)) / 12
         by_hand = by_hand + (scorer(with_cls)[i].sigmoid() - (x**4 - 2 * x**3 + 2 * x)) ** 2
-    torch.testing.assert_close(supervised_sums(scorer, with_cls, target, mask)["loss"], by_hand)
+    torch.testing.assert_close(supervised_sums(scorer, with_cls, target, mask)[0], by_hand)
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +112,15 @@ def test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transforme
     data = build_data(c, one_process())
     net = build_model(c, data, one_process())
     input, target, mask = build_batches(c, data, one_process())[0]("train", 0)
-    found = supervised_sums(net, input, target, mask)
-    (found["loss"] / found["count"]).backward()
+    total, _, count = supervised_sums(net, input, target, mask)
+    found = total / count
+    found.backward()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder("llama")).eval()
     labels = torch.where(mask, target, -100)                                         # (B, T) of the next token
     labels = torch.cat((torch.full_like(labels[:, :1], -100), labels), 1)
     loss = theirs(torch.cat((input, target[:, -1:]), 1), labels=labels).loss
     loss.backward()
-    torch.testing.assert_close(found["loss"] / found["count"], loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found, loss, rtol=1e-5, atol=0)
     trained = {name: p.grad for name, p in net.net.named_parameters() if p.requires_grad}
     assert len(trained) > 8 and all("lora_" in name for name in trained) == bool(rank)
     for name, p in () if rank else theirs.named_parameters():
