@@ -27,7 +27,6 @@ from grpo.reward_messages import RewardMessages
 from grpo.rewards import Rewards
 from grpo.rollout import DataBuffer, Facts, Rollouts
 from grpo.sampling_settings import SamplingSettings
-from grpo.step_settings import StepSettings
 
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
@@ -45,8 +44,8 @@ class GRPOTrainer(Run):
     a sample: {"problem": text, "group": [{"text", "reward"}, ...] from the best to the worst}
     """
 
-    def __init__(self, policy: "Policy", reference: "Policy | None", rewards: Callable, data: Any, evaluation: Callable,
-                 config: Settings, logger: Logger, dist: Distributed):
+    def __init__(self, policy: "Policy", reference: "Policy | None", rewards: Callable, data: Any,
+                 evaluation: Callable, config: Settings, logger: Logger, dist: Distributed):
         identity = {"kind": type(policy).__name__} | policy.identity()
         self.saved_reference = None
         if reference is not None and config.teacher_checkpoint is None:  # a teacher never moves
@@ -73,15 +72,15 @@ class GRPOTrainer(Run):
 
     def train_step(self) -> dict:
         """Takes one optimizer step. The first step of an iteration begins with its rollouts."""
-        # kl_target moves kl_beta, in the loss or in the reward
-        settings = StepSettings.of(self.config.varied(kl_beta=self.kl_beta), self.policy)
+        c = self.config.varied(kl_beta=self.kl_beta)  # kl_target moves it
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         self.progress.global_step = self.step
+        problems = partial(self.problems_of, self.iteration)
         timer = Timer(self.show)
         metrics = grpo_training_step(
-            self.policy, self.reference, self.rewards, partial(self.problems_of, self.iteration), self.optimizers,
-            self.iteration, self.config, self.dist, self.buffer, self.sample, settings, timer)
+            self.policy, self.reference, self.rewards, problems, self.optimizers,
+            self.iteration, c, self.dist, self.buffer, self.sample, timer=timer)
         self.step += 1
         self.spent += sum(timer.times.values())
         metrics["lr"] = lr
@@ -93,7 +92,9 @@ class GRPOTrainer(Run):
     def problems_of(self, iteration: int, again: int = 0) -> dict:
         """This rank's problems of an iteration; again: the round of other problems for zero_std='resample'."""
         n = self.config.gradient_accumulation_steps
-        batches = [self.data.problems("train", iteration, again * n + i) for i in range(n)]
+        batches = []
+        for micro in range(again * n, (again + 1) * n):
+            batches.append(self.data.problems("train", iteration, micro))
         problems = {}
         for key in batches[0]:
             problems[key] = np.concatenate([batch[key] for batch in batches])
@@ -106,7 +107,8 @@ class GRPOTrainer(Run):
         self.logger.doing(f"generating {len(problems['number']) * c.group_size} completions")
         if self.prefetcher is None:
             return self.policy.sample(problems, self.iteration, self.sampling), {}
-        iterations_left = math.ceil((c.max_iters - self.step) / (c.ppo_epochs * c.minibatches))
+        steps_left = c.max_iters - self.step
+        iterations_left = math.ceil(steps_left / (c.ppo_epochs * c.minibatches))
         last = self.iteration + iterations_left - 1
         return self.prefetcher.get(problems, self.iteration, again, last)
 
@@ -138,7 +140,8 @@ class GRPOTrainer(Run):
         if self.reference is not None:
             move = REFERENCES[self.config.reference_mode]
             move(self.reference, self.policy, self.iteration, self.config)
-            self.kl_beta = adapted(self.kl_beta, metrics.get("mean_kl", math.nan), self.config)
+            mean_kl = metrics.get("mean_kl", math.nan)
+            self.kl_beta = adapted(self.kl_beta, mean_kl, self.config)
 
     def open(self) -> None:
         """Starts the sampler, if it is not the policy."""
@@ -156,11 +159,13 @@ class GRPOTrainer(Run):
             keep_records(self.checkpoints.path(SAMPLES), self.step, self.logger.say)
 
     def log_step(self, metrics: dict) -> None:
-        is_shown = self.step % self.config.log_interval == 0 or self.step in (1, self.config.max_iters)
+        c = self.config
+        is_shown = self.step % c.log_interval == 0 or self.step in (1, c.max_iters)
         self.logger.log(self.step, metrics, show=is_shown)
 
     def evaluation_is_due(self) -> bool:
-        return self.step % self.config.eval_interval == 0 or self.step % self.config.sample_interval == 0
+        c = self.config
+        return self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0
 
     def state(self) -> dict:
         state = {
@@ -193,18 +198,21 @@ class GRPOTrainer(Run):
 
     def evaluate(self) -> None:
         """Logs held-out metrics, a few samples every sample_interval, and writes report.html."""
+        c = self.config
         self.logger.say("  evaluating ...")
         self.progress.global_step = self.step
-        found, samples = self.evaluation(self.policy, self.config.temperature)
+        found, samples = self.evaluation(self.policy, c.temperature)
         shown = [f"{name} {format_number(x)}" for name, x in found.items()]
         for first in range(0, len(shown), 3):
-            self.logger.say("  held out | " + " | ".join(shown[first : first + 3]))
+            line = " | ".join(shown[first : first + 3])
+            self.logger.say(f"  held out | {line}")
         metrics = {f"eval/{name}": x for name, x in found.items()}
         self.buffer.store_evaluation_data(self.step, metrics)
         self.logger.log(self.step, metrics, show=False)
-        if self.step % self.config.sample_interval == 0 or self.step == self.config.max_iters:
+        if self.step % c.sample_interval == 0 or self.step == c.max_iters:
             append_samples(self.checkpoints.out_dir, self.step, samples)
-            self.logger.say(format_samples(samples, sys.stdout.isatty(), self.config.eval_completions))
+            text = format_samples(samples, sys.stdout.isatty(), c.eval_completions)
+            self.logger.say(text)
         if self.step > 0:
             self.last_evaluation = metrics
         # A page reads all metrics of the run. Written only when the run has grown by a share, the pages of a whole run
