@@ -194,7 +194,7 @@ def add_saved_settings(cls, values, origin):
     path = os.path.join(out_dir, CONFIG)
     # With auto a command that says what to train is a new run if there is none
     is_complete = "generator_checkpoint" not in known or "generator_checkpoint" in values or "dataset" in values
-    if not os.path.isfile(path) or (values["resume"] == "auto" and is_complete):
+    if not os.path.isfile(path) or (values["resume"] is not True and is_complete):
         return
     from core.settings.other_names import with_settings_of_today
     saved = read_object(path, path, "name the config file of the run")
