@@ -12,12 +12,16 @@ __all__ = list(HOME)
 def __getattr__(name):
     if name not in HOME:
         raise AttributeError(f"the package grpo has no {name}")
-    return getattr(importlib.import_module(HOME[name]), name)
+    module = importlib.import_module(HOME[name])
+    return getattr(module, name)
 
 
 class Package(types.ModuleType):
+    """This package, in which grpo_training_step stays the function. Importing the module of the same name would make
+    Python put the module in its place."""
+
     def __setattr__(self, name, value):
-        if name not in HOME:  # Python would put the module of this name in the place of the function
+        if name not in HOME:
             super().__setattr__(name, value)
 
 

@@ -24,7 +24,7 @@ from grpo.sampling_settings import SamplingSettings
 FILL_IN = "a masked-fill model on running text"  # kinds of a run
 LEFT_TO_RIGHT = "a language model on prompts"
 ANY_ORDER = "a masked-fill model on prompts"
-OWN = (  # settings of some kinds of runs, these kinds, and what they have
+OWN = (  # settings that only some kinds of runs have, these kinds, and what such a run has
     ("gold_judge_checkpoint credit_window", (FILL_IN,), FILL_IN),
     ("environment", (LEFT_TO_RIGHT,), LEFT_TO_RIGHT),
     ("block_length unmask_order", (ANY_ORDER,), ANY_ORDER),
@@ -41,13 +41,9 @@ class Models:
     judge: object
     gold_judge: object
 
-    def parts(self):
-        """The policies and judges that there are."""
-        return [part for part in (self.policy, self.reference, self.judge, self.gold_judge) if part is not None]
-
 
 def check_features(config):
-    """Raises Mistake if what a sampler elsewhere or shards need is missing: packages, a server."""
+    """Raises Mistake if a package or a server is missing that the sampler or sharding needs."""
     if config.sampler != "local":
         import_module(f"grpo.samplers.{config.sampler}").check(config)
     if config.parallel == "fsdp":
@@ -55,7 +51,7 @@ def check_features(config):
 
 
 def make_sampler(policy, config, dist):
-    """A Sampler (grpo/samplers/sampler.py), or None if the policy itself samples, and at once."""
+    """A Sampler (grpo/samplers/sampler.py), or None if the policy samples in the step itself."""
     if config.sampler != "local":
         return import_module(f"grpo.samplers.{config.sampler}").build(policy, config, dist)
     if config.max_staleness:
@@ -65,10 +61,11 @@ def make_sampler(policy, config, dist):
 
 
 def build_what_is_missing(config, dist, plan):
-    """Runs the prepare.py of what is missing; a dry run only says so, with the plan. Returns whether something still
-    is. plan: its lines that need no model and no data"""
+    """Runs the prepare.py of a dataset or model that is missing; a dry run only says so, with the plan. Returns whether
+    something is still missing. plan: the lines that need no model and no data"""
     if config.generator_checkpoint is None:
-        if config.resume is True and not os.path.exists(os.path.join(config.absolute_out_dir, CONFIG)):
+        saved = os.path.join(config.absolute_out_dir, CONFIG)
+        if config.resume is True and not os.path.exists(saved):
             raise Mistake(f"generator_checkpoint is not set, and {config.out_dir} has no {CONFIG} to take it from; "
                           "name the config file of the run, or the folder of another run with --out_dir=FOLDER")
         raise Mistake("generator_checkpoint is not set: start with a config, such as python grpo/train_grpo.py "
@@ -78,15 +75,17 @@ def build_what_is_missing(config, dist, plan):
 
 
 def with_template(config, origin):
-    """The config with the template of its prompts, if it has some. `origin` then says where it was set."""
+    """The config with the template of its prompts, if it has some. `origin` then names the place that set it."""
     if has_prompts(config.dataset):
         from grpo.template import with_template_of_prompts
         return with_template_of_prompts(config, origin)
-    return config.varied(template="plain") if config.template is None else config
+    if config.template is None:
+        return config.varied(template="plain")
+    return config
 
 
 def build_data(config, dist):
-    """Prompts, or windows of running text with hidden tokens, as the dataset has it."""
+    """The training data: prompts, or windows of running text with hidden tokens, as the dataset has it."""
     load_reward_file(config.reward_file)  # it may have masks
     path = config.generator_checkpoint
     tokenizer = None  # the dataset's own
@@ -94,10 +93,16 @@ def build_data(config, dist):
         tokenizer = load_tokenizer(path, "generator_checkpoint")
     if has_prompts(config.dataset):
         from core.prompts import PromptConsumer, PromptFormat
-        return PromptConsumer(config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer,
-                              PromptFormat.of(config))
-    return DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, config.batch_size, config.seed, dist.rank,
-                           dist.world, config.masks, config.mask_low, config.mask_high, tokenizer)
+        return PromptConsumer(
+            config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer, PromptFormat.of(config))
+    return masked_windows(config, config.batch_size, tokenizer, seed=config.seed, rank=dist.rank, world=dist.world)
+
+
+def masked_windows(config, batch_size, tokenizer, **order):
+    """Windows of running text with hidden tokens. order: seed, rank and world of a DatasetConsumer"""
+    return DatasetConsumer(
+        config.dataset, MASKED_FILL, config.block_size, batch_size,
+        masks=config.masks, mask_low=config.mask_low, mask_high=config.mask_high, tokenizer=tokenizer, **order)
 
 
 def build_models(config, data, dist):
@@ -117,27 +122,38 @@ def build_models(config, data, dist):
         policy.compile()
         if reference is not None:
             reference.compile()
-    models = Models(kind, policy, reference, judge, gold_judge)
-    shard_models([part.model for part in models.parts()], config, dist)
-    return models
+    parts = (policy, reference, judge, gold_judge)
+    shard_models([part.model for part in parts if part is not None], config, dist)
+    return Models(kind, *parts)
 
 
-def is_sharded(config, dist):
+def uses_fsdp(config, dist):
     """True if each rank holds a part of every model."""
     return config.parallel == "fsdp" and dist.world > 1
 
 
-def loads_on(config, dist):
-    """The device that a model is loaded on: the CPU for one that is sharded, because whole it may not fit elsewhere."""
-    return torch.device("cpu") if is_sharded(config, dist) else dist.device
+def loading_device(config, dist):
+    """The device that a model is loaded on. One that will be sharded may not fit on a GPU as a whole."""
+    if uses_fsdp(config, dist):
+        return torch.device("cpu")
+    return dist.device
 
 
 def shard_models(models, config, dist):
     """Shards the models if the config asks for it."""
-    if is_sharded(config, dist):
+    if uses_fsdp(config, dist):
         from core.performance.sharding import shard
         for model in models:
             shard(model, dist)
+
+
+def kind_of(mode, data):
+    """The kind of run that a generator of this mode makes of the data: FILL_IN, LEFT_TO_RIGHT or ANY_ORDER."""
+    if mode == LANGUAGE_MODEL:
+        return LEFT_TO_RIGHT
+    if data.has_prompts:
+        return ANY_ORDER
+    return FILL_IN
 
 
 def check_kind(config, kind, data):
@@ -146,17 +162,11 @@ def check_kind(config, kind, data):
         raise Mistake(f"generator_checkpoint={config.generator_checkpoint} has mode {LANGUAGE_MODEL} and needs a "
                       f"dataset of prompts, such as data/arithmetic, which {config.dataset} is not; set dataset")
     for keys, kinds, needed in OWN:
-        wrong = [] if kind in kinds else changed(config, *keys.split())
-        if wrong:
-            raise Mistake(f"{wrong[0]}={shown(getattr(config, wrong[0]))} needs {needed}, but this run has {kind} "
+        if kind in kinds:
+            continue
+        for key in changed(config, *keys.split()):
+            raise Mistake(f"{key}={shown(vars(config)[key])} needs {needed}, but this run has {kind} "
                           "(generator_checkpoint, dataset); leave it out")
-
-
-def kind_of(mode, data):
-    """The kind of run that a generator of this mode makes of the data: FILL_IN, LEFT_TO_RIGHT or ANY_ORDER."""
-    if mode == LANGUAGE_MODEL:
-        return LEFT_TO_RIGHT
-    return ANY_ORDER if data.has_prompts else FILL_IN
 
 
 def make_policy(kind, model, tokenizer, config, dist):
@@ -171,10 +181,11 @@ def make_policy(kind, model, tokenizer, config, dist):
 
 
 def load_policy_model(key, config, tokenizer, dist, mode=None, adapter=None):
-    """The model, which can be sampled, of the checkpoint that the setting `key` names.
+    """The model for sampling from the checkpoint that the setting `key` names.
     mode: the one that it must have; adapter: a RunConfig, which says whether an adapter of it is trained"""
-    path = getattr(config, key)
-    model, _ = load_model(path, loads_on(config, dist), mode, tokenizer, key, adapter, dist.dtype)
+    path = vars(config)[key]
+    device = loading_device(config, dist)
+    model, _ = load_model(path, device, mode, tokenizer, key, adapter, dist.dtype)
     if model.mode == SEQUENCE_SCORER:
         raise Mistake(f"{key}={path} has mode {model.mode}, but {MASKED_FILL} or {LANGUAGE_MODEL} is needed here")
     return model
@@ -185,19 +196,27 @@ def build_reference(config, policy, dist):
     none of them."""
     if not needs_reference(config):
         return None
-    key = "reference_checkpoint" if config.teacher_checkpoint is None else "teacher_checkpoint"
-    path = getattr(config, key)
+    key = "reference_checkpoint"
+    if config.teacher_checkpoint is not None:
+        key = "teacher_checkpoint"
+    path = vars(config)[key]
     if path is None:
         reference = policy.frozen()
     else:
         model = load_policy_model(key, config, policy.tokenizer, dist, policy.model.mode)
         reference = type(policy)(model, policy.tokenizer, dist.dtype, config.grad_checkpoint)
-        if hasattr(policy.model, "banned_ids"):  # those of the policy: its model may declare other end tokens
-            reference.model.banned_ids = policy.model.banned_ids
-        if config.reference_mode != "static" and shapes(reference.weights()) != shapes(policy.weights()):
+        if is_huggingface(path, key):
+            # Its files may declare other end tokens. Both must ban the same ones, or the KL would compare
+            # distributions over different tokens
+            model.banned_ids = policy.model.banned_ids
+        moves = config.reference_mode != "static"
+        if moves and shapes(reference.weights()) != shapes(policy.weights()):
             raise Mistake(f"reference_checkpoint={path} has another shape than the generator, so it cannot move")
-    if path is not None or not config.has_adapter:  # it has weights of its own; a moving mean needs them in float32
-        freeze_in(torch.float32 if config.reference_mode == "ema" else dist.dtype, reference.model)
+    if path is not None or not config.has_adapter:  # otherwise it shares the weights below the policy's adapter
+        dtype = dist.dtype
+        if config.reference_mode == "ema":
+            dtype = torch.float32  # in bfloat16 the small moves of an average would be rounded away
+        freeze_in(dtype, reference.model)
     if config.ref_offload:
         reference.to("cpu")
     return reference
@@ -206,20 +225,25 @@ def build_reference(config, policy, dist):
 def load_judge(key, config, kind, policy, dist):
     """The frozen judge that the setting `key` names, or None. A judge of fill-in reads the generator's token ids, so it
     needs its vocabulary; a judge of completed prompts may have one of its own."""
-    path = getattr(config, key)
+    path = vars(config)[key]
     if path is None:
         return None
     from grpo.reward_functions.judge import Judge
-    fills = kind == FILL_IN
-    tokenizer = policy.tokenizer if fills else None
-    model = freeze_in(dist.dtype, load_model(path, loads_on(config, dist), SEQUENCE_SCORER, tokenizer, key)[0])
-    needed = config.block_size + (model.judge_head == "cls")  # CLS stands before the text
-    if fills and model.longest_input < needed:
-        raise Mistake(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
+    needed_tokenizer = None
+    if kind == FILL_IN:
+        needed_tokenizer = policy.tokenizer
+    model, _ = load_model(path, loading_device(config, dist), SEQUENCE_SCORER, needed_tokenizer, key)
+    freeze_in(dist.dtype, model)
     tokenizer = load_tokenizer(path, key)
-    judge = Judge(model, tokenizer, same_vocabulary(tokenizer.description(), policy.tokenizer), dist.dtype)
-    if config.dtype == "auto" and fills and has_fast_bfloat16(model) and not is_sharded(config, dist):
-        judge.pack()  # a sharded judge has no weights to pack
+    reads_ids = same_vocabulary(tokenizer.description(), policy.tokenizer)
+    judge = Judge(model, tokenizer, reads_ids, dist.dtype)
+    if kind == FILL_IN:
+        needed = config.block_size + (model.judge_head == "cls")  # CLS stands before the text
+        if model.longest_input < needed:
+            raise Mistake(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
+        whole = not uses_fsdp(config, dist)  # shards cannot be packed
+        if config.dtype == "auto" and whole and has_fast_bfloat16(model):
+            judge.pack()
     return judge
 
 
@@ -229,11 +253,13 @@ def build_rewards(config, models, data, dist):
     path = config.reward_model_checkpoint
     if path is not None:
         from grpo.reward_functions.reward_model import load_reward_model
-        scorer = load_reward_model(path, loads_on(config, dist), dist.dtype)
+        scorer = load_reward_model(path, loading_device(config, dist), dist.dtype)
         shard_models([scorer.model], config, dist)
     rewards = make_rewards(config, models.judge, scorer)
-    texts = [{"where": config.dataset}]  # they have no fields
-    rewards.check(data.records["train"] + data.records["val"] if data.has_prompts else texts)
+    records = [{"where": config.dataset}]  # running text has no fields
+    if data.has_prompts:
+        records = data.records["train"] + data.records["val"]
+    rewards.check(records)
     if config.environment is not None:
         from grpo.environments import check_begins
         check_begins(config, data)
@@ -250,8 +276,11 @@ def make_rewards(config, judge=None, reward_scorer=None):
 
 def build_evaluation(config, models, rewards, data):
     """The evaluation that suits the generator. Raises Mistake if a text is longer than the models read."""
-    config = config.varied(sample_rows=models.policy.rows(SamplingSettings.of(config)))
-    reads = min(p.model.longest_input for p in (models.policy, models.reference) if p is not None)
+    settings = SamplingSettings.of(config)
+    config = config.varied(sample_rows=models.policy.rows(settings))
+    reads = models.policy.model.longest_input
+    if models.reference is not None:
+        reads = min(reads, models.reference.model.longest_input)
     if models.kind == FILL_IN:
         if config.block_size > reads:
             raise Mistake(f"texts of {config.block_size} tokens (block_size) are more than the {reads} that the model "
@@ -272,7 +301,6 @@ def build_evaluation(config, models, rewards, data):
 def fill_in_evaluation(config, models, rewards=None):
     """Validation problems of a run's masks, the same for every seed and batch size."""
     from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
-    data = DatasetConsumer(config.dataset, MASKED_FILL, config.block_size, PROBLEMS_PER_STEP, masks=config.masks,
-                           mask_low=config.mask_low, mask_high=config.mask_high, tokenizer=models.policy.tokenizer)
+    data = masked_windows(config, PROBLEMS_PER_STEP, models.policy.tokenizer)
     judges = {"judge": models.judge, "gold_judge": models.gold_judge}
     return FillInEvaluation(data, models.reference, judges, rewards, config)

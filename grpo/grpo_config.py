@@ -224,6 +224,8 @@ class GRPOConfig(RunConfig):
         for part, table in ROW.items():
             check_value(part, getattr(row, part, None), table, f"the row of objective={self.objective!r}")
         super().__post_init__(origin)
+        if self.sample_interval is None:
+            vars(self)["sample_interval"] = self.eval_interval
         check_row(self.objective)
         check_order(self.unmask_order)
         check_estimator(self.objective_row.kl_estimator or "k3")

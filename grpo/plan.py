@@ -12,10 +12,14 @@ EXAMPLE = os.path.join(ROOT, "config", "grpo_example.py")
 def with_example(argv):
     """The arguments of the command. If they name no config file, model, data or run to resume, the example comes before
     them, and a line says so."""
-    values = dict(argument.removeprefix("--").partition("=")[::2] for argument in argv)
-    has_file = not all(argument.startswith("--") for argument in argv)
+    values = {}
+    for argument in argv:
+        if not argument.startswith("--"):
+            return argv  # a config file
+        key, _, value = argument[2:].partition("=")
+        values[key] = value
     resumes = values.get("resume", "False") != "False"
-    if has_file or resumes or values.keys() & {"generator_checkpoint", "dataset", "help"}:
+    if resumes or values.keys() & {"generator_checkpoint", "dataset", "help"}:
         return argv
     example = shortest(EXAMPLE)
     if os.environ.get("RANK", "0") == "0":
@@ -41,9 +45,9 @@ def plan(config, origin, models, rewards, data, dist):
 def plan_of_settings(config, origin, dist):
     """Yields the lines that need no model and no data."""
     yield from describe(config, origin)
-    problems = config.problems * dist.world
+    completions = config.problems * dist.world * config.group_size
     yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
-           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {problems * config.group_size} "
+           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {completions} "
            f"completions; an evaluation every {config.eval_interval} steps: at most {config.eval_problems} problems x "
            f"{config.eval_completions}")
 
@@ -52,10 +56,12 @@ def describe_models(config, models):
     """Yields a line for each model."""
     generator = models.policy.model
     trained = sum(p.numel() for p in generator.parameters() if p.requires_grad)
-    part = "" if trained == generator.num_parameters() else f", {trained / 1e6:.3g} M of them trained"
+    part = ""
+    if trained != generator.num_parameters():
+        part = f", {trained / 1e6:.3g} M of them trained"
     yield f"generator  {size_of(generator)}{part}"
-    frozen = {"teacher" if config.teacher_checkpoint else "reference": models.reference, "judge": models.judge,
-              "gold judge": models.gold_judge}
+    title = "teacher" if config.teacher_checkpoint else "reference"
+    frozen = {title: models.reference, "judge": models.judge, "gold judge": models.gold_judge}
     for title, policy in frozen.items():
         if policy is not None:
             yield f"{title:<10} {size_of(policy.model)}, frozen"
@@ -71,13 +77,18 @@ def describe_rewards(config, rewards):
     if not rewards.names:
         yield "rewards: none, the teacher alone teaches"
         return
-    terms = [f"{w:g} x {name} {REWARDS[name].range}" for name, w in zip(rewards.names, rewards.weights, strict=True)]
+    terms = []
+    weighted = []
+    for name, weight in zip(rewards.names, rewards.weights, strict=True):
+        terms.append(f"{weight:g} x {name} {REWARDS[name].range}")
+        if weight:
+            weighted.append(name)
     yield f"rewards: {', '.join(terms)}"
-    weighted = [name for name, w in zip(rewards.names, rewards.weights, strict=True) if w]
-    if len(weighted) > 1 and not all(is_own_function(REWARDS[name].fn) for name in weighted):
+    all_are_ours = all(is_own_function(REWARDS[name].fn) for name in weighted)
+    if len(weighted) > 1 and not all_are_ours:
         yield ("a completion that one reward skips (None, NaN) while it scores others of the group is left out of the "
                "group; TRL adds up the rewards that are there")
-    yield "a loss near 0 is right: advantages cancel within a group, their gradients do not; watch mean_reward"
+    yield "a loss near 0 is normal: advantages cancel within a group, their gradients do not; watch mean_reward"
     if any("sandbox" in REWARDS[name].settings for name in rewards.names):
         from grpo.sandbox.run import describe_sandbox
         yield describe_sandbox(**config.reward_settings or {})

@@ -6,12 +6,12 @@ python grpo/train_grpo.py config/grpo_example.py --learning_rate=1e-4 --seed=2
 torchrun --nproc_per_node=2 --shutdown-timeout=900 grpo/train_grpo.py config/grpo_example.py
 """
 
-import os
+import pathlib
 import sys
-from functools import partial
 from types import SimpleNamespace
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+root = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(root))
 
 from core.checkpoint_manager import states
 from core.config import load_config
@@ -35,23 +35,26 @@ def main(argv):
         models = build_models(config, data, dist)  # the generator, the frozen reference and the judge
         rewards = build_rewards(config, models, data, dist)
         evaluation = build_evaluation(config, models, rewards, data)
-        make_trainer = partial(GRPOTrainer, models.policy, models.reference, rewards, data, evaluation, config)
         lines = list(plan(config, origin, models, rewards, data, dist))
+
+        def make_trainer(logger, dist):
+            return GRPOTrainer(models.policy, models.reference, rewards, data, evaluation, config, logger, dist)
+
         if config.doctor and not config.dry_run:
-            raise SystemExit(0 if is_healthy(config, models, rewards, data, make_trainer, lines, dist) else 1)
+            print(*lines, sep="\n", flush=True)
+            trainer = make_trainer(SimpleNamespace(say=print), dist)
+            raise SystemExit(visit_doctor(config, models, rewards, data, trainer, dist))
         launch(make_trainer, config, origin, lines, evaluation.columns, dist)  # every step: grpo_training_step
 
 
-def is_healthy(config, models, rewards, data, make_trainer, lines, dist):
-    """The doctor's visit: prints the plan and what one step shows. Returns whether nothing is wrong."""
+def visit_doctor(config, models, rewards, data, trainer, dist):
+    """Takes one step and prints the doctor's findings. Returns the exit code: 0 if nothing is wrong, else 1."""
     from grpo.doctor.checks import check_up
-    print(*lines, sep="\n", flush=True)
-    trainer = make_trainer(SimpleNamespace(say=print), dist)
     if config.resume and states(config.absolute_out_dir):
         trainer.resume()
     healthy, page = check_up(config, models, rewards, data, dist, trainer.holds)
     print(*page, sep="\n")
-    return healthy
+    return 0 if healthy else 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import warnings
 from core.errors import FLOORS, Mistake, check_version, described, others
 from core.files import HUB, on_hub
 
-# This package is not to be imported: with it transformers fetches code from the hub, and runs it
+# transformers must not find this package: with it, it fetches code from the hub and runs it
 sys.modules.setdefault("kernels", None)
 
 
@@ -21,7 +21,8 @@ def require(name, why, install="-r requirements-hf.txt"):
     try:
         module = importlib.import_module(name)
     except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == package:
+        missing = (error.name or "").split(".")[0]
+        if isinstance(error, ModuleNotFoundError) and missing == package:
             raise Mistake(f"{why} needs the package {package}: pip install {install}") from None
         # A package that it needs is missing or of another version
         raise Mistake(f"{why}: {package} does not load ({described(error)}): pip install {install}") from error
@@ -31,14 +32,16 @@ def require(name, why, install="-r requirements-hf.txt"):
 
 
 def local_name(path):
-    """The name that Hugging Face's libraries use: owner/name, or the folder, which is found from other folders too."""
-    return path.removeprefix(HUB) if on_hub(path) else os.path.abspath(path)
+    """The name for Hugging Face's libraries: owner/name, or an absolute path, which other working directories find."""
+    if on_hub(path):
+        return path.removeprefix(HUB)
+    return os.path.abspath(path)
 
 
 @functools.cache
 def say_opening(path, key):
-    """Says on rank 0, once, that a name of the hub is opened: without a network its library tries for a minute or two
-    until it fails."""
+    """Prints on rank 0, once, that a name of the hub is opened: without a network its library gives up only after a
+    minute or two."""
     if on_hub(path) and os.environ.get("RANK", "0") == "0":
         print(f"opening {key}={path}; if the hub does not answer, the error may take two minutes", flush=True)
 
@@ -56,12 +59,13 @@ def quiet_transformers(path, key):
 
 
 def opening(path, key, what=""):
-    """The context in which a library opens what the setting `key` names: an error is one line. what: a part of it"""
+    """The block in which a library opens what the setting `key` names: its error becomes a Mistake.
+    what: the part of it that is opened"""
     remedy = "copy its files again, as save_pretrained wrote them"
     if on_hub(path):
         remedy = "check the name and the network, or download it elsewhere (hf download) and name its folder"
-    return others(f"{key}={path}{what} could not be read",
-                  f"{remedy}; if it needs code of its own, which is never run here, use another model", quiet=True)
+    remedy += "; if it needs code of its own, which is never run here, use another model"
+    return others(f"{key}={path}{what} could not be read", remedy, quiet=True)
 
 
 def quiet_hub(why):

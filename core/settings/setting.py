@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from core.errors import Mistake, one_line
 from core.files import CONFIG
 
-# The type of a setting may name an interval, whose round bracket leaves its end out, or a table that has the value
+# The type of a setting may name an interval, where a round bracket excludes its end, or the table of its values
 Count = Annotated[int, "[1, 1e6]"]
 Steps = Annotated[int, "[1, 1e12]"]
 Natural = Annotated[int, "[0, 1e12]"]
@@ -27,21 +27,21 @@ Name = Annotated[str, "a name"]  # of a file, folder, model or function; not an 
 class Settings:
     """The base of every config.
 
-    A class of settings is a page: its fields in the order of the data flow under headings, which are comments. What
-    depends on several settings is in `features` and `conflicts`, in Python.
-    origin: {setting: the file or argument that set it}, for errors; None, from Python: what differs from the defaults
+    A class of settings is a page: its fields in the order of the data flow under headings, which are comments. Rules
+    about several settings are in `features` and `conflicts`, in Python.
+    origin: {setting: the file or argument that set it}, for errors; None, from Python: all that differ from defaults
     """
     origin: InitVar[dict | None] = field(default=None, kw_only=True)
 
     def features(self):
-        """Yields (whether it is on, how it is turned on, its own settings) of each optional feature. The settings of a
-        feature that is off keep their defaults."""
+        """Yields a row for each optional feature: (is it on, what turns it on, its own settings). Settings of a feature
+        that is off must keep their defaults."""
         return ()
 
     def conflicts(self):
-        """Yields (whether it is so, settings, why and the remedy) of what cannot be. The error names those of the
-        settings that the user set. After a single one `why` continues the sentence, as in "minibatches=17 is more than
-        ..."; after several it is a sentence of its own."""
+        """Yields a row for each conflict: (is it there, the settings, why and the remedy). The error begins with those
+        of the settings that the user set. After a single one `why` continues the sentence, as in "minibatches=17 is
+        more than ..."; after several it is a sentence of its own."""
         return ()
 
     def __post_init__(self, origin):
@@ -49,19 +49,28 @@ class Settings:
             origin = dict.fromkeys(changed(self, *settings_of(type(self))), "")
         check_values(self, origin)
         for is_on, switch, keys in self.features():
-            for key in [] if is_on else changed(self, *keys.split()):
+            if is_on:
+                continue
+            for key in changed(self, *keys.split()):
                 is_of_resumed_run = origin.get(key, "").endswith(CONFIG)
-                if is_of_resumed_run:  # which goes on without the feature
+                if is_of_resumed_run:  # which continues without the feature
                     vars(self)[key] = getattr(type(self), key)
                 else:
                     setting = assignment(self, key, origin)
                     raise Mistake(f"{setting} has an effect only with {switch}; set that, or leave {key} out")
         for is_so, keys, why in self.conflicts():
             if is_so:
-                keys = keys.split()
-                named = [key for key in keys if key in origin] or keys[:1]
-                start = ", ".join(assignment(self, key, origin) for key in named)
-                raise Mistake(f"{start}: {why}" if len(keys) > 1 else f"{start} {why}")
+                raise Mistake(self.about(keys.split(), why, origin))
+
+    def about(self, keys, why, origin):
+        """The error about these settings: those that the user set, then `why`."""
+        named = [key for key in keys if key in origin]
+        if not named:
+            named = keys[:1]
+        settings = ", ".join(assignment(self, key, origin) for key in named)
+        if len(keys) > 1:
+            return f"{settings}: {why}"
+        return f"{settings} {why}"
 
     def varied(self, **changes):
         """A copy with other values, unchecked: for what no user sets."""
@@ -72,13 +81,16 @@ class Settings:
 
 def changed(config, *keys):
     """The settings among `keys` that differ from their defaults."""
-    return [key for key in keys if getattr(config, key) != getattr(type(config), key)]
+    return [key for key in keys if vars(config)[key] != getattr(type(config), key)]
 
 
 def assignment(config, key, origin):
     """A setting for an error: `key=value`, with the file that set it."""
+    setting = f"{key}={shown(vars(config)[key])}"
     place = origin.get(key, "")
-    return f"{key}={shown(getattr(config, key))}" + f" ({place})" * place.endswith((".py", ".json"))
+    if place.endswith((".py", ".json")):
+        setting += f" ({place})"
+    return setting
 
 
 @functools.cache
@@ -90,18 +102,22 @@ def settings_of(cls):
 
 def kinds_of(hint):
     """({type: its parameters}, what is allowed) of the type of a setting: of Count | None, int and None, "[1, 1e6]"."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    parts = typing.get_args(hint)
     if origin is Annotated:
-        return kinds_of(parts[0])[0], parts[1]
+        kinds, _ = kinds_of(parts[0])
+        return kinds, parts[1]
     if origin is Literal:
-        return dict.fromkeys(map(type, parts), ()), parts
+        return {type(value): () for value in parts}, parts
     if origin not in (types.UnionType, typing.Union):
         return {origin or hint: parts}, None
-    kinds, allowed = {}, None
+    kinds = {}
+    allowed = None
     for part in parts:
         more, limits = kinds_of(part)
         kinds |= more
-        allowed = limits or allowed
+        if limits is not None:
+            allowed = limits
     return kinds, allowed
 
 
@@ -109,7 +125,7 @@ def check_values(config, origin=None):
     """Raises Mistake for the first setting whose value is not allowed. origin: as of Settings"""
     origin = origin or {}
     for key, (kinds, allowed) in settings_of(type(config)).items():
-        value = getattr(config, key)
+        value = vars(config)[key]
         if value is None and types.NoneType not in kinds:
             raise Mistake(f"{key}=None must have a value; leave it out for the default")
         check_value(key, value, allowed, origin.get(key, ""))
@@ -120,28 +136,39 @@ def check_value(key, value, allowed, place=""):
     place: the file or argument that set it"""
     if value is None or allowed is None:
         return
-    if isinstance(value, str) and isinstance(allowed, str):
-        fits, what = value, allowed
-    elif isinstance(allowed, str):
-        fits, what = is_inside(value, allowed), f"in {allowed}"
-    else:
-        fits, what = value in [*allowed], f"one of {', '.join(map(str, allowed))}"
+    if not isinstance(allowed, str):
+        fits = value in [*allowed]  # not in a dict itself, because a wrong value may have no hash
+        what = f"one of {', '.join(map(str, allowed))}"
         if place.endswith(CONFIG):
             what += "; name the config file of the run, which may add it"
+    elif isinstance(value, str):
+        fits = value != ""
+        what = allowed
+    else:
+        fits = is_inside(value, allowed)
+        what = f"in {allowed}"
     if not fits:
         from core.settings.other_names import answer_to_value
+        error = f"{key}={shown(value)} must be {what}"
         instead = answer_to_value(key, value)
-        error = f"{key}={shown(value)} must be {what}" + f": {instead}" * bool(instead)
-        raise Mistake(f"{place}: {error}" if place else error)
+        if instead:
+            error += f": {instead}"
+        if place:
+            error = f"{place}: {error}"
+        raise Mistake(error)
 
 
 def is_inside(value, interval):
     """True if a number lies in an interval; a round bracket leaves its end out: "(0, 1]" is above 0, at most 1.
     "[1, 9] or a share in (0, 1)": a whole number lies in the first interval, another number in the second."""
-    interval = interval.split(" or a share in ")[-1 if isinstance(value, float) else 0]
+    interval, _, of_shares = interval.partition(" or a share in ")
+    if of_shares and isinstance(value, float):
+        interval = of_shares
     low, high = map(float, interval[1:-1].split(", "))
-    if value in (low, high):
-        return interval[0 if value == low else -1] in "[]"
+    if value == low:
+        return interval[0] == "["
+    if value == high:
+        return interval[-1] == "]"
     return low < value < high
 
 
@@ -153,6 +180,9 @@ def shown(value):
 def check_finite(weights, named):
     """Raises Mistake for the first of the weights, pairs (name, tensor), that holds NaN or infinity."""
     for name, tensor in weights:
-        if tensor.is_floating_point() and tensor.numel() and not all(map(math.isfinite, tensor.detach().aminmax())):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = tensor.detach().aminmax()  # both are NaN if one number is
+        if not (math.isfinite(low) and math.isfinite(high)):
             raise Mistake(f"{named}: {name} holds numbers that are not finite (NaN or infinity); use a checkpoint "
                           "from before its training failed, or copy it again")

@@ -86,8 +86,8 @@ TYPED = (
         "generation", "judge", "model", "optim", "prompts", "tokenizer", "user_files")),
     *(f"grpo/{name}.py" for name in (
         "grpo_trainer", "grpo_training_step", "losses", "metrics", "policies/causal", "policies/fill",
-        "policies/policy", "policies/prompt_fill", "reference", "reward_functions/judge", "rewards", "rollout",
-        "sampling_settings", "shaping", "step_settings", "sums")))
+        "policies/policy", "policies/prompt_fill", "reference", "reward_functions/judge", "reward_messages", "rewards",
+        "rollout", "sampling_settings", "shaping", "step_settings", "sums")))
 
 
 def public_functions(body):

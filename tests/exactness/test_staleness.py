@@ -108,7 +108,7 @@ class HandSampler:
     (1, ["0", "0+", "1"], "sync 0, start 0, start 1, start 0+, sync 1, start 2")])  # + replaces groups of equal rewards
 def test_later_iterations_start_before_this_one_is_trained_and_none_beyond_the_last(k, asked, events):
     sampler = HandSampler()
-    prefetcher = Prefetcher(sampler, SimpleNamespace(weights=dict), str, config(max_staleness=k))
+    prefetcher = Prefetcher(sampler, SimpleNamespace(weights=dict), str, max_staleness=k)
     for problems in asked:
         rollouts, sums = prefetcher.get(problems, int(problems[0]), problems.count("+"), 3)
         age = min(int(problems[0]), k) if problems.isdigit() else 0

@@ -159,7 +159,7 @@ def test_a_run_that_learned_from_other_than_groups_of_its_first_rounds_does_not_
         skipping("mine", lambda step, i: False, lambda n: [1.0] * n)
     t = run(prompt_trainer(prompts, tmp_path, evaluates=False, reward_functions=("mine",), max_iters=2, kl_beta=0.0,
                            max_bad_steps=1, **settings))
-    assert t.taught and any(record["grad_norm"] > 0 for record in training_records(tmp_path))
+    assert t.reward_messages.taught and any(record["grad_norm"] > 0 for record in training_records(tmp_path))
     assert "nothing" not in capsys.readouterr().out
 
 

@@ -1,0 +1,99 @@
+"""Messages about rewards: which ones skip completions, and whether a run learns anything from them."""
+
+from collections.abc import Callable, Iterable
+
+from core.settings.setting import Settings
+from grpo.reward_functions.registry import REWARDS
+from grpo.rewards import Rewards
+from grpo.rollout import Facts
+
+FIRST_STEPS = 3  # the steps of a start after which it tells which rewards did not vary
+REMEDY = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward with "
+          "partial credit")
+
+
+class RewardMessages:
+    """Tells the user when rewards skip completions, and when they teach nothing.
+
+    rewards: a Rewards, or any function rollouts -> Scored; say: prints a line
+    """
+
+    def __init__(self, rewards: Callable, config: Settings, say: Callable):
+        self.say = say
+        self.max_iters = config.max_iters
+        self.rewarded = config.rewarded
+        self.weights = {}            # {reward: its weight}; a function has no names
+        if isinstance(rewards, Rewards):
+            self.weights = dict(zip(rewards.names, rewards.weights, strict=True))
+        self.taught = False          # whether a reward has taught anything since the run began; a state keeps it
+        self.have_skipped = set()    # the rewards whose first skip was told
+        self.first_metrics = []      # of the first FIRST_STEPS of this start
+        self.first_facts = []
+        self.step_of_message = None  # the step after which it told that no reward taught anything
+
+    def add(self, step: int, metrics: dict, facts: Facts) -> None:
+        """Takes the findings of the step that was taken. step: the number of steps up to and with it"""
+        self.taught = self.taught or facts.taught
+        for name, completions in facts.skipped.items():
+            if completions and name not in self.have_skipped:
+                self.have_skipped.add(name)
+                self.say(f"step {step}: the reward {name} skipped {completions:.0f} completions; metrics.jsonl counts "
+                         f"them as skipped/{name}, and this line comes once")
+        if not self.rewarded or len(self.first_facts) == FIRST_STEPS:
+            return
+        self.first_metrics.append(metrics)
+        self.first_facts.append(facts)
+        if len(self.first_facts) == FIRST_STEPS or step == self.max_iters:
+            self.tell_equal_rewards(step)
+
+    def tell_equal_rewards(self, step: int) -> None:
+        """Tells that no group of the first steps had different rewards, or which of several rewards, below their
+        highest value, differed in none."""
+        steps = f"step {step}"
+        if len(self.first_facts) > 1:
+            steps = f"steps {step - len(self.first_facts) + 1} to {step}"
+        means = {}
+        for name, weight in self.weights.items():
+            values = values_of(self.first_metrics, f"reward/{name}")
+            if weight and values:
+                means[name] = values
+        total = values_of(self.first_metrics, "mean_reward")
+        if total and not any(facts.differed or facts.taught for facts in self.first_facts):
+            shown = ", ".join(f"{name} {in_words(values)}" for name, values in means.items())
+            self.say(f"{steps}: no group had different rewards (mean: {shown or in_words(total)}), so nothing was "
+                     f"learned from them: {REMEDY}")
+            self.step_of_message = step
+            return
+        equal = []
+        for name, values in means.items():
+            # Not counted where rewards are compared over the whole step, nor in rollouts of an older state
+            differed = any(facts.varied.get(name, 1) for facts in self.first_facts)
+            if min(values) < REWARDS[name].high and not differed:
+                equal.append(f"{name} (mean: {in_words(values)})")
+        if equal:
+            self.say(f"{steps}: no group had different values of {', '.join(equal)}, so they compared no completions: "
+                     f"{REMEDY}")
+
+    def end(self, step: int, metrics: Iterable[dict]) -> None:
+        """Tells at the end of a run if no completion had an advantage, because all groups had equal rewards.
+        metrics: the records of the whole run"""
+        if self.taught or step == self.step_of_message or not self.rewarded:
+            return
+        found = "no completion was scored"
+        means = values_of(metrics, "mean_reward")
+        if means:
+            found = f"their mean was {in_words(means)}"
+        self.say(f"nothing was learned from the rewards: in all {step} steps the completions of a problem had equal "
+                 f"rewards ({found}); look at the samples, and start with --doctor=True")
+
+
+def values_of(records: Iterable[dict], key: str) -> list[float]:
+    """The values of a metric in those records that have it."""
+    return [record[key] for record in records if record.get(key) is not None]
+
+
+def in_words(values: list[float]) -> str:
+    """The least and the largest of some values."""
+    least = f"{min(values):g}"
+    most = f"{max(values):g}"
+    return least if least == most else f"{least} to {most}"
