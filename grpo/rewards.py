@@ -64,7 +64,8 @@ class Rewards:
             return Scored(torch.zeros(rollouts.problems, G, device=device))
         values, metrics = self.score(rollouts.texts, G)
         values = {name: x.to(device, non_blocking=True) for name, x in values.items()}  # (N,) each
-        return Scored(self.total(values, G).view(-1, G), values=values, metrics=metrics)
+        total = self.total(values, G).view(-1, G)                                    # (P, G)
+        return Scored(total, values=values, metrics=metrics)
 
     def score(self, texts: Texts, group_size: int, names: Sequence[str] | None = None) -> tuple[dict, dict]:
         """({name: (N,) float32 on the CPU}, {metric: (sum, count)}). A value is NaN where the function skipped the
@@ -92,7 +93,10 @@ class Rewards:
         the group is left out: NaN, as where all functions skip. TRL adds up what is there; a completion would then
         get less than its group because a call for it failed.
         """
-        weighted = [weight * values[name] for name, weight in zip(self.names, self.weights, strict=True) if weight]
+        weighted = []
+        for name, weight in zip(self.names, self.weights, strict=True):
+            if weight != 0:
+                weighted.append(weight * values[name])
         if not weighted:
             return torch.zeros_like(values[self.names[0]])
         stacked = torch.stack(weighted).unflatten(1, (-1, group_size))               # (R, P, G)

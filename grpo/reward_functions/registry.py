@@ -57,7 +57,8 @@ class Reward:
 
     def accepts(self, key):
         """True if the function accepts an argument of this name: it has such a parameter, or **columns."""
-        return key in self.parameters or any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+        has_columns = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+        return has_columns or key in self.parameters
 
 
 class Call(NamedTuple):
@@ -170,8 +171,9 @@ def run_reward_file(path):
                 add(name, WITHOUT_NAME[id(x)])
     added = []
     for table, old in zip(tables(), before, strict=True):
-        added.append({name: x for name, x in table.items() if x is not old.get(name)})
-    names = {name: x for name, x in vars(module).items() if callable(x) and not name.startswith("__")}
+        new = {name: x for name, x in table.items() if x is not old.get(name)}
+        added.append(new)
+    names = {name: x for name, x in vars(module).items() if callable(x)}
     return module.__name__, names, added
 
 
@@ -225,7 +227,8 @@ def check_records(name, records):
 def check_answer(answer, **columns):
     """Raises Mistake unless a record's `answer` is a text, a number, or a list of them, each of which is correct."""
     alternatives = answer if isinstance(answer, (list, tuple)) else [answer]
-    if not alternatives or any(isinstance(each, (dict, list, tuple, type(None))) for each in alternatives):
+    nested = [each for each in alternatives if each is None or isinstance(each, (dict, list, tuple))]
+    if nested or not alternatives:
         raise Mistake(f"answer={shown(answer)} must be a text, a number, or a list of them, each of which is right")
 
 
@@ -242,7 +245,10 @@ def arguments(name, texts, known, empty):
         settings["trainer_state"] = known["trainer_state"]
     columns = fields_of_texts(texts, function.messages, empty)
     columns = names_of_others(columns) | columns
-    fields = {key: x for key, x in columns.items() if function.accepts(key) and key not in settings}
+    fields = {}
+    for key, values in columns.items():
+        if function.accepts(key) and key not in settings:
+            fields[key] = values
     return Call(name, fields, settings, len(texts.completions))
 
 

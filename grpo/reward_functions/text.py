@@ -33,7 +33,10 @@ def length_penalty(prompts, completions, *, length_min=20, length_max=500, **col
 @reward(0, 1, check=check_answer)
 def exact_match(prompts, completions, answer, **columns):
     """1 if the completion is the record's `answer`, or one of a list, white space around both aside; else 0."""
-    return [float(text.strip() in stripped_texts(own)) for text, own in zip(completions, answer, strict=True)]
+    scores = []
+    for text, own in zip(completions, answer, strict=True):
+        scores.append(float(text.strip() in stripped_texts(own)))
+    return scores
 
 
 @reward(0, 1, check=check_answer)
@@ -89,8 +92,8 @@ def repetition(prompts, completions, **columns):
     """Minus the share of word 4-grams that repeat an earlier one: 0 without repeats, towards -1 in a loop."""
     scores = []
     for text in completions:
-        grams = word_grams(text, 4)
-        scores.append(len(set(grams)) / len(grams) - 1 if grams else 0.0)
+        found = grams(text.split(), 4)
+        scores.append(len(set(found)) / len(found) - 1 if found else 0.0)
     return scores
 
 
@@ -148,12 +151,14 @@ def read_xml(text):
     ElementTree.fromstring(text)
 
 
-def word_grams(text, n):
-    """The n-grams of the words of a text, in order."""
-    words = text.split()
-    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-
-
 def three_grams(text):
     """The set of word 3-grams, or of character 3-grams, or of the text itself if it is even shorter."""
-    return set(word_grams(text, 3)) or {text[i : i + 3] for i in range(max(len(text) - 2, 1))}
+    found = grams(text.split(), 3)
+    if not found:
+        found = grams(text, 3)
+    return set(found) or {text}
+
+
+def grams(items, n):
+    """The n-grams of words or characters, in order."""
+    return [tuple(items[i : i + n]) for i in range(len(items) - n + 1)]

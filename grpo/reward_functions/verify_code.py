@@ -20,15 +20,16 @@ from grpo.reward_functions.verify_math import syntax_tree
 from grpo.sandbox.run import run_tests
 
 MAX_CODE = 100_000  # characters; longer code is not parsed
-# Operators and functions that are applied to an answer in this process. None takes long or makes a value much larger
+# The operators and functions that are applied to an answer, in this process. None takes long or makes a value much
+# larger, so ** and * are not among them
 OPERATORS = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Is: operator.is_, ast.In: lambda x, values: x in values,
-    ast.NotIn: lambda x, values: x not in values, ast.Add: operator.add, ast.Sub: operator.sub,
-    ast.Div: operator.truediv}
-FUNCTIONS = {
-    "abs": abs, "bool": bool, "float": float, "list": list, "set": set, "sorted": sorted, "tuple": tuple,
-    "<math>.fabs": math.fabs, "<math>.isclose": math.isclose}
+    "Eq": operator.eq, "NotEq": operator.ne, "Is": operator.is_,
+    "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
+    "In": lambda x, values: x in values, "NotIn": lambda x, values: x not in values,
+    "Add": operator.add, "Sub": operator.sub, "Div": operator.truediv}
+FUNCTIONS = {function.__name__: function for function in (abs, bool, float, list, set, sorted, tuple)}
+FUNCTIONS["<math>.fabs"] = math.fabs
+FUNCTIONS["<math>.isclose"] = math.isclose
 ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)  # of other forms, and answers
 
 
@@ -40,8 +41,9 @@ def code_correctness(prompts, completions, **columns):
         score = 0.0
         if code.strip() and len(code) <= MAX_CODE and syntax_tree(code, "exec"):
             score += 1
-        indents = [re.match(r"[ \t]*", line)[0] for line in code.splitlines() if line.strip()]
-        if any(indents) and all("\t" not in indent and len(indent) % 4 == 0 for indent in indents):
+        lines = filter(str.strip, code.splitlines())
+        indents = [re.match(r"[ \t]*", line)[0] for line in lines]
+        if any(indents) and all(re.fullmatch("(    )*", indent) for indent in indents):
             score += 0.5
         if re.search(r"\b(def|class|import|return)\b", code):
             score += 0.5
@@ -51,15 +53,18 @@ def code_correctness(prompts, completions, **columns):
 
 def read_tests(tests, **columns):
     """The tests of a record as Claims, a text, or a list of inputs and outputs. Raises Mistake for another form."""
-    kinds = {type(each) for each in tests} if isinstance(tests, list) else set()
+    kinds = {type(test) for test in tests} if isinstance(tests, list) else set()
     if kinds == {dict}:
-        texts = [each.get(key) for each in tests for key in ("output", "input")]
-        if all(isinstance(text, str) for text in texts) and "".join(texts[::2]).strip():
+        inputs = [test.get("input") for test in tests]
+        outputs = [test.get("output") for test in tests]
+        if all(isinstance(text, str) for text in inputs + outputs) and "".join(outputs).strip():
             return tests
     if kinds == {str}:
         tests = "\n".join(tests)
-    if isinstance(tests, str) and tests.strip() and syntax_tree(tests.encode(errors="surrogatepass"), "exec"):
-        return cut(tests) or tests
+    if isinstance(tests, str) and tests.strip():
+        data = tests.encode(errors="surrogatepass")  # half a surrogate pair is no Python
+        if syntax_tree(data, "exec"):
+            return cut(tests) or tests
     raise Mistake(f"reward code_execution: tests={tests!r:.200} of a record must be Python code, as a text or a "
                   "list of texts, or a list of {'input': text, 'output': text}, and not blank")
 
@@ -132,25 +137,25 @@ def split(statements, names):
     functions = {}  # {name: (its parameter, its body)}
     for statement in statements:
         match statement:
-            case ast.Assert(test=ast.Constant(value=True)) | ast.Expr(value=ast.Constant()) | ast.Pass():
+            case ast.Assert(ast.Constant(True)) | ast.Expr(ast.Constant()) | ast.Pass():
                 pass
-            case ast.Assert(test=test):
+            case ast.Assert(test):
                 test = Named(names).visit(copy.deepcopy(test))  # a copy: `check` is read again for its next call
                 questions = []
                 claim = compiled(truth(test), questions)
                 question, = questions  # ValueError unless there is exactly one
                 found.append((question, claim))
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            case ast.Assign([ast.Name(name)], value):
                 ast.literal_eval(value)
                 names[name] = value
-            case ast.Import(names=modules):
+            case ast.Import(modules):
                 for module in modules:
                     name = module.asname or module.name.partition(".")[0]
                     names[name] = ast.Name(f"<{module.name}>")
-            case ast.FunctionDef(name, ast.arguments(args=[ast.arg(parameter)]), body, decorator_list=[]):
+            case ast.FunctionDef(name, ast.arguments(args=[ast.arg(parameter)]), body, []):
                 names[name] = ast.Name("<function>")
                 functions[name] = parameter, body
-            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[ast.Name() as candidate], keywords=[])):
+            case ast.Expr(ast.Call(ast.Name(name), [ast.Name() as candidate], [])):
                 parameter, body = functions[name]
                 found += split(body, names | {parameter: candidate})
             case _:
@@ -179,13 +184,13 @@ def compiled(node, questions):
         questions.append(ast.unparse(node))
         return lambda answer: answer
     match node:
-        case ast.UnaryOp(op=ast.Not(), operand=part):
+        case ast.UnaryOp(ast.Not(), part):
             function = operator.not_
             parts = [truth(part)]
-        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
-            function = OPERATORS[type(op)]
+        case ast.BinOp(left, operation, right) | ast.Compare(left, [operation], [right]):
+            function = OPERATORS[type(operation).__name__]
             parts = [left, right]
-        case ast.Call(func=called, args=parts, keywords=keywords):
+        case ast.Call(called, parts, keywords):
             named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
             function = functools.partial(FUNCTIONS[ast.unparse(called)], **named)
         case _:

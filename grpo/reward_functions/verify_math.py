@@ -20,7 +20,7 @@ NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3
 MAX_DIGITS = 100  # characters of a number; exact arithmetic is slow beyond
 EXPRESSION = re.compile(r"[0-9+\-*/() \t\n]+")
 MAX_EXPRESSION = 300  # characters, so that its tree and its numbers are small
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+OPERATORS = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv}
 
 
 @reward(-3, 3, tags=TAGS)
@@ -183,7 +183,7 @@ def arithmetic(text):
     used = []
     try:
         value = value_of(syntax_tree(text.strip(), "eval"), used)
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, KeyError, ZeroDivisionError):
         return None, None
     return sorted(used), value
 
@@ -191,15 +191,15 @@ def arithmetic(text):
 def value_of(node, used):
     """The exact value of an expression's syntax tree; appends its integers to `used`."""
     match node:
-        case ast.Expression(body=body):
+        case ast.Expression(body):
             return value_of(body, used)
-        case ast.Constant(value=int() as x):
+        case ast.Constant(int() as x):
             used.append(x)
             return Fraction(x)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
+        case ast.UnaryOp(ast.USub(), operand):
             return -value_of(operand, used)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            operate = OPERATORS[type(op)]
+        case ast.BinOp(left, operation, right):
+            operate = OPERATORS[type(operation).__name__]  # KeyError for ** and //
             return operate(value_of(left, used), value_of(right, used))
     raise ValueError("no arithmetic")
 
