@@ -143,23 +143,23 @@ def check_settings(settings: dict, names: tuple) -> None:
     """Raises Mistake for reward_settings that no reward has, or, of our rewards, a value of another type than the
     default. A number must be below 10^12."""
     for key, value in settings.items():
-        takers = [name for name in names if key in REWARDS[name].settings]
+        takers = [REWARDS[name] for name in names if key in REWARDS[name].settings]
         if not takers:
             raise Mistake(f"reward_settings: {key!r} is not a setting (a parameter behind *) of {' or '.join(names)}; "
                           "correct the name")
-        for name in takers:
-            if not is_own_function(REWARDS[name].fn):
+        is_number = isinstance(value, (int, float)) and abs(value) < 1e12
+        for taker in takers:
+            if not is_own_function(taker.fn):
                 continue
-            default = REWARDS[name].parameters[key].default
+            default = taker.parameters[key].default
             kind = None
             if isinstance(default, str) and not isinstance(value, str):
                 kind = "a text"
-            is_number = isinstance(value, (int, float)) and abs(value) < 1e12
             if isinstance(default, (int, float)) and not is_number:
                 kind = "a number"
             if kind:
-                raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be {kind}, as its "
-                              f"default {shown(default)} is")
+                raise Mistake(f"reward_settings: {key}={shown(value)} must be {kind}, as its default {shown(default)} "
+                              "is")
 
 
 def success(config: Settings) -> str | None:

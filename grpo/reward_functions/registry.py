@@ -72,7 +72,7 @@ class Call(NamedTuple):
 REWARDS: dict[str, Reward] = {}
 ENVIRONMENTS = {}  # {name: class}, see grpo/environments.py
 OWN_MASKS = dict(data.MASKS)
-WITHOUT_NAME: dict[int, Reward] = {}  # {id of an object with __call__: its Reward}; the reward file names the object
+DECORATED: dict[int, Reward] = {}  # {id of a function or object with @reward: its Reward}
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
 # Metrics that the trainer adds to those of a step, and prefixes by which it tells metrics apart
 RESERVED = re.compile("step|lr|kl_beta|tokens_per_second|(eval|time|skipped)/.*")
@@ -108,10 +108,9 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None, tags=()):
                           f"{one_line(fn.__name__)}; name an object of it, as in brief = reward(0, 1)(Brief())")
         all_tags = [tags] if isinstance(tags, str) else tags
         new = Reward(fn, float(low), float(high), slow, check, tuple(all_tags), messages=False)
+        DECORATED[id(fn)] = new
         if hasattr(fn, "__name__"):
             add(one_line(fn.__name__), new)
-        else:
-            WITHOUT_NAME[id(fn)] = new
         return fn
 
     return register
@@ -165,10 +164,12 @@ def run_reward_file(path):
     with keep_torch_defaults():
         module = load_user_file(path)
     neighbours = [x for name, x in sys.modules.items() if name.startswith(f"{module.__name__}.")]
-    for file in [*neighbours, module]:  # the file comes last: its object replaces a neighbour's of the same name
+    # Objects get the names of their variables, and functions further names. The file comes last: of two objects of one
+    # name its own counts
+    for file in [*neighbours, module]:
         for name, x in vars(file).items():
-            if id(x) in WITHOUT_NAME:
-                add(name, WITHOUT_NAME[id(x)])
+            if id(x) in DECORATED and not is_own_function(x):
+                add(name, DECORATED[id(x)])
     added = []
     for table, old in zip(tables(), before, strict=True):
         new = {name: x for name, x in table.items() if x is not old.get(name)}
@@ -183,19 +184,14 @@ def tables():
 
 
 def register_functions(names, path):
-    """Loads reward_file. A function without @reward that the run names becomes a reward without a range. Another name
-    for a function with @reward is the same reward."""
+    """Loads reward_file. A function without @reward that the run names becomes a reward without a range."""
     import_rewards(names)
     functions = load_reward_file(path)
     for name in set(names) & set(functions):
         function = functions[name]
-        if str(function.__module__).startswith("grpo."):  # such as @environment
-            continue
-        new = Reward(function)
-        for known in REWARDS.values():
-            if known.fn is function:
-                new = known
-        add(name, new)
+        is_ours = str(function.__module__).startswith("grpo.")  # such as @environment
+        if id(function) not in DECORATED and not is_ours:
+            add(name, Reward(function))
 
 
 def check_records(name, records):

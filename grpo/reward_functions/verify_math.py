@@ -108,7 +108,7 @@ def math_working(prompts, completions, **columns):
         for part in re.split("[,;\n]", working_out):
             left, equals, right = part.partition("=")
             if end and equals:
-                _, value = arithmetic(left)
+                value = arithmetic(left)
                 count += 1
                 true += value is not None and value == number(right)
         scores.append(true / count if count else 0.0)
@@ -134,11 +134,14 @@ def countdown(prompts, completions, numbers, target, **columns):
     """
     scores = []
     for text, *task in zip(completions, numbers, target, strict=True):
+        given, aim = countdown_task(*task)
         block = solution(text)
         if block is None:
             block = text
         expression = block.partition("=")[0]
-        scores.append(float(arithmetic(expression) == countdown_task(*task)))
+        found = re.findall("[0-9]+", expression)
+        is_solved = arithmetic(expression) == aim and sorted(map(int, found)) == given
+        scores.append(float(is_solved))
     return scores
 
 
@@ -177,30 +180,27 @@ def number(text):
 
 
 def arithmetic(text):
-    """The integers of an expression, sorted, and its exact value; (None, None) if it is not one or is too long."""
+    """The exact value of an expression of integers, + - * / and parentheses; None if it is not one or is too long."""
     if len(text) > MAX_EXPRESSION or not EXPRESSION.fullmatch(text):
-        return None, None
-    used = []
+        return None
     try:
-        value = value_of(syntax_tree(text.strip(), "eval"), used)
+        return value_of(syntax_tree(text.strip(), "eval"))
     except (ValueError, KeyError, ZeroDivisionError):
-        return None, None
-    return sorted(used), value
+        return None
 
 
-def value_of(node, used):
-    """The exact value of an expression's syntax tree; appends its integers to `used`."""
+def value_of(node):
+    """The exact value of an expression's syntax tree."""
     match node:
         case ast.Expression(body):
-            return value_of(body, used)
+            return value_of(body)
         case ast.Constant(int() as x):
-            used.append(x)
             return Fraction(x)
         case ast.UnaryOp(ast.USub(), operand):
-            return -value_of(operand, used)
+            return -value_of(operand)
         case ast.BinOp(left, operation, right):
             operate = OPERATORS[type(operation).__name__]  # KeyError for ** and //
-            return operate(value_of(left, used), value_of(right, used))
+            return operate(value_of(left), value_of(right))
     raise ValueError("no arithmetic")
 
 
