@@ -35,8 +35,8 @@ class Rewards:
     reward: the weighted sum of the functions; NaN where a completion is left out (`total`)
     values: NaN where a function skipped a completion, or was late
 
-    judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it. grpo/build.py: make_rewards makes those
-    that give each token a credit (credit_window)
+    judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it
+    With a credit_window, make_rewards of grpo/build.py takes a subclass that gives each token a credit.
     """
 
     def __init__(self, config: Settings, judge: Any = None, reward_scorer: Any = None):
@@ -80,8 +80,8 @@ class Rewards:
         for name in names or self.names:
             slow = REWARDS[name].slow
             call = arguments(name, texts, settings if slow else known, self.fields)
-            score = self.workers.call if slow and self.workers else run_reward
-            numbers, logged = score(call)
+            run = self.workers.call if slow and self.workers else run_reward
+            numbers, logged = run(call)
             values[name] = torch.tensor(numbers)
             metrics = join([metrics, logged])
         return values, metrics
@@ -89,9 +89,9 @@ class Rewards:
     def total(self, values: dict, group_size: int) -> torch.Tensor:
         """(N,) the weighted sum of `values`, as `score` returns them. A function of weight 0 is only measured.
 
-        A function that skips a whole group does not apply to it. A completion that one skips while it scores others of
-        the group is left out: NaN, as where all functions skip. TRL adds up what is there; a completion would then
-        get less than its group because a call for it failed.
+        A function that skips a whole group does not apply to it. If a function skips a completion but scores others of
+        the group, the completion is left out: NaN, as where all functions skip. TRL adds up the other functions; the
+        completion would then get less than its group because a call for it failed.
         """
         weighted = []
         for name, weight in zip(self.names, self.weights, strict=True):
@@ -114,7 +114,7 @@ class Rewards:
         return correct.float().masked_fill(~x.isfinite(), torch.nan)
 
     def check(self, records: list) -> None:
-        """Raises Mistake with file and line of the first record that a reward cannot score."""
+        """Raises Mistake with file and line of a record that a reward cannot score."""
         self.fields = set().union(*records) - OF_CONSUMER
         for name in self.names:
             check_records(name, records)

@@ -164,11 +164,9 @@ def run_reward_file(path):
     with keep_torch_defaults():
         module = load_user_file(path)
     neighbours = [x for name, x in sys.modules.items() if name.startswith(f"{module.__name__}.")]
-    # Objects get the names of their variables, and functions further names. The file comes last: of two objects of one
-    # name its own counts
-    for file in [*neighbours, module]:
+    for file in [*neighbours, module]:  # the file comes last: of two objects of one name its own counts
         for name, x in vars(file).items():
-            if id(x) in DECORATED and not is_own_function(x):
+            if id(x) in DECORATED and not hasattr(x, "__name__"):
                 add(name, DECORATED[id(x)])
     added = []
     for table, old in zip(tables(), before, strict=True):
@@ -184,14 +182,14 @@ def tables():
 
 
 def register_functions(names, path):
-    """Loads reward_file. A function without @reward that the run names becomes a reward without a range."""
+    """Loads reward_file. A function without @reward that the run names becomes a reward without a range. Another name
+    for a function with @reward is the same reward."""
     import_rewards(names)
     functions = load_reward_file(path)
     for name in set(names) & set(functions):
         function = functions[name]
-        is_ours = str(function.__module__).startswith("grpo.")  # such as @environment
-        if id(function) not in DECORATED and not is_ours:
-            add(name, Reward(function))
+        if not str(function.__module__).startswith("grpo."):  # such as @environment
+            add(name, DECORATED.get(id(function)) or Reward(function))
 
 
 def check_records(name, records):
