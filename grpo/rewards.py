@@ -35,20 +35,22 @@ class Rewards:
     reward: the weighted sum of the functions; NaN where a completion is left out (`total`)
     values: NaN where a function skipped a completion, or was late
 
-    judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it. grpo/build.py: make_rewards makes those
-    that give each token a credit (credit_window)
+    judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it
+    With a credit_window, make_rewards of grpo/build.py takes a subclass that gives each token a credit.
     """
 
     def __init__(self, config: Settings, judge: Any = None, reward_scorer: Any = None):
-        self.names = config.reward_names
-        register_functions(self.names, config.reward_file)
-        self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
-        check_settings(config, self.names, self.models)
         self.config = config
+        self.names = config.reward_names
         self.weights = config.reward_weights or (1.0,) * len(self.names)
-        self.success = success(config, self.names)
+        self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
         self.fields = set()  # of the records, once `check` has seen them
         self.state = SimpleNamespace(global_step=0, max_steps=config.max_iters)  # as in transformers' TrainerState
+        register_functions(self.names, config.reward_file)
+        for name in self.names:
+            check_reward(name, config.reward_file, self.models)
+        check_settings(config.reward_settings or {}, self.names)
+        self.success = success(config)
         self.workers = None
         if config.reward_workers and any(REWARDS[name].slow for name in self.names):
             from grpo.reward_functions.workers import Workers
@@ -56,12 +58,14 @@ class Rewards:
 
     @torch.no_grad()
     def __call__(self, rollouts: Rollouts) -> Scored:
-        device, G = rollouts.target.device, rollouts.group_size
-        if not self.names:  # the teacher alone teaches
+        device = rollouts.target.device
+        G = rollouts.group_size
+        if not self.names:  # a teacher without rewards
             return Scored(torch.zeros(rollouts.problems, G, device=device))
         values, metrics = self.score(rollouts.texts, G)
         values = {name: x.to(device, non_blocking=True) for name, x in values.items()}  # (N,) each
-        return Scored(self.total(values, G).view(-1, G), values=values, metrics=metrics)
+        total = self.total(values, G).view(-1, G)                                    # (P, G)
+        return Scored(total, values=values, metrics=metrics)
 
     def score(self, texts: Texts, group_size: int, names: Sequence[str] | None = None) -> tuple[dict, dict]:
         """({name: (N,) float32 on the CPU}, {metric: (sum, count)}). A value is NaN where the function skipped the
@@ -70,25 +74,29 @@ class Rewards:
         texts: a Texts with consecutive groups; names: the functions to call; None: all of the run
         """
         register_functions(self.names, self.config.reward_file)  # another run of this process may have others
-        values, metrics = {}, {}
         settings = vars(self.config) | (self.config.reward_settings or {}) | {"trainer_state": self.state}
         known = settings | self.models | {"group_size": group_size, "texts": texts}
+        values, metrics = {}, {}
         for name in names or self.names:
             slow = REWARDS[name].slow
             call = arguments(name, texts, settings if slow else known, self.fields)
-            numbers, own = self.workers.call(call) if self.workers and slow else run_reward(call)
+            run = self.workers.call if slow and self.workers else run_reward
+            numbers, logged = run(call)
             values[name] = torch.tensor(numbers)
-            metrics = join([metrics, own])
+            metrics = join([metrics, logged])
         return values, metrics
 
     def total(self, values: dict, group_size: int) -> torch.Tensor:
         """(N,) the weighted sum of `values`, as `score` returns them. A function of weight 0 is only measured.
 
-        A function that skips a whole group does not apply to it. A completion that one skips while it scores others of
-        the group is left out: NaN, as where all functions skip. TRL adds up what is there; a completion would then
-        get less than its group because a call for it failed.
+        A function that skips a whole group does not apply to it. If a function skips a completion but scores others of
+        the group, the completion is left out: NaN, as where all functions skip. TRL adds up the other functions; the
+        completion would then get less than its group because a call for it failed.
         """
-        weighted = [w * values[name] for name, w in zip(self.names, self.weights, strict=True) if w]
+        weighted = []
+        for name, weight in zip(self.names, self.weights, strict=True):
+            if weight != 0:
+                weighted.append(weight * values[name])
         if not weighted:
             return torch.zeros_like(values[self.names[0]])
         stacked = torch.stack(weighted).unflatten(1, (-1, group_size))               # (R, P, G)
@@ -102,10 +110,11 @@ class Rewards:
     def right(self, values: dict) -> torch.Tensor:
         """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it is not finite."""
         x = values[self.success]
-        return (x >= REWARDS[self.success].high - 1e-6).float().masked_fill(~x.isfinite(), torch.nan)
+        correct = x >= REWARDS[self.success].high - 1e-6
+        return correct.float().masked_fill(~x.isfinite(), torch.nan)
 
     def check(self, records: list) -> None:
-        """Raises Mistake with file and line of the first record that a reward cannot score."""
+        """Raises Mistake with file and line of a record that a reward cannot score."""
         self.fields = set().union(*records) - OF_CONSUMER
         for name in self.names:
             check_records(name, records)
@@ -116,50 +125,61 @@ class Rewards:
             self.workers.close()
 
 
-def check_settings(config: Settings, names: tuple, models: dict) -> None:
-    """Raises Mistake for a reward that is unknown or lacks its model, and for wrong reward_settings.
-    models: {parameter: model}"""
-    for name in names:
-        if name not in REWARDS:
-            file = config.reward_file or "reward_file=FILE.py"
-            near = difflib.get_close_matches(name, [*REWARDS, *load_reward_file(config.reward_file)], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(REWARDS))}"
-            raise Mistake(f"reward_functions: {name!r} is no reward ({hint}); correct the name or define it in {file}")
-        for parameter, key in MODELS.items():
-            if parameter in REWARDS[name].settings and models[parameter] is None:
-                raise Mistake(f"reward {name} needs {key}; name a model, or set other reward_functions")
-    for key, value in (config.reward_settings or {}).items():
-        takers = [name for name in names if key in REWARDS[name].settings]
+def check_reward(name: str, file: str | None, models: dict) -> None:
+    """Raises Mistake for a reward that is unknown or lacks its model. file: reward_file; models: {parameter: model}"""
+    if name not in REWARDS:
+        hint = f"there are {', '.join(sorted(REWARDS))}"
+        near = difflib.get_close_matches(name, [*REWARDS, *load_reward_file(file)], n=1)
+        if near:
+            hint = f"did you mean {near[0]}?"
+        raise Mistake(f"reward_functions: {name!r} is no reward ({hint}); correct the name or define it in "
+                      f"{file or 'reward_file=FILE.py'}")
+    for parameter, key in MODELS.items():
+        if parameter in REWARDS[name].settings and models[parameter] is None:
+            raise Mistake(f"reward {name} needs {key}; name a model, or set other reward_functions")
+
+
+def check_settings(settings: dict, names: tuple) -> None:
+    """Raises Mistake for reward_settings that no reward has, or, of our rewards, a value of another type than the
+    default. A number must be below 10^12."""
+    for key, value in settings.items():
+        takers = [REWARDS[name] for name in names if key in REWARDS[name].settings]
         if not takers:
             raise Mistake(f"reward_settings: {key!r} is not a setting (a parameter behind *) of {' or '.join(names)}; "
                           "correct the name")
-        for name in takers:
-            default = REWARDS[name].parameters[key].default
-            if is_own_function(REWARDS[name].fn) and not is_alike(value, default):
-                kind = "a text" if isinstance(default, str) else "a number"
-                raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be {kind}, as its "
-                              f"default {shown(default)} is")
+        is_number = isinstance(value, (int, float)) and abs(value) < 1e12
+        for taker in takers:
+            if not is_own_function(taker.fn):
+                continue
+            default = taker.parameters[key].default
+            kind = None
+            if isinstance(default, str) and not isinstance(value, str):
+                kind = "a text"
+            if isinstance(default, (int, float)) and not is_number:
+                kind = "a number"
+            if kind:
+                raise Mistake(f"reward_settings: {key}={shown(value)} must be {kind}, as its default {shown(default)} "
+                              "is")
 
 
-def is_alike(value: Any, default: Any) -> bool:
-    """True for a value that can take the place of a default: a number below 10^12 of a number, a text of a text."""
-    if isinstance(default, (int, float)) and not isinstance(default, bool):
-        return isinstance(value, (int, float)) and abs(value) < 1e12
-    return isinstance(value, str) or not isinstance(default, str)
-
-
-def success(config: Settings, names: tuple) -> str | None:
+def success(config: Settings) -> str | None:
     """The reward whose highest value means that a completion is correct; None if there is none."""
-    usable = [n for n in names if not MODELS.keys() & REWARDS[n].settings and math.isfinite(REWARDS[n].high)]
-    usual = names[0] if config.reward_functions else PRESET_SUCCESS.get(config.task_type)
-    name = config.success_reward or usual
+    names = config.reward_names
+    without_model = [name for name in names if REWARDS[name].settings.isdisjoint(MODELS)]
+    usable = [name for name in without_model if math.isfinite(REWARDS[name].high)]
+    name = PRESET_SUCCESS.get(config.task_type)
+    if config.reward_functions:
+        name = names[0]
+    needed_by = None
+    if config.train_pass_k > 1:
+        needed_by = f"train_pass_k={config.train_pass_k}"
+    if config.success_reward is not None:
+        name = config.success_reward
+        needed_by = f"success_reward={config.success_reward!r}"
     if name in usable:
         return name
-    if config.success_reward is not None or config.train_pass_k > 1:
-        asked = f"train_pass_k={config.train_pass_k}"
-        if config.success_reward is not None:
-            asked = f"success_reward={config.success_reward!r}"
-        raise Mistake(f"{asked} needs a reward of this run that has a highest value "
+    if needed_by:
+        raise Mistake(f"{needed_by} needs a reward of this run that has a highest value "
                       f"({', '.join(usable) or 'there is none'}); set success_reward to one, or leave it out")
     return None
 
@@ -169,8 +189,10 @@ def main(argv: list[str]) -> None:
     if argv:
         raise UsageError(f"{argv[0]}: there are no options")
     import_rewards()
-    for name, r in REWARDS.items():
-        print(f"{name:<18}{r.range}".ljust(34) + (inspect.getdoc(r.fn) or "").split("\n")[0])
+    for name, function in REWARDS.items():
+        docstring = inspect.getdoc(function.fn) or ""  # python -OO has none
+        summary = docstring.partition("\n")[0]
+        print(f"{name:<18}{function.range:<16}{summary}")
     print("\npresets (task_type)")
     for name, names in PRESETS.items():
         print(f"{name:<18}{', '.join(names)}")

@@ -162,7 +162,7 @@ FAULTS = [
     ("the console is not the first file", "core/run.py", 'logger.write_console(f"{now()}: a run begins")', "pass",
      "tests/runs/test_starts_and_ends.py"),
     ("an own number beside the answer counts", "grpo/reward_functions/verify_math.py",
-     "return sorted(used), value", "return sorted(set(used)), value",
+     "sorted(map(int, found)) == given", "sorted(set(map(int, found))) == sorted(set(given))",
      "tests/rooms/test_math_rewards.py"),
 ]
 

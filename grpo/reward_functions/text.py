@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import defaultdict
 from xml.etree import ElementTree
 
 import numpy as np
@@ -11,8 +12,9 @@ from core.errors import Mistake
 from core.records import answer_texts
 from grpo.reward_functions.registry import check_answer, reward
 
-FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # the last may be open
+FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # the last one may be open
 SEARCH_SECONDS = 1.0  # CPU time of one search
+STRICT_JSON = json.JSONDecoder(parse_constant=int)  # int refuses NaN and Infinity
 
 
 @reward(-1, 1)
@@ -21,23 +23,35 @@ def length_penalty(prompts, completions, *, length_min=20, length_max=500, **col
     if length_min >= length_max:
         raise Mistake(f"length_min={length_min} must be below length_max={length_max}; set reward_settings")
     middle = (length_min + length_max) / 2
-    shares = [abs(len(text) - middle) / (length_max - middle) for text in completions]  # of the way to an end
-    return [1 - share if share <= 1 else -1.0 for share in shares]
+    scores = []
+    for text in completions:
+        share = abs(len(text) - middle) / (length_max - middle)  # of the way from the middle to an end
+        scores.append(1 - share if share <= 1 else -1.0)
+    return scores
 
 
 @reward(0, 1, check=check_answer)
 def exact_match(prompts, completions, answer, **columns):
     """1 if the completion is the record's `answer`, or one of a list, white space around both aside; else 0."""
-    right = [{truth.strip() for truth in answer_texts(own)} for own in answer]
-    return [float(text.strip() in truths) for text, truths in zip(completions, right, strict=True)]
+    scores = []
+    for text, own in zip(completions, answer, strict=True):
+        scores.append(float(text.strip() in stripped_texts(own)))
+    return scores
 
 
 @reward(0, 1, check=check_answer)
 def contains(prompts, completions, answer, **columns):
     """1 if the record's `answer`, or one of a list, is somewhere in the completion, else 0; nothing contains an empty
     answer."""
-    right = [{truth.strip() for truth in answer_texts(own)} - {""} for own in answer]
-    return [float(any(truth in text for truth in truths)) for text, truths in zip(completions, right, strict=True)]
+    scores = []
+    for text, own in zip(completions, answer, strict=True):
+        scores.append(float(any(truth in text for truth in stripped_texts(own) if truth)))
+    return scores
+
+
+def stripped_texts(answer):
+    """The texts of a record's answer without white space around them."""
+    return [truth.strip() for truth in answer_texts(answer)]
 
 
 def check_pattern(pattern, **columns):
@@ -51,20 +65,20 @@ def check_pattern(pattern, **columns):
 @reward(0, 1, check=check_pattern)
 def regex(prompts, completions, pattern, **columns):
     """1 if the record's `pattern` is found anywhere in the completion, else 0; None if the search takes too long."""
-    return [found(expression, text) for expression, text in zip(pattern, completions, strict=True)]
-
-
-def found(expression, text):
-    try:
-        return float(timed_re.search(expression, text, timeout=SEARCH_SECONDS) is not None)
-    except (TimeoutError, MemoryError):
-        return None
+    scores = []
+    for text, expression in zip(completions, pattern, strict=True):
+        try:
+            found = timed_re.search(expression, text, timeout=SEARCH_SECONDS)
+            scores.append(float(found is not None))
+        except (TimeoutError, MemoryError):
+            scores.append(None)
+    return scores
 
 
 @reward(0, 1)
 def json_valid(prompts, completions, **columns):
     """1 if the completion, or its only fenced block, is JSON (NaN and Infinity are not); else 0."""
-    return [is_read(text, json.loads, parse_constant=int) for text in completions]  # int refuses these constants
+    return [is_read(text, STRICT_JSON.decode) for text in completions]
 
 
 @reward(0, 1)
@@ -76,8 +90,11 @@ def xml_valid(prompts, completions, **columns):
 @reward(-1, 0)
 def repetition(prompts, completions, **columns):
     """Minus the share of word 4-grams that repeat an earlier one: 0 without repeats, towards -1 in a loop."""
-    grams = [word_grams(text, 4) for text in completions]
-    return [len(set(own)) / len(own) - 1 if own else 0.0 for own in grams]
+    scores = []
+    for text in completions:
+        found = grams(text.split(), 4)
+        scores.append(len(set(found)) / len(found) - 1 if found else 0.0)
+    return scores
 
 
 @reward(0, 1)
@@ -88,52 +105,60 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
     """
     scores = []
     for start in range(0, len(completions), group_size):
-        group = completions[start:start + group_size]
-        for row in distances(group):
-            scores.append(sum(row) / max(len(group) - 1, 1))
+        rows = distances(completions[start : start + group_size])
+        rest = max(len(rows) - 1, 1)
+        scores += [sum(row) / rest for row in rows]
     return scores
 
 
 def distances(texts):
-    """1 - Jaccard of the 3-grams of each pair of texts, as rows; of a text to itself it is 0. What a pair shares is
-    counted 3-gram by 3-gram, because sets of each pair take seconds in a group of hundreds."""
-    having = {}  # {3-gram: the texts that have it}
+    """1 - Jaccard of the 3-grams of each pair of texts, as rows; of a text to itself it is 0. The 3-grams that a pair
+    shares are counted for all pairs at once, because sets of each pair take seconds in a group of hundreds."""
+    texts_with = defaultdict(list)  # {3-gram: the texts that have it}
     for i, text in enumerate(texts):
         for gram in three_grams(text):
-            having.setdefault(gram, []).append(i)
+            texts_with[gram].append(i)
     shared = np.zeros((len(texts), len(texts)))
-    for i in having.values():
+    for i in texts_with.values():
         shared[np.ix_(i, i)] += 1
-    count = shared.diagonal()
-    return (1 - shared / (count[:, None] + count - shared)).tolist()
+    count = shared.diagonal()                    # of each text's own
+    either = count[:, None] + count - shared     # that one of the two has
+    return (1 - shared / either).tolist()
 
 
 @reward(0, 1)
 def environment(completions, environment_reward=None, **columns):
-    """The sum of what the environment gave for the turns; 1 is a success."""
+    """The sum of the environment's rewards for the turns; 1 is a success."""
     return environment_reward or [0.0] * len(completions)
 
 
-def is_read(text, parser, **options):
+def is_read(text, parse):
     """1.0 if a parser reads the only fenced block of a text, or the text itself; else 0.0."""
     blocks = FENCE.findall(text)
+    if len(blocks) == 1:
+        text, = blocks
     try:
-        parser(blocks[0].strip() if len(blocks) == 1 else text.strip(), **options)
+        parse(text.strip())
     except (ValueError, RecursionError, ElementTree.ParseError):
         return 0.0
     return 1.0
 
 
 def read_xml(text):
-    with_entities = "<!DOCTYPE" in text or "<!ENTITY" in text  # a few nested ones expand to gigabytes
-    ElementTree.fromstring("" if with_entities else text)
-
-
-def word_grams(text, n):
-    words = text.split()
-    return [tuple(words[i:i + n]) for i in range(len(words) - n + 1)]
+    """Reads a text as XML. Raises ValueError for a DTD: a few nested entities expand to gigabytes."""
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise ValueError("a DTD")
+    ElementTree.fromstring(text)
 
 
 def three_grams(text):
     """The set of word 3-grams, or of character 3-grams, or of the text itself if it is even shorter."""
-    return set(word_grams(text, 3)) or {text[i:i + 3] for i in range(max(len(text) - 2, 1))}
+    found = grams(text.split(), 3)
+    if not found:
+        found = grams(text, 3)
+    return set(found) or {text}
+
+
+def grams(items, n):
+    """The n-grams of words or characters, in order."""
+    return [tuple(items[i : i + n]) for i in range(len(items) - n + 1)]

@@ -20,13 +20,16 @@ from grpo.reward_functions.verify_math import syntax_tree
 from grpo.sandbox.run import run_tests
 
 MAX_CODE = 100_000  # characters; longer code is not parsed
-# Applied to an answer in this process. None takes long or makes a value much larger
-OPERATORS = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
-             ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.In: lambda x, values: x in values,
-             ast.NotIn: lambda x, values: x not in values, ast.Add: operator.add, ast.Sub: operator.sub,
-             ast.Div: operator.truediv}
+# The operators and functions that are applied to an answer, in this process. None takes long or makes a value much
+# larger, so ** and * are not among them
+OPERATORS = {
+    "Eq": operator.eq, "NotEq": operator.ne, "Is": operator.is_,
+    "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
+    "In": lambda x, values: x in values, "NotIn": lambda x, values: x not in values,
+    "Add": operator.add, "Sub": operator.sub, "Div": operator.truediv}
 FUNCTIONS = {function.__name__: function for function in (abs, bool, float, list, set, sorted, tuple)}
-FUNCTIONS |= {"<math>.fabs": math.fabs, "<math>.isclose": math.isclose}
+FUNCTIONS["<math>.fabs"] = math.fabs
+FUNCTIONS["<math>.isclose"] = math.isclose
 ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)  # of other forms, and answers
 
 
@@ -35,25 +38,33 @@ def code_correctness(prompts, completions, **columns):
     """+1 if the code parses, +0.5 if it is indented by 4s, +0.5 if it says def, class, import or return; 0 if empty."""
     scores = []
     for code in map(extract_code, completions):
-        indents = [re.match(r"[ \t]*", line).group() for line in code.splitlines() if line.strip()]
-        by_four = any(indents) and all("\t" not in indent and len(indent) % 4 == 0 for indent in indents)
-        has_keyword = re.search(r"\b(def|class|import|return)\b", code) is not None
-        parses = code.strip() != "" and len(code) <= MAX_CODE and syntax_tree(code, "exec") is not None
-        scores.append(1.0 * parses + 0.5 * by_four + 0.5 * has_keyword)
+        score = 0.0
+        if code.strip() and len(code) <= MAX_CODE and syntax_tree(code, "exec"):
+            score += 1
+        lines = filter(str.strip, code.splitlines())
+        indents = [re.match(r"[ \t]*", line)[0] for line in lines]
+        if any(indents) and all(re.fullmatch("(    )*", indent) for indent in indents):
+            score += 0.5
+        if re.search(r"\b(def|class|import|return)\b", code):
+            score += 0.5
+        scores.append(score)
     return scores
 
 
 def read_tests(tests, **columns):
     """The tests of a record as Claims, a text, or a list of inputs and outputs. Raises Mistake for another form."""
-    match tests:
-        case [*_] if all(isinstance(x, dict) for x in tests):
-            texts = [x.get(key) for x in tests for key in ("input", "output")]
-            if all(isinstance(text, str) for text in texts) and "".join(texts[1::2]).strip():
-                return tests
-        case [*_] if all(isinstance(x, str) for x in tests):
-            tests = "\n".join(tests)
-    if isinstance(tests, str) and tests.strip() and syntax_tree(tests.encode(errors="surrogatepass"), "exec"):
-        return cut(tests) or tests
+    kinds = {type(test) for test in tests} if isinstance(tests, list) else set()
+    if kinds == {dict}:
+        inputs = [test.get("input") for test in tests]
+        outputs = [test.get("output") for test in tests]
+        if all(isinstance(text, str) for text in inputs + outputs) and "".join(outputs).strip():
+            return tests
+    if kinds == {str}:
+        tests = "\n".join(tests)
+    if isinstance(tests, str) and tests.strip():
+        data = tests.encode(errors="surrogatepass")  # half a surrogate pair is no Python
+        if syntax_tree(data, "exec"):
+            return cut(tests) or tests
     raise Mistake(f"reward code_execution: tests={tests!r:.200} of a record must be Python code, as a text or a "
                   "list of texts, or a list of {'input': text, 'output': text}, and not blank")
 
@@ -69,10 +80,13 @@ def code_execution(prompts, completions, tests, preamble=None, *, sandbox_second
     """
     scores = []
     for text, given, before in zip(completions, tests, preamble or [None] * len(tests), strict=True):
-        code, judged = extract_code(text), read_tests(given)
-        if before and code.strip():
-            code = f"{before}\n{code}"
-        verdict = run_tests(code, judged, sandbox_seconds, sandbox_megabytes, sandbox) if code.strip() else "failed"
+        code = extract_code(text)
+        judged = read_tests(given)
+        verdict = "failed"
+        if code.strip():
+            if before:
+                code = f"{before}\n{code}"
+            verdict = run_tests(code, judged, sandbox_seconds, sandbox_megabytes, sandbox)
         scores.append(None if verdict == "skipped" else float(verdict == "passed"))
         for name in ("killed", "failed", "skipped"):
             log_metric(f"code_{name}", verdict == name)
@@ -87,102 +101,114 @@ def extract_code(text):
 
 
 class Claims(NamedTuple):
-    """Asserts, split into questions to the process that runs the code, and claims on its answers."""
+    """Asserts, split into questions to the process that runs the code, and claims about its answers."""
     questions: tuple  # expressions that call the code
-    claims: tuple     # for each a function: its value -> whether the test holds
+    claims: tuple     # a function for each: answer -> True if the assert holds
 
     def hold(self, answers):
         """True if all claims hold for the answers, Python literals as texts; False if one cannot be read."""
         try:
-            return all(claim(ast.literal_eval(syntax_tree(text, "eval")))
-                       for claim, text in zip(self.claims, answers, strict=True))
+            for claim, text in zip(self.claims, answers, strict=True):
+                if not claim(ast.literal_eval(syntax_tree(text, "eval"))):
+                    return False
         except ERRORS:
             return False
+        return True
 
 
 @functools.lru_cache(maxsize=1000)
 def cut(tests):
-    """The Claims of tests in Python, or None if they have more than: asserts with one call of the code's functions,
-    imports, names for literals, `def check(candidate):` with such a body, and `check(f)`."""
+    """The Claims of tests in Python, or None if the tests contain more than: asserts with one call of the code's
+    functions, imports, names for literals, `def check(candidate):` with such a body, and `check(f)`."""
     tree = syntax_tree(tests.encode(), "exec")
     if tree is None:
         return None
-    found = []
     try:
-        collect(tree.body, {}, {}, found)
+        found = split(tree.body, {})
     except ERRORS:
         return None
     return Claims(*zip(*found, strict=True)) if found else None
 
 
-def collect(statements, names, functions, found):
-    """Appends a (question, claim) for each assert. Raises one of ERRORS for a statement of another form.
-    names: {name: its node}, for an import a name in <>; functions: {name: (its parameter, its body)}"""
+def split(statements, names):
+    """The (question, claim) of each assert. Raises one of ERRORS for a statement of another form.
+    names: {name: the node that replaces it}; an import is replaced by its name in <>, which no test can write"""
+    found = []
+    functions = {}  # {name: (its parameter, its body)}
     for statement in statements:
         match statement:
-            case ast.Assert(test=ast.Constant(value=True)) | ast.Expr(value=ast.Constant()) | ast.Pass():
+            case ast.Assert(ast.Constant(True)) | ast.Expr(ast.Constant()) | ast.Pass():
                 pass
-            case ast.Assert(test=test):
-                asked = []
-                claim = reader(truth(Named(names).visit(copy.deepcopy(test))), asked)
-                question, = asked
+            case ast.Assert(test):
+                test = Named(names).visit(copy.deepcopy(test))  # a copy: `check` is read again for its next call
+                questions = []
+                claim = compiled(truth(test), questions)
+                question, = questions  # ValueError unless there is exactly one
                 found.append((question, claim))
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            case ast.Assign([ast.Name(name)], value):
                 ast.literal_eval(value)
                 names[name] = value
-            case ast.Import(names=modules):
-                for part in modules:
-                    name = part.asname or part.name
-                    names[name.split(".")[0]] = ast.Name(f"<{part.name}>")
-            case ast.FunctionDef(name, ast.arguments(args=[ast.arg(parameter)]), body, decorator_list=[]):
+            case ast.Import(modules):
+                for module in modules:
+                    name = module.asname or module.name.partition(".")[0]
+                    names[name] = ast.Name(f"<{module.name}>")
+            case ast.FunctionDef(name, ast.arguments(args=[ast.arg(parameter)]), body, []):
                 names[name] = ast.Name("<function>")
                 functions[name] = parameter, body
-            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[ast.Name() as given], keywords=[])):
+            case ast.Expr(ast.Call(ast.Name(name), [ast.Name() as candidate], [])):
                 parameter, body = functions[name]
-                collect(body, names | {parameter: given}, {}, found)
+                found += split(body, names | {parameter: candidate})
             case _:
                 raise ValueError
+    return found
 
 
 class Named(ast.NodeTransformer):
     """Replaces names by their nodes."""
 
     def __init__(self, names):
-        self.visit_Name = lambda node: names.get(node.id, node)
+        self.names = names
+
+    def visit_Name(self, node):
+        return self.names.get(node.id, node)
 
 
 def truth(node):
-    """The node of bool(...)."""
+    """The node of bool(...). The child computes it of a bare call: the value itself may have no literal."""
     return ast.Call(ast.Name("bool"), [node], [])
 
 
-def reader(node, asked):
-    """A function: answer -> value of a part of a test. Appends the part's questions to `asked`."""
+def compiled(node, questions):
+    """A part of a test as a function: answer -> value. Appends the part's questions to `questions`."""
     if is_question(node):
-        asked.append(ast.unparse(node))
+        questions.append(ast.unparse(node))
         return lambda answer: answer
     match node:
-        case ast.UnaryOp(op=ast.Not(), operand=part):
-            function, parts = operator.not_, [truth(part)]
-        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
-            function, parts = OPERATORS[type(op)], [left, right]
-        case ast.Call(func=called, args=parts, keywords=keywords):
+        case ast.UnaryOp(ast.Not(), part):
+            function = operator.not_
+            parts = [truth(part)]
+        case ast.BinOp(left, operation, right) | ast.Compare(left, [operation], [right]):
+            function = OPERATORS[type(operation).__name__]
+            parts = [left, right]
+        case ast.Call(called, parts, keywords):
             named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
             function = functools.partial(FUNCTIONS[ast.unparse(called)], **named)
         case _:
             value = ast.literal_eval(node)
             return lambda answer: value
-    readers = [reader(part, asked) for part in parts]
-    return lambda answer: function(*(read(answer) for read in readers))
+    functions = [compiled(part, questions) for part in parts]
+    return lambda answer: function(*(part(answer) for part in functions))
 
 
 def is_question(node):
     """True if a node calls a function of the code, perhaps inside a builtin, as list(f(2))."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False
-    variables = ast.Lambda, ast.comprehension, ast.NamedExpr
-    if any(isinstance(part, variables) or getattr(part, "id", "").startswith("<") for part in ast.walk(node)):
-        return False
-    if hasattr(builtins, node.func.id):
+    for part in ast.walk(node):
+        if isinstance(part, (ast.Lambda, ast.comprehension, ast.NamedExpr)):
+            return False  # a variable of its own may have the name of one that was replaced
+        if isinstance(part, ast.Name) and part.id.startswith("<"):
+            return False  # the child has no imports of the tests
+    if node.func.id in vars(builtins):
         return bool(node.args) and is_question(node.args[0])
     return True

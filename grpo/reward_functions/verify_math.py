@@ -20,7 +20,7 @@ NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3
 MAX_DIGITS = 100  # characters of a number; exact arithmetic is slow beyond
 EXPRESSION = re.compile(r"[0-9+\-*/() \t\n]+")
 MAX_EXPRESSION = 300  # characters, so that its tree and its numbers are small
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+OPERATORS = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Div": operator.truediv}
 
 
 @reward(-3, 3, tags=TAGS)
@@ -31,10 +31,12 @@ def math_format(prompts, completions, **columns):
     """
     scores = []
     for text in completions:
-        pieces = re.split(f"({END}|{OPEN}|{CLOSE})", text)
+        pieces = re.split(f"({END}|{OPEN}|{CLOSE})", text)  # texts and tags in turns
         filled = [piece.strip() != "" for piece in pieces[::2]]
-        is_whole = pieces[1::2] == TAGS and filled == [True, False, True, False]
-        scores.append(3.0 if is_whole else sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS))
+        if pieces[1::2] == TAGS and filled == [True, False, True, False]:
+            scores.append(3.0)
+        else:
+            scores.append(sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS))
     return scores
 
 
@@ -46,8 +48,11 @@ def math_answer(prompts, completions, answer, **columns):
     |answer|, the limits included. If the answer is not a number, only the texts are compared. Of a list the best
     counts.
     """
-    return [max(score_answer(solution(text), truth) for truth in answer_texts(own))
-            for text, own in zip(completions, answer, strict=True)]
+    scores = []
+    for text, own in zip(completions, answer, strict=True):
+        block = solution(text)
+        scores.append(max(score_answer(block, truth) for truth in answer_texts(own)))
+    return scores
 
 
 @reward(-2.5, 3.5, check=check_answer, tags=TAGS[1:])
@@ -56,10 +61,13 @@ def math_number(prompts, completions, answer, **columns):
     no block."""
     scores = []
     for text, own in zip(completions, answer, strict=True):
-        found = NUMBER.search((solution(text) or "").replace(",", ""))
-        guess = number(found.group()) if found else None
-        right = 3.5 if guess in map(number, answer_texts(own)) else -1.5
-        scores.append(-2.5 if guess is None else right)
+        block = solution(text) or ""
+        found = NUMBER.search(block.replace(",", ""))
+        guess = number(found[0]) if found else None
+        if guess is None:
+            scores.append(-2.5)
+        else:
+            scores.append(3.5 if guess in map(number, answer_texts(own)) else -1.5)
     return scores
 
 
@@ -77,12 +85,15 @@ def math_verify(prompts, completions, answer, *, log_metric, **columns):
     for text, own in zip(completions, answer, strict=True):
         expected = []
         for truth in answer_texts(own):
-            is_bare = "$" not in truth and "\\boxed" not in truth
-            expected.append(package.parse(f"\\boxed{{{truth}}}" if is_bare else truth))
-        expected = list(filter(None, expected))
+            if "$" not in truth and "\\boxed" not in truth:  # a bare formula
+                truth = f"\\boxed{{{truth}}}"
+            parsed = package.parse(truth)
+            if parsed:
+                expected.append(parsed)
         log_metric("unread_answers", not expected)
         found = package.parse(text)
-        scores.append(float(any(package.verify(each, found) for each in expected)) if expected else None)
+        score = float(any(package.verify(each, found) for each in expected))
+        scores.append(score if expected else None)
     return scores
 
 
@@ -92,17 +103,23 @@ def math_working(prompts, completions, **columns):
     scores = []
     for text in completions:
         working_out, end, _ = text.partition(END)
-        parts = re.split("[,;\n]", working_out.partition(">")[2])
-        sides = [part.split("=", 1) for part in parts if "=" in part]
-        values = [(arithmetic(left)[1], number(right)) for left, right in sides]
-        true = sum(value is not None and value == expected for value, expected in values)
-        scores.append(true / len(values) if values and end else 0.0)
+        working_out = working_out.partition(">")[2]  # behind <start_working_out>
+        true, count = 0, 0
+        for part in re.split("[,;\n]", working_out):
+            left, equals, right = part.partition("=")
+            if end and equals:
+                value = arithmetic(left)
+                count += 1
+                true += value is not None and value == number(right)
+        scores.append(true / count if count else 0.0)
     return scores
 
 
 def countdown_task(numbers, target, **columns):
     """(sorted numbers, target) of a countdown record, exact. Raises Mistake if they are not numbers."""
-    exact = [number(str(x)) for x in (*numbers, target)] if isinstance(numbers, (list, tuple)) else [None]
+    exact = [None]
+    if isinstance(numbers, (list, tuple)):
+        exact = [number(str(x)) for x in (*numbers, target)]
     if None in exact:
         raise Mistake(f"reward countdown: numbers={numbers!r:.100} and target={target!r:.100} of a record must be "
                       f"a list of numbers and a number, of at most {MAX_DIGITS} characters each")
@@ -117,9 +134,14 @@ def countdown(prompts, completions, numbers, target, **columns):
     """
     scores = []
     for text, *task in zip(completions, numbers, target, strict=True):
+        given, aim = countdown_task(*task)
         block = solution(text)
-        expression = (text if block is None else block).partition("=")[0]
-        scores.append(float(arithmetic(expression) == countdown_task(*task)))
+        if block is None:
+            block = text
+        expression = block.partition("=")[0]
+        found = re.findall("[0-9]+", expression)
+        is_solved = arithmetic(expression) == aim and sorted(map(int, found)) == given
+        scores.append(float(is_solved))
     return scores
 
 
@@ -130,13 +152,19 @@ def solution(text):
 
 
 def score_answer(block, answer):
+    """The value of math_answer for a SOLUTION block, or None, against one answer."""
     if block is None:
         return -2.0
+    if block == answer:
+        return 5.0
     if block.strip() == answer.strip():
-        return 5.0 if block == answer else 3.5
-    guess, truth = number(block), number(answer)
-    if guess is None or truth is None:
-        return -4.5 if guess is None else -2.5
+        return 3.5
+    guess = number(block)
+    if guess is None:
+        return -4.5
+    truth = number(answer)
+    if truth is None:
+        return -2.5
     off = abs(guess - truth)
     if off <= abs(truth) / 10:
         return 2.0
@@ -146,33 +174,33 @@ def score_answer(block, answer):
 def number(text):
     """The exact value of a text that is a finite number, commas and outer white space aside, or None."""
     text = text.replace(",", "").strip()
-    if len(text) > MAX_DIGITS or not NUMBER.fullmatch(text) or not math.isfinite(float(text)):
-        return None
-    return Fraction(text)
+    if len(text) <= MAX_DIGITS and NUMBER.fullmatch(text) and math.isfinite(float(text)):
+        return Fraction(text)
+    return None
 
 
 def arithmetic(text):
-    """The integers of an expression, sorted, and its exact value; (None, None) if it is not one or is too long."""
+    """The exact value of an expression of integers, + - * / and parentheses; None if it is not one or is too long."""
     if len(text) > MAX_EXPRESSION or not EXPRESSION.fullmatch(text):
-        return None, None
-    tree, used = syntax_tree(text.strip(), "eval"), []
+        return None
     try:
-        value = value_of(tree and tree.body, used)
-    except (ValueError, ZeroDivisionError):
-        return None, None
-    return sorted(used), value
+        return value_of(syntax_tree(text.strip(), "eval"))
+    except (ValueError, KeyError, ZeroDivisionError):
+        return None
 
 
-def value_of(node, used):
-    """The exact value of an expression's syntax tree; appends its integers to `used`."""
+def value_of(node):
+    """The exact value of an expression's syntax tree."""
     match node:
-        case ast.Constant(value=int() as x):
-            used.append(x)
+        case ast.Expression(body):
+            return value_of(body)
+        case ast.Constant(int() as x):
             return Fraction(x)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -value_of(operand, used)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            return OPERATORS[type(op)](value_of(left, used), value_of(right, used))
+        case ast.UnaryOp(ast.USub(), operand):
+            return -value_of(operand)
+        case ast.BinOp(left, operation, right):
+            operate = OPERATORS[type(operation).__name__]  # KeyError for ** and //
+            return operate(value_of(left), value_of(right))
     raise ValueError("no arithmetic")
 
 

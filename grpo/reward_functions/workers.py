@@ -21,19 +21,23 @@ class Workers:
     timeout: seconds for all completions of a call together; path: the reward_file"""
 
     def __init__(self, count, timeout, path=None):
-        self.count, self.timeout = count, timeout
+        self.count = count
+        self.timeout = timeout
         self.path = path and os.path.abspath(path)  # a reward may change the working folder
-        self.pool = self.folder = None
+        self.pool = None
 
     def call(self, call):
-        """(values, {metric: (sum, count)}) of a reward, which gets each completion in a call of its own.
+        """(N values, {metric: (sum, count)}) of a reward, which gets each completion in a call of its own.
 
         A completion is late if it is not done after `timeout` seconds, or if a process ends before: its value is NaN,
         and the processes are replaced. Raises Mistake if the reward does, or if the processes cannot start.
         """
         if self.pool is None:
             self.start()
-        jobs, found = [], {}
+        values = [math.nan] * call.N
+        metrics = [{}]
+        jobs = []
+        done = 0
         try:
             with contextlib.suppress(BrokenProcessPool):
                 for i in range(call.N):
@@ -42,18 +46,20 @@ class Workers:
             wait(jobs, self.timeout, FIRST_EXCEPTION)
             for i, job in enumerate(jobs):
                 if job.done() and not isinstance(job.exception(), BrokenProcessPool):
-                    found[i] = job.result()
+                    (values[i],), logged = job.result()
+                    metrics.append(logged)
+                    done += 1
         finally:
-            if len(found) < call.N:
+            if done < call.N:  # late, or the reward failed
                 self.close()
-        values, metrics = zip(*(found.get(i, ([math.nan], {})) for i in range(call.N)), strict=True)
-        return sum(values, []), join(metrics)
+        return values, join(metrics)
 
     def start(self):
         """Starts the processes. Raises Mistake if they cannot start."""
         self.folder = tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True)
         self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, self.folder.name))
-        if any(job.exception() for job in [self.pool.submit(os.getpid) for _ in range(self.count)]):
+        trials = [self.pool.submit(os.getpid) for _ in range(self.count)]
+        if any(trial.exception() for trial in trials):
             self.close()
             raise Mistake("a worker process of reward_workers could not start, see above")
 
@@ -61,7 +67,7 @@ class Workers:
         """Ends the processes, and removes the files that they left. The next call starts new ones."""
         if self.pool is None:
             return
-        for process in list((self.pool._processes or {}).values()):  # shutdown would wait for what hangs
+        for process in list((self.pool._processes or {}).values()):  # shutdown would wait for one that hangs
             process.kill()
         self.pool.shutdown(cancel_futures=True)
         self.pool = None
@@ -69,8 +75,8 @@ class Workers:
 
 
 def begin(path, folder):
-    """Begins a worker process, which ends with the run, however that ends. folder: for its temporary files"""
-    if hasattr(os, "setpgid"):  # Ctrl-C ends the run after its step, which needs the workers
+    """Sets up a worker process, which ends with the run, however that ends. folder: for its temporary files"""
+    if os.name == "posix":  # Ctrl-C ends the run after its step, which needs the workers
         os.setpgid(0, 0)
     run = multiprocessing.parent_process()
     threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()

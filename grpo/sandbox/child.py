@@ -19,7 +19,8 @@ import types
 
 def main(kind, parent, parts, seconds, megabytes):
     """Reads the code, runs it and answers, as the head of this file says."""
-    job, report = os.dup(0), os.dup(1)
+    job = os.dup(0)
+    report = os.dup(1)
     if kind == "questions":  # the code must neither read questions nor print into answers
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
@@ -29,8 +30,10 @@ def main(kind, parent, parts, seconds, megabytes):
     limit(int(seconds), int(megabytes))
     protect(report, parts, int(parent))
     # Taken now, because the code can replace them in their modules
-    receive, run = receiver(job), runner()
-    write, leave = os.write, os._exit
+    receive = receiver(job)
+    run = runner()
+    write = os.write
+    leave = os._exit
     original = dict(vars(builtins))
     token, how, code = receive()
     run(b"", "exec", new_module("solution"))  # fails here, before "ready", if the limits are too low for any code
@@ -52,8 +55,8 @@ def main(kind, parent, parts, seconds, megabytes):
 
 
 def receiver(job, read=os.read):
-    """A function that returns the next message as (token, "exec" or "eval", text); None after the last. Like `runner` a
-    closure, so that the code cannot replace what it calls."""
+    """A function that returns the next message as (token, "exec" or "eval", text); None after the last. It is a closure
+    like that of `runner`, so that the code cannot replace the functions that it calls."""
     def exactly(count):
         data = b""
         while part := read(job, count - len(data)):
@@ -81,13 +84,15 @@ def new_module(name, names=()):
     """A new module with the names, except those of the form __name__."""
     module = types.ModuleType(name)
     sys.modules[name] = module
-    public = {key: x for key, x in dict(names).items() if not (key.startswith("__") and key.endswith("__"))}
-    vars(module).update(public, __builtins__=builtins)
+    for key, x in dict(names).items():
+        if not (key.startswith("__") and key.endswith("__")):
+            vars(module)[key] = x
+    vars(module)["__builtins__"] = builtins
     return module
 
 
 def literal(x):
-    """A value as a Python literal, of a subclass as one of its base class; "..." for what has none."""
+    """A value as a Python literal, of a subclass as one of its base class; "..." for a value without one."""
     for kind in (bool, int, complex, str, bytes, type(None)):
         if isinstance(x, kind):
             return kind.__repr__(x)
@@ -97,8 +102,10 @@ def literal(x):
         return "{" + "".join(f"{literal(key)}: {literal(value)}, " for key, value in x.items()) + "}"
     if isinstance(x, (list, tuple, set, frozenset, type({}.keys()))):
         parts = "".join(f"{literal(part)}, " for part in x)
-        if isinstance(x, (list, tuple)):
-            return f"[{parts}]" if isinstance(x, list) else f"({parts})"
+        if isinstance(x, list):
+            return f"[{parts}]"
+        if isinstance(x, tuple):
+            return f"({parts})"
         return f"{{{parts}}}" if parts else "set()"
     return "..."
 
@@ -118,12 +125,20 @@ def protect(report, parts, parent):
 def limit(seconds, megabytes):
     """Sets the limits of the process; lower ones stay."""
     signal.alarm(seconds)  # ends code that sleeps, even if the parent process has ended
-    limits = {resource.RLIMIT_FSIZE: 1 << 20, resource.RLIMIT_NOFILE: 32, resource.RLIMIT_NPROC: 0,
-              resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: megabytes << 20}
-    for kind, value in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(hard, value)
-        resource.setrlimit(kind, (value, value))
+    lower(resource.RLIMIT_FSIZE, 1 << 20)
+    lower(resource.RLIMIT_NOFILE, 32)
+    lower(resource.RLIMIT_NPROC, 0)
+    lower(resource.RLIMIT_CORE, 0)
+    lower(resource.RLIMIT_CPU, seconds)
+    lower(resource.RLIMIT_AS, megabytes << 20)
+
+
+def lower(kind, value):
+    """Lowers a limit, soft and hard, to a value, if it is not below it already."""
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        value = min(hard, value)
+    resource.setrlimit(kind, (value, value))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ PARTS = ("namespaces", "Landlock", "seccomp")
 FOLDER_BYTES = 16 << 20  # most bytes in the working folder
 FILES = 1000             # most files and folders there
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, on all architectures
-RIGHTS = (13, 14, 15, 15, 16)  # that Landlock's version 1, 2, ... knows: of files, moves, truncating, none, ioctl
-WRITE_FILE, READ_FILE, READ_FOLDER = 1 << 1, 1 << 2, 1 << 3
-# Write, read, list, remove folders and files, make folders, files and links, move, truncate. Not: programs, devices,
-# pipes, sockets
-INSIDE = WRITE_FILE | READ_FILE | READ_FOLDER | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 13 | 1 << 14
+RIGHTS = (13, 14, 15, 15, 16)  # how many Landlock's version 1, 2, ... knows: of files, moves, truncating, none, ioctl
+# Landlock's rights, a bit each. From the right: run a program, write, read and list; remove folders and files, make
+# devices and folders; make files, sockets, pipes and block devices; make links, move, truncate, ioctl
+READ = 0b1100          # read files, list folders
+FILE = 0b0110          # the rights that a file can have: write and read it
+INSIDE = 0b0111_0001_1011_1110  # the working folder: no programs, devices, sockets and pipes
 # Read by the standard library
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo",
              "/dev/urandom")
@@ -54,10 +55,13 @@ NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16        # byte offsets in struct secco
 FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)            # duplicates, flags, locks; none that sends signals
 IOCTL = (0x5401, 0x5421, 0x5450, 0x5451, 0x541B)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX, FIONREAD
 AF_UNIX = 1
+# Calls that are allowed only for some values of an argument: {name: (which argument, values)}. sendto: a length of 0,
+# because an address leads outside
+CHECKED = {"socketpair": (0, [AF_UNIX]), "sendto": (5, [0]), "fcntl": (1, FCNTL), "ioctl": (1, IOCTL)}
 
 
 def protect(parts, parent):
-    """Applies what every Linux has, and the parts of PARTS that are named. Raises OSError if the kernel refuses one.
+    """Drops privileges, and applies the parts of PARTS that are named. Raises OSError if the kernel refuses one.
     parent: id of the process with which this one ends"""
     if "namespaces" in parts:
         enter_namespaces()
@@ -103,14 +107,17 @@ def restrict_files(writable):
     """Landlock: outside the working folder only files of the standard library can be opened, for reading.
     writable: the folder is in memory, and files may be written there"""
     version = call("syscall", CREATE_RULESET, None, 0, 1)
-    files = (1 << RIGHTS[min(version, len(RIGHTS)) - 1]) - 1
-    rules = struct.pack("=Q", files)
+    known = RIGHTS[min(version, len(RIGHTS)) - 1]
+    all_rights = (1 << known) - 1
+    rules = struct.pack("=Q", all_rights)
     ruleset = call("syscall", CREATE_RULESET, rules, len(rules), 0)
-    allowed = dict.fromkeys([*sys.path, os.path.join(sys.base_prefix, "lib"), *LIBRARIES], READ_FILE | READ_FOLDER)
-    allowed |= {".": INSIDE if writable else READ_FILE | READ_FOLDER, os.devnull: READ_FILE | WRITE_FILE}
+    libraries = os.path.join(sys.base_prefix, "lib")
+    allowed = dict.fromkeys([*sys.path, libraries, *LIBRARIES], READ)
+    allowed["."] = INSIDE if writable else READ
+    allowed[os.devnull] = FILE
     for path, rights in allowed.items():
         if os.path.exists(path):
-            rights &= files if os.path.isdir(path) else READ_FILE | WRITE_FILE
+            rights &= all_rights if os.path.isdir(path) else FILE
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
             call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, place), 0)
             os.close(place)
@@ -121,7 +128,8 @@ def restrict_files(writable):
 def restrict_calls(lines):
     """seccomp: the kernel runs a filter at every system call."""
     kept = ctypes.create_string_buffer(lines)  # the kernel reads it during the call
-    call("prctl", 22, 2, struct.pack("@HP", len(lines) // 8, ctypes.addressof(kept)), 0, 0)  # PR_SET_SECCOMP
+    program = struct.pack("@HP", len(lines) // 8, ctypes.addressof(kept))
+    call("prctl", 22, 2, program, 0, 0)  # PR_SET_SECCOMP
 
 
 def filter_program():
@@ -132,15 +140,15 @@ def filter_program():
     column, architecture = ARCHITECTURES[machine]
     fields = TABLE.split()
     numbers = dict(zip(fields[::3], fields[column::3], strict=True))
-    # Calls that are allowed for some values of an argument. sendto: a length of 0, because an address leads outside
     itself = os.getpid()
-    checked = {"kill": (0, (itself,)), "tgkill": (0, (itself,)), "prlimit64": (0, (0, itself)),
-               "socketpair": (0, (AF_UNIX,)), "sendto": (5, (0,)), "fcntl": (1, FCNTL), "ioctl": (1, IOCTL)}
+    checked = CHECKED | {"kill": (0, [itself]), "tgkill": (0, [itself]), "prlimit64": (0, [0, itself])}
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture)]
     lines += [(RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     for name, number in numbers.items():
+        body = [(RETURN, 0, 0, ALLOW)]
+        if name in checked:
+            body = allowed_if(*checked[name])
         if number != "-":
-            body = allowed_if(*checked[name]) if name in checked else [(RETURN, 0, 0, ALLOW)]
             lines += [(EQUAL, 0, len(body), int(number)), *body]
     lines.append((RETURN, 0, 0, REFUSE))
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
@@ -156,8 +164,9 @@ def allowed_if(argument, values):
 
 def call(name, *arguments):
     """Calls a function of the C library. Raises OSError if it fails."""
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    result = function(*(ctypes.c_long(x) if isinstance(x, int) else x for x in arguments))
+    function = ctypes.CDLL(None, use_errno=True)[name]
+    converted = [ctypes.c_long(x) if isinstance(x, int) else x for x in arguments]
+    result = function(*converted)
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), name)

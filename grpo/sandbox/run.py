@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from subprocess import DEVNULL, PIPE
 
 from core.errors import Mistake
 from grpo.sandbox.kernel import PARTS
@@ -23,9 +24,9 @@ from grpo.sandbox.kernel import PARTS
 CHILD = str(pathlib.Path(__file__).with_name("child.py"))
 READY = b"ready"        # the child is about to run the code
 MOST_BYTES = 1 << 20    # of the child's output
-LOOK_SECONDS = 0.1      # between two looks at the clock
-# Errors of a machine without room: the code is not to blame
-FULL = frozenset([errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EUSERS])
+POLL_SECONDS = 0.1      # longest wait before the clock is read again
+# Errors of a machine without room, for which the code is not to blame
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EUSERS}
 
 
 class Refused(OSError):
@@ -35,19 +36,21 @@ class Refused(OSError):
 def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     """Runs `code`, then `tests`, which are one of
 
-    - Claims of verify_code.py: the child computes the values of their questions, this process judges them
+    - Claims of verify_code.py: the child computes the answers to their questions, this process judges the answers
     - a list of {"input": text, "output": text}: the code runs as a program for each, this process compares its output
     - Python code: it runs after `code` in the same process, which can therefore forge the result
 
     seconds: wall clock of all tests in Python, or of each input, with the start of the interpreter; megabytes:
     address space; sandbox: "auto", or "strict" as in chosen_parts
-    Returns "passed" if all ran to their end, and returned or printed what is expected; "killed" if they were stopped or
-    crashed; "skipped" if the machine has no disk, memory or processes left to start them; "failed" otherwise.
+    Returns "passed" if all ran to their end and returned or printed the expected values; "killed" if they were stopped
+    or crashed; "skipped" if the machine has no disk, memory or processes left to start them; "failed" otherwise.
     Raises Mistake if the child cannot start for another reason.
     """
+    if not isinstance(tests, list):
+        tests = [tests]
     try:
         parts = chosen_parts(sandbox)
-        for test in tests if isinstance(tests, list) else [tests]:
+        for test in tests:
             verdict = run_once(code, test, seconds, megabytes, parts)
             if verdict != "passed":
                 return verdict
@@ -61,7 +64,8 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
 def run_once(code, test, seconds, megabytes, parts):
     """The verdict for Claims, for tests as a text, or for one {"input": text, "output": text}.
     Raises OSError if there is no room for the child, or the kernel refuses one of the parts."""
-    token, kind = secrets.token_hex(16).encode(), "questions"
+    kind = "questions"
+    token = secrets.token_hex(16).encode()
     messages = [message(token, "exec", code)]
     if isinstance(test, dict):
         kind = "program"
@@ -70,35 +74,43 @@ def run_once(code, test, seconds, megabytes, parts):
         messages.append(message(token, "exec", test))
     else:
         messages += [message(token, "eval", question) for question in test.questions]
-    command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD, kind, str(os.getpid()), ",".join(parts),
-               str(math.ceil(seconds) + 1), str(megabytes)]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD]
+    command += map(str, (kind, os.getpid(), ",".join(parts), math.ceil(seconds) + 1, megabytes))
     end = time.monotonic() + seconds
     with (tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
-          subprocess.Popen(command, cwd=folder, env={}, bufsize=0, start_new_session=True, **streams) as process):
+          subprocess.Popen(command, cwd=folder, env={}, stdin=PIPE, stdout=PIPE, stderr=DEVNULL,
+                           bufsize=0, start_new_session=True) as process):
         try:
             output, ended = exchange(process, messages, end)
-        finally:  # before the process is waited for: then its id may belong to another
+        finally:  # before the end of the block waits for the process: afterwards its id may belong to another
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     status = process.returncode
     if ended and status > 0 and not output.startswith(READY):
-        number, _, text = output.decode(errors="replace").partition(" ")  # the kernel's refusal, if there is one
-        raise Refused(int(number) if number.isdecimal() else errno.ENOMEM, text or "the interpreter cannot start")
+        number, _, text = output.decode(errors="replace").partition(" ")
+        if number.isdecimal():  # the kernel's refusal
+            raise Refused(int(number), text)
+        raise Refused(errno.ENOMEM, "the interpreter cannot start")
     if kind == "program":
-        right = status == 0 and lines_of(output) == lines_of(READY + test["output"].encode())
+        correct = status == 0 and lines_of(output) == lines_of(READY + test["output"].encode())
     else:
-        right = right_answers(output, token, test)
-    if ended and right:
+        correct = has_correct_answers(output, token, test)
+    if ended and correct:
         return "passed"
-    return "failed" if ended and status >= 0 else "killed"
+    if ended and status >= 0:
+        return "failed"
+    return "killed"
 
 
-def right_answers(output, token, test):
-    """True if the child answered every message, the code's first, and the answers to the tests are right."""
-    lines = output.removeprefix(READY).split(b"\n")[:-1]
-    answers = [line.removeprefix(token).decode(errors="replace") for line in lines if line.startswith(token)]
-    return answers[1:] == ["None"] if isinstance(test, str) else test.hold(answers[1:])
+def has_correct_answers(output, token, test):
+    """True if the child answered every message, the code's first, and the answers to the tests are correct."""
+    answers = []
+    for line in output.removeprefix(READY).split(b"\n")[:-1]:
+        if line.startswith(token):
+            answers.append(line.removeprefix(token).decode(errors="replace"))
+    if isinstance(test, str):
+        return answers[1:] == ["None"]
+    return test.hold(answers[1:])
 
 
 def message(token, how, text):
@@ -113,9 +125,11 @@ def lines_of(output):
 
 
 def exchange(process, messages, end):
-    """Sends each message after the answer to the one before, because a question may contain an earlier answer, until
-    the output is closed or too long, or the time is `end`. Returns (the output, whether it was closed)."""
-    output, unsent, asked = b"", b"", 0  # unsent: of the current message; asked: messages so far
+    """Sends each message after the answer to the one before, because a question may contain an earlier answer. Stops
+    when the output is closed or too long, or at the time `end`. Returns (the output, True if it was closed)."""
+    output = b""
+    unsent = b""  # the rest of the current message
+    asked = 0     # messages so far, with the current one
     os.set_blocking(process.stdin.fileno(), False)
     while len(output) <= MOST_BYTES and time.monotonic() < end:
         if not unsent and asked < len(messages) and output.count(b"\n") >= asked:
@@ -125,10 +139,11 @@ def exchange(process, messages, end):
         watched.register(process.stdout, select.POLLIN)
         if unsent:
             watched.register(process.stdin, select.POLLOUT)
-        ready = {number for number, _ in watched.poll(LOOK_SECONDS * 1000)}
+        ready = {number for number, _ in watched.poll(POLL_SECONDS * 1000)}
         if unsent and process.stdin.fileno() in ready:
             try:
-                unsent = unsent[os.write(process.stdin.fileno(), unsent[: 1 << 16]) :]
+                sent = os.write(process.stdin.fileno(), unsent[: 1 << 16])
+                unsent = unsent[sent:]
             except BrokenPipeError:  # nobody reads it
                 unsent = b""
         if not unsent and asked == len(messages):
@@ -144,7 +159,7 @@ def exchange(process, messages, end):
 @functools.cache
 def missing_parts():
     """{part of PARTS that this machine's kernel does not offer: the reason}, after a trial of each. Raises OSError if
-    the machine is too full for it, Mistake if it does not run Linux."""
+    the machine is too full for a trial, Mistake if it does not run Linux."""
     if sys.platform != "linux":
         raise Mistake("code_execution needs the sandbox of the Linux kernel; run in a Linux container or virtual "
                       "machine (on Windows: WSL 2), or use other rewards")
@@ -176,6 +191,7 @@ def chosen_parts(sandbox):
 
 
 def in_words(missing):
+    """The missing parts with their reasons, for a message."""
     return ", ".join(f"{part} ({reason})" for part, reason in missing.items())
 
 
