@@ -59,7 +59,7 @@ FAULTS = [
      "tests/objectives/test_objectives.py tests/exactness/test_kl.py tests/runs/test_iterations.py "
      "tests/exactness/test_gradient.py"),
     ("the KL loses the importance weight", "grpo/losses.py",
-     "return kl if weighs else ratio * kl", "return kl",
+     "return ratio * kl", "return kl",
      "tests/vectors tests/objectives/test_objectives.py"),
     ("log-ratios are not clamped", "grpo/losses.py", "torch.where(counted, logp - old_logp, 0.0).clamp(-20, 20)",
      "torch.where(counted, logp - old_logp, 0.0)",
