@@ -1,6 +1,7 @@
 """The KV cache: keys and values of earlier tokens, and of the prompt that a group shares."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,14 @@ def at_rows(x: Tensor, rows: Tensor) -> Tensor:
     if x.device.type in UNORDERED and x.requires_grad:
         return x.float()[rows].to(x.dtype)
     return x.index_select(0, rows)
+
+
+def attention_over(add: Callable) -> Callable:
+    """Attention of new tokens to all tokens in a cache. add: adds keys and values to it, and returns those of all"""
+    def read(q, k, v, mask, *settings):
+        k, v = add(k, v)                                                             # (B, H, L, D) each
+        return attend(q, k, v, mask, *settings)
+    return read
 
 
 class Cache:
@@ -45,11 +54,7 @@ class Cache:
         # With grad_checkpoint the function is called again in the backward pass, when self.layers[i] has the new
         # tokens already. They must be added to the earlier ones, as in the first call.
         before = self.layers[i] if i < len(self.layers) else None
-
-        def read(q, k, v, mask, *settings):
-            k, v = self.add(i, before, k, v)                                         # (B, H, L, D) each
-            return attend(q, k, v, mask, *settings)
-        return read
+        return attention_over(partial(self.add, i, before))
 
     def add(self, i: int, before: tuple | None, k: Tensor, v: Tensor) -> tuple:
         """Adds keys and values of new tokens to layer i, which held `before`. Returns those of all tokens."""
@@ -113,7 +118,4 @@ class RowCache:
 
     def layer(self, i: int) -> Callable:
         """Like Cache.layer, for one new token of each row."""
-        def read(q, k, v, mask, *settings):
-            k, v = self.add(i, k, v)                                                 # (n, H, L, D) each
-            return attend(q, k, v, mask, *settings)
-        return read
+        return attention_over(partial(self.add, i))

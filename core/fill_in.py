@@ -71,13 +71,15 @@ def check_order(unmask_order: str) -> None:
 
 # One pass
 
-def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor, hidden: Tensor,
-                              **sampling) -> tuple:
+def predict_and_sample_tokens(
+        model: nn.Module,
+        input: Tensor,     # (P, T) texts with MASK
+        position: Tensor,  # (P, M) from masked_positions
+        uniform: Tensor,   # (P, G, T) noise in [0, 1) by column of the text
+        hidden: Tensor,    # (P, M) bool on the CPU, False where no token is drawn, as on padding
+        **sampling) -> tuple:
     """Samples G tokens at the hidden positions of every input, in one forward per input.
 
-    input: (P, T) texts with MASK; position: (P, M) from masked_positions; uniform: (P, G, T) noise by column of
-    the text
-    hidden: (P, M) bool on the CPU, False where no token is drawn, as on padding
     sampling: temperature, a number or (P, 1); top_p, top_k, min_p
     Returns target (P, G, M) ids and their logp (P, G, M) under the distribution drawn from, both 0 where nothing is
     drawn, and the KeptTokens of the K positions where a token is drawn, in order, or None if all tokens are kept
@@ -86,15 +88,18 @@ def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor,
     return target, logp, kept
 
 
-def draw_hidden(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor, hidden: Tensor,
-                temperature: float | Tensor = 1.0, padding: Tensor | None = None, unmask_order: str | None = None,
-                **truncation) -> tuple:
-    """Does what predict_and_sample_tokens does, and returns, third of four, the order of the tokens (P, G, M). Texts
-    without a hidden token are not read.
-
-    padding: (P,) number of leading columns without a token, or None if there are none
-    unmask_order: an order of UNMASK_ORDERS that depends on the policy; None: the order is 0
-    """
+def draw_hidden(
+        model: nn.Module,
+        input: Tensor,
+        position: Tensor,
+        uniform: Tensor,
+        hidden: Tensor,
+        temperature: float | Tensor = 1.0,
+        padding: Tensor | None = None,     # (P,) number of leading columns without a token; None: none in any text
+        unmask_order: str | None = None,   # an order of UNMASK_ORDERS that depends on the policy
+        **truncation) -> tuple:
+    """Does what predict_and_sample_tokens does, and returns, third of four, the order of the tokens (P, G, M), or None
+    without unmask_order. Texts without a hidden token are not read."""
     index = hidden.nonzero()                                                         # (K, 2) on the CPU
     texts, text = index[:, 0].unique(return_inverse=True)                            # (R,); (K,) in 0 .. R - 1
     row, number = index.to(input.device, non_blocking=True).unbind(1)                # (K,) each
@@ -104,20 +109,22 @@ def draw_hidden(model: nn.Module, input: Tensor, position: Tensor, uniform: Tens
         padding = padding[texts]
     if torch.is_tensor(temperature):
         temperature = temperature[row]                                               # (K, 1)
-    h = model.states(input[texts], position[texts], padding=padding)[text, number]   # (K, C)
+    h = model.states(input[texts], position[texts], padding=padding)                 # (R, M, C)
+    h = h[text, number]                                                              # (K, C)
     column = position[row, number]                                                   # (K,)
     noise = noise_on(input.device, uniform)                                          # (P, G, T)
     noise = noise[row.to(noise.device), :, column.to(noise.device)]                  # (K, G)
     ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)        # (K, G) each
-    order = torch.zeros_like(logp)
-    if unmask_order is not None:
-        order = order_of_tokens(model, unmask_order, h, ids)
-    results = []
-    for x in (ids, logp, order):
+
+    def at_places(x):
         whole = x.new_zeros(*position.shape, x.shape[1])                             # (P, M, G)
         whole[row, number] = x
-        results.append(whole.mT)
-    return *results, kept
+        return whole.mT                                                              # (P, G, M)
+
+    order = None
+    if unmask_order is not None:
+        order = at_places(order_of_tokens(model, unmask_order, h, ids))
+    return at_places(ids), at_places(logp), order, kept
 
 
 def order_of_tokens(model: nn.Module, unmask_order: str, h: Tensor, ids: Tensor) -> Tensor:

@@ -18,16 +18,16 @@ DROP_SHARE = 0.9  # finished rows leave the batch once at most this share of the
 
 
 @torch.no_grad()
-def generate(model: nn.Module, prompt: Tensor, padding: Tensor | None, uniform: Tensor, stop: Callable,
-             turns: Any = None, **sampling) -> "Generation":
+def generate(
+        model: nn.Module,
+        prompt: Tensor,          # (P, T) tokens, padded on the left
+        padding: Tensor | None,  # (P,) number of padded columns; None: none in any row
+        uniform: Tensor,         # (P, G, L) noise in [0, 1) for the tokens of each completion, at most L
+        stop: Callable,          # a Stop, or a function with its arguments: tells where rows end
+        turns: Any = None,       # a grpo.environments.Episodes, which answers completions that end: they continue
+        **sampling) -> "Generation":
     """Samples G completions of every prompt. Each prompt is read once, and all completions are decoded together.
-
-    prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None if there are none
-    uniform: (P, G, L) noise in [0, 1) for the tokens of each completion, at most L
-    stop: a Stop, or a function with the same arguments: it tells where rows end
-    turns: a grpo.environments.Episodes, which answers completions that end, so that they continue; or None
-    sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest
-    """
+    sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest"""
     rows = Rows(uniform, padding, stop, turns, prompt.device)
     past = new_cache(model)
     h = model.states(prompt, past=past, padding=padding)[:, -1]                      # (P, C)

@@ -56,7 +56,11 @@ class CausalPolicy(ModelPolicy):
                 generation = generate(self.model, *inputs, **settings.for_tokens())
             else:
                 generation = self.decoder(*inputs, rows=self.rows(settings), **settings.for_tokens())
-        return self.rollouts(problems, generation, settings, episodes)
+        rollouts = self.rollouts(problems, generation, settings)
+        if episodes is not None:
+            rollouts.texts.columns |= episodes.columns()
+            rollouts.texts.metrics |= episodes.close()
+        return rollouts
 
     @cached_property
     def decoder(self) -> Any:
@@ -77,8 +81,7 @@ class CausalPolicy(ModelPolicy):
             return super().problems_at_once(settings)
         return sys.maxsize
 
-    def rollouts(self, problems: dict, generation: Generation, settings: SamplingSettings,
-                 episodes: Any = None) -> Rollouts:
+    def rollouts(self, problems: dict, generation: Generation, settings: SamplingSettings) -> Rollouts:
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         P, T = prompt.shape
@@ -88,19 +91,19 @@ class CausalPolicy(ModelPolicy):
         tokens = torch.cat((last, target[:, :-1]), 1)                                # (N, M)
         chosen = mask.bool().cpu().unflatten(0, (P, G))                              # (P, G, M)
         prompt_length = T - 1 - padding                                              # (P,)
+        size = prompt_length + lengths(chosen).sum(1)                                # (P,)
+        tokens = tokens.unflatten(0, (P, G))                                         # (P, G, M)
+        prompt = prompt[:, :-1].flip(1)                                              # (P, T - 1)
         inputs = CausalInputs(
             chosen=chosen,
-            size=prompt_length + lengths(chosen).sum(1),
-            prompt=prompt[:, :-1].flip(1).cpu(),
+            size=size,
+            prompt=prompt.cpu(),
             prompt_length=prompt_length,
-            tokens=tokens.unflatten(0, (P, G)).cpu())
+            tokens=tokens.cpu())
         stop = Stop(self.tokenizer)  # the turns of an environment have ended at the stop sequences
         if settings.environment is None:
             stop = Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
         texts = completion_texts(stop, problems, target, mask, generation.truncated)
-        if episodes is not None:
-            texts.columns |= episodes.columns()
-            texts.metrics |= episodes.close()
         return Rollouts(
             target, mask, mask,
             old_logp=generation.logp,
@@ -186,8 +189,9 @@ class CausalPolicy(ModelPolicy):
 
 def lengths(chosen: Tensor) -> Tensor:
     """(...,) the number of columns up to the last one in which chosen (..., M) is not 0."""
-    column = torch.arange(1, chosen.shape[-1] + 1, device=chosen.device)             # (M,)
-    return (column * (chosen > 0)).amax(-1)
+    M = chosen.shape[-1]
+    number = torch.arange(1, M + 1, device=chosen.device)                            # (M,)
+    return (number * (chosen > 0)).amax(-1)
 
 
 def completion_texts(stop: Stop, problems: dict, target: Tensor, mask: Tensor, truncated: Tensor) -> Texts:
@@ -198,7 +202,8 @@ def completion_texts(stop: Stop, problems: dict, target: Tensor, mask: Tensor, t
     records = [record for record in problems["record"] for _ in range(G)]
     prompts, columns = as_columns(records)
     begin, tokens, completion_ids, completions = [], [], [], []
-    for record, ids, length in zip(records, target.tolist(), lengths(mask).tolist(), strict=True):
+    rows = zip(records, target.tolist(), lengths(mask).tolist(), strict=True)
+    for record, ids, length in rows:
         ids = ids[:length]
         completion_ids.append(ids)
         completions.append(prefill(record["prompt"]) + stop.text(ids))
@@ -208,7 +213,9 @@ def completion_texts(stop: Stop, problems: dict, target: Tensor, mask: Tensor, t
         begin.append(len(prompt_ids))
         tokens.append(torch.tensor([*prompt_ids, *ids]))
     place = torch.tensor(begin)[:, None] + torch.arange(M)                           # (N, M)
-    metrics = {"completion_length": (mask.sum(), N), "truncated": (truncated.sum(), N)}
+    metrics = {
+        "completion_length": (mask.sum(), N),
+        "truncated": (truncated.sum(), N)}
     return Texts(
         prompts, completions, columns, tokens, completion_ids,
         place=place, metrics=metrics)

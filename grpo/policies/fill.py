@@ -79,10 +79,12 @@ class FillPolicy(ModelPolicy):
         texts = self._texts(problems, filled, position, accuracy)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
         target = target.flatten(0, 1)                                                # (N, M)
+        logp = logp.reshape(mask.shape)                                              # (N, M)
+        truncated = mask.new_zeros(P * G, dtype=torch.bool)
         return Rollouts(
             target, mask, mask,
-            old_logp=logp.reshape(mask.shape),
-            truncated=mask.new_zeros(P * G, dtype=torch.bool),
+            old_logp=logp,
+            truncated=truncated,
             max_tokens=settings.block_size,
             inputs=inputs.with_kept(kept),
             texts=texts)
