@@ -249,7 +249,7 @@ def make_rewards(config, judge=None, reward_scorer=None):
 
 def build_evaluation(config, models, rewards, data):
     """The evaluation that suits the generator. Raises Mistake if a text is longer than the models read."""
-    config = config.varied(sample_rows=models.policy.rows(SamplingSettings.of(config)))
+    config = config.varied(sample_rows=models.policy.sampling_batch(SamplingSettings.of(config)))
     reads = min(p.model.longest_input for p in (models.policy, models.reference) if p is not None)
     if models.kind == FILL_IN:
         if config.block_size > reads:

@@ -55,7 +55,7 @@ class CausalPolicy(ModelPolicy):
             if self.decoder is None:
                 generation = generate(self.model, *inputs, **settings.for_tokens())
             else:
-                generation = self.decoder(*inputs, rows=self.rows(settings), **settings.for_tokens())
+                generation = self.decoder(*inputs, rows=self.sampling_batch(settings), **settings.for_tokens())
         rollouts = self.rollouts(problems, generation, settings)
         if episodes is not None:
             rollouts.texts.columns |= episodes.columns()
@@ -183,7 +183,7 @@ class CausalPolicy(ModelPolicy):
 
     def greedy(self, problems: dict, settings: SamplingSettings) -> Texts:
         """The likeliest completion of every prompt: Texts (P,)."""
-        likeliest = replace(settings, group_size=1, top_k=1, sample_rows=self.rows(settings))
+        likeliest = replace(settings, group_size=1, top_k=1, sample_rows=self.sampling_batch(settings))
         return self.sample(problems, 0, likeliest).texts
 
 

@@ -125,14 +125,14 @@ class ModelPolicy(Policy):
             rollouts.append(self.sample_part(part, iteration, settings))
         return join(rollouts)
 
-    def rows(self, settings: SamplingSettings) -> int:
+    def sampling_batch(self, settings: SamplingSettings) -> int:
         """Completions that are sampled in parallel; on a GPU all of an iteration, which takes no longer than a few."""
         problems = settings.batch_size if self.device.type == "cpu" else settings.problems
         return settings.sample_rows or problems * settings.group_size
 
     def problems_at_once(self, settings: SamplingSettings) -> int:
         """Problems that sample_part gets at a time."""
-        return max(1, self.rows(settings) // settings.group_size)
+        return max(1, self.sampling_batch(settings) // settings.group_size)
 
     def autocast(self) -> AbstractContextManager:
         return autocast(self.device, self.dtype)
