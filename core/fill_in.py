@@ -100,7 +100,8 @@ def draw_hidden(
         **truncation) -> tuple:
     """Does what predict_and_sample_tokens does, and returns, third of four, the order of the tokens (P, G, M), or None
     without unmask_order. Texts without a hidden token are not read."""
-    index = hidden.nonzero()                                                         # (K, 2) on the CPU
+    # `hidden` is on the CPU because on a GPU nonzero and unique would wait for the work before them
+    index = hidden.nonzero()                                                         # (K, 2)
     texts, text = index[:, 0].unique(return_inverse=True)                            # (R,); (K,) in 0 .. R - 1
     row, number = index.to(input.device, non_blocking=True).unbind(1)                # (K,) each
     texts = texts.to(input.device, non_blocking=True)
@@ -128,7 +129,7 @@ def draw_hidden(
 
 
 def order_of_tokens(model: nn.Module, unmask_order: str, h: Tensor, ids: Tensor) -> Tensor:
-    """The order (K, G) of the drawn ids, which depends on the policy. h: (K, C) states; ids: (K, G)"""
+    """The order (K, G) of drawn tokens, if it depends on the policy. h: (K, C) states; ids: (K, G)"""
     def of_part(h, ids):
         logp = model.project(h).log_softmax(-1)
         return (order_of(unmask_order, logp, ids),)
@@ -144,7 +145,7 @@ def fill_in(input: Tensor, position: Tensor, hidden: Tensor, target: Tensor) -> 
     Returns (P, G, T)
     """
     G = target.shape[1]
-    # Padding has a column too, so it writes the token that is there
+    # Padding has a column of its text too, and writes the token that stands there already
     unchanged = input.gather(1, position)                                            # (P, M)
     token = torch.where(hidden[:, None], target, unchanged[:, None])                 # (P, G, M)
     column = position[:, None].expand_as(target)                                     # (P, G, M)

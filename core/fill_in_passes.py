@@ -81,6 +81,7 @@ def fill_in_passes(
         order_by_policy = unmask_order
     else:
         order = order_of(unmask_order, order)
+    # plan, turn and ended stay on the CPU: they decide which texts a pass reads, and on a GPU that would be a wait
     plan = draw_passes(order, hidden, passes, block_length)                          # (N, M)
     total = count_passes(position.shape[1], block_length, passes)
     uniform = uniform.expand(total, *uniform.shape[-3:])                             # (all passes, P, G, T)

@@ -1,6 +1,6 @@
 """The fill-in policy: a masked-fill model that samples the hidden tokens of a text, in one pass or in several.
 
-In one pass the logits depend on the masked text alone, so the completions of a group share one forward and backward.
+In one pass the logits depend only on the masked text, so the completions of a group share one forward and backward.
 """
 
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ class FillInputs(Inputs):
 
     @classmethod
     def of_state(cls, saved: dict) -> Self:
-        """Also reads older states, which have no `text` or None (a position then counts the columns of all W texts,
-        one after another), and no padding or None where there is none."""
-        if "texts" not in saved:  # of another kind: the base class refuses it
+        """Also reads older states, which may lack `text` and `padding`. Without `text` a position counts the columns of
+        all W texts, one text after another."""
+        if "texts" not in saved:  # inputs of another kind, which the base class refuses
             return super().of_state(saved)
         P, _, T = saved["texts"].shape
         if saved.get("text") is None:
@@ -124,6 +124,8 @@ class FillPolicy(ModelPolicy):
 
     def states(self, rollouts: Rollouts) -> Tensor:
         """Reads only the texts in which tokens are scored, without the columns that are padding in all of them."""
+        # All of these indices are computed on the CPU, where the inputs are: there nonzero, unique and int wait for
+        # nothing, while on a GPU each of them would wait for the work before it
         inputs = rollouts.inputs
         W = inputs.texts.shape[1]
         problem, _, _ = inputs.chosen.nonzero(as_tuple=True)                         # (K,)

@@ -1,4 +1,4 @@
-"""The interface of a policy, and what the policies of all kinds share: scores, precision, weights, copies, files."""
+"""The interface of a policy, and the parts that all kinds share: scores, precision, weights, copies, files."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -36,11 +36,12 @@ class Policy:
     inputs_type = Inputs
 
     def sample(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
-        """Rollouts of settings.group_size completions of every problem, with the log-probability of each token as
-        drawn. The noise depends on (settings.seed, iteration, number of the problem, member of the group) alone."""
+        """Rollouts of settings.group_size completions of every problem, with the log-probability of each token under
+        the distribution drawn from. The noise depends only on settings.seed, iteration, the number of the problem and
+        the member of the group."""
 
     def states(self, rollouts: Rollouts) -> Tensor:
-        """Hidden states (K, C): one for each True of rollouts.inputs.chosen, in its order."""
+        """Hidden states (K, C): one for each True in rollouts.inputs.chosen, in the same order."""
 
     def project(self, states: Tensor) -> Tensor:
         """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. A banned token has a very negative
@@ -96,8 +97,12 @@ class ModelPolicy(Policy):
     The model is always in eval mode: dropout would make the first ratio differ from 1.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32,
-                 grad_checkpoint: bool = False):
+    def __init__(
+            self,
+            model: nn.Module,
+            tokenizer: Tokenizer,
+            dtype: torch.dtype = torch.float32,
+            grad_checkpoint: bool = False):
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.dtype = dtype
@@ -127,8 +132,10 @@ class ModelPolicy(Policy):
 
     def sampling_batch(self, settings: SamplingSettings) -> int:
         """Completions that are sampled in parallel; on a GPU all of an iteration, which takes no longer than a few."""
+        if settings.sample_rows:
+            return settings.sample_rows
         problems = settings.batch_size if self.device.type == "cpu" else settings.problems
-        return settings.sample_rows or problems * settings.group_size
+        return problems * settings.group_size
 
     def problems_at_once(self, settings: SamplingSettings) -> int:
         """Problems that sample_part gets at a time."""
