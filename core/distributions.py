@@ -197,7 +197,8 @@ def nucleus(logp: Tensor, top_p: float) -> Tensor:
     if p.shape[-1] < LARGE_VOCABULARY or p.is_cuda:
         return nucleus_of_all(p, top_p)
     kept, incomplete = nucleus_of_top_part(p, top_p)
-    kept[incomplete] = nucleus_of_all(p[incomplete], top_p)
+    rest = p[incomplete]
+    kept[incomplete] = nucleus_of_all(rest, top_p)
     return kept
 
 
@@ -273,7 +274,8 @@ class KeptTokens:
         place = row * vocabulary + self.ids                                          # (E,) in the flattened mask
         place = place.to(device, non_blocking=True)
         mask = torch.zeros(K * vocabulary, dtype=torch.bool, device=device)
-        return mask.index_fill_(0, place, True).view(K, vocabulary)
+        mask.index_fill_(0, place, True)
+        return mask.view(K, vocabulary)
 
 
 class KeptCollector:

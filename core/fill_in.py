@@ -146,8 +146,8 @@ def fill_in(input: Tensor, position: Tensor, hidden: Tensor, target: Tensor) -> 
     """
     G = target.shape[1]
     # Padding has a column of its text too, and writes the token that stands there already
-    unchanged = input.gather(1, position)                                            # (P, M)
-    token = torch.where(hidden[:, None], target, unchanged[:, None])                 # (P, G, M)
+    unchanged = input.gather(1, position)[:, None]                                   # (P, 1, M)
+    token = torch.where(hidden[:, None], target, unchanged)                          # (P, G, M)
     column = position[:, None].expand_as(target)                                     # (P, G, M)
     texts = input[:, None].repeat(1, G, 1)                                           # (P, G, T)
     return texts.scatter_(2, column, token)

@@ -55,7 +55,8 @@ class CausalPolicy(ModelPolicy):
             if self.decoder is None:
                 generation = generate(self.model, *inputs, **settings.for_tokens())
             else:
-                generation = self.decoder(*inputs, rows=self.sampling_batch(settings), **settings.for_tokens())
+                rows = self.sampling_batch(settings)
+                generation = self.decoder(*inputs, rows=rows, **settings.for_tokens())
         rollouts = self.rollouts(problems, generation, settings)
         if episodes is not None:
             rollouts.texts.columns |= episodes.columns()
@@ -183,8 +184,10 @@ class CausalPolicy(ModelPolicy):
 
     def greedy(self, problems: dict, settings: SamplingSettings) -> Texts:
         """The likeliest completion of every prompt: Texts (P,)."""
-        likeliest = replace(settings, group_size=1, top_k=1, sample_rows=self.sampling_batch(settings))
-        return self.sample(problems, 0, likeliest).texts
+        rows = self.sampling_batch(settings)
+        likeliest = replace(settings, group_size=1, top_k=1, sample_rows=rows)
+        rollouts = self.sample(problems, 0, likeliest)
+        return rollouts.texts
 
 
 def lengths(chosen: Tensor) -> Tensor:

@@ -69,7 +69,8 @@ class Policy:
 
         def token_scores(h, target, kept, reference):
             full = sampling_logp(self.project(h), temperature)                       # (K, V)
-            logp = restrict(full, kept).gather(-1, target)                           # (K, g)
+            drawn = restrict(full, kept)                                             # (K, V)
+            logp = drawn.gather(-1, target)                                          # (K, g)
             read = full if learn_entropy else full.detach()
             if reference is None:
                 return logp, entropy(read)
@@ -85,8 +86,9 @@ class Policy:
         full = torch.empty(len(h), self.vocabulary, device=h.device)                 # (K, V)
         size = rows_at_once(self.vocabulary, h.device)
         for i in range(0, len(h), size):
-            logits = self.project(h[i : i + size])
-            full[i : i + size] = sampling_logp(logits, temperature)
+            part = slice(i, i + size)
+            logits = self.project(h[part])
+            full[part] = sampling_logp(logits, temperature)
         return full.split(rollouts.inputs.counts())
 
 
@@ -126,7 +128,8 @@ class ModelPolicy(Policy):
         size = self.problems_at_once(settings)
         rollouts = []
         for i in range(0, len(problems["number"]), size):
-            part = {key: x[i : i + size] for key, x in problems.items()}
+            rows = slice(i, i + size)
+            part = {key: x[rows] for key, x in problems.items()}
             rollouts.append(self.sample_part(part, iteration, settings))
         return join(rollouts)
 
