@@ -88,7 +88,8 @@ class Cache:
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these. rows: (n,) indices"""
-        self.layers = [(keys[rows], values[rows]) for keys, values in self.layers]
+        for i, (keys, values) in enumerate(self.layers):
+            self.layers[i] = keys[rows], values[rows]
 
 
 @dataclass(eq=False)

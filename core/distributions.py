@@ -264,7 +264,8 @@ class KeptTokens:
     def split(self, size: int | list[int]) -> "list[KeptTokens]":
         """Parts of `size` distributions each, the last with the remainder. A list has the size of each part."""
         counts = self.counts.split(size)
-        ids = self.ids.split([int(part.sum()) for part in counts])
+        totals = [int(part.sum()) for part in counts]
+        ids = self.ids.split(totals)
         return list(map(KeptTokens, ids, counts))
 
     def dense(self, vocabulary: int, device: torch.device | str = "cpu") -> Tensor:

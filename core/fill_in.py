@@ -101,11 +101,13 @@ def draw_hidden(
     """Does what predict_and_sample_tokens does, and returns, third of four, the order of the tokens (P, G, M), or None
     without unmask_order. Texts without a hidden token are not read."""
     # `hidden` is on the CPU because on a GPU nonzero and unique would wait for the work before them
+    device = input.device
     index = hidden.nonzero()                                                         # (K, 2)
     texts, text = index[:, 0].unique(return_inverse=True)                            # (R,); (K,) in 0 .. R - 1
-    row, number = index.to(input.device, non_blocking=True).unbind(1)                # (K,) each
-    texts = texts.to(input.device, non_blocking=True)
-    text = text.to(input.device, non_blocking=True)
+    texts = texts.to(device, non_blocking=True)
+    text = text.to(device, non_blocking=True)
+    index = index.to(device, non_blocking=True)
+    row, number = index.unbind(1)                                                    # (K,) each
     if padding is not None:
         padding = padding[texts]
     if torch.is_tensor(temperature):
@@ -113,8 +115,9 @@ def draw_hidden(
     h = model.states(input[texts], position[texts], padding=padding)                 # (R, M, C)
     h = h[text, number]                                                              # (K, C)
     column = position[row, number]                                                   # (K,)
-    noise = noise_on(input.device, uniform)                                          # (P, G, T)
-    noise = noise[row.to(noise.device), :, column.to(noise.device)]                  # (K, G)
+    noise = noise_on(device, uniform)                                                # (P, G, T)
+    there = noise.device
+    noise = noise[row.to(there), :, column.to(there)]                                # (K, G)
     ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)        # (K, G) each
 
     def at_places(x):

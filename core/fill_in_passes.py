@@ -31,7 +31,8 @@ def draw_passes(order: Tensor, hidden: Tensor, passes: int, block_length: int | 
     for place in torch.arange(M).split(block_length or M):
         block = hidden[:, place]                                                     # (N, m)
         count = block.sum(1, keepdim=True).clamp(min=1)                              # (N, 1)
-        turn = first + rank(order[:, place], block) * passes // count                # (N, m)
+        number = rank(order[:, place], block)                                        # (N, m)
+        turn = first + number * passes // count                                      # (N, m)
         plan.append(turn.masked_fill(~block, -1))
         first += passes
     return torch.cat(plan, 1)
@@ -75,7 +76,8 @@ def fill_in_passes(
     hidden = hidden.repeat_interleave(G, 0)                                          # (N, M)
     if padding is not None:
         padding = padding.repeat_interleave(G)                                       # (N,)
-    order = order.flatten(0, 1).gather(1, column.cpu())                              # (N, M)
+    order = order.flatten(0, 1)                                                      # (N, T)
+    order = order.gather(1, column.cpu())                                            # (N, M)
     order_by_policy = None
     if depends_on_policy(unmask_order):
         order_by_policy = unmask_order
@@ -110,8 +112,11 @@ def fill_in_passes(
         token, token_logp, token_order, kept = draw_hidden(
             model, text[::g], column[::g], noise, wanted,
             padding=own_padding, unmask_order=order_by_policy, **sampling)           # (N / g, g, M) each
+        token = token.flatten(0, 1)                                                  # (N, M)
+        token_logp = token_logp.flatten(0, 1)                                        # (N, M)
         if order_by_policy:
-            place = rank(token_order.flatten(0, 1).cpu(), drawn)                     # (N, M)
+            token_order = token_order.flatten(0, 1)                                  # (N, M)
+            place = rank(token_order.cpu(), drawn)                                   # (N, M)
             count = now.sum(1, keepdim=True)                                         # (N, 1)
             now = drawn & (place < count)
         if kept is not None:
@@ -121,8 +126,8 @@ def fill_in_passes(
             collector.add(index, kept[number[now]])
         turn[now] = i
         now = now.to(device, non_blocking=True)
-        target = torch.where(now, token.flatten(0, 1), target)
-        logp = torch.where(now, token_logp.flatten(0, 1), logp)
+        target = torch.where(now, token, target)
+        logp = torch.where(now, token_logp, logp)
         text = fill_in(text, column, now, target[:, None])[:, 0]
         if end_ids:
             is_end = torch.isin(target, ids_on(device, *end_ids)).cpu()              # (N, M)

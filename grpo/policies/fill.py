@@ -45,7 +45,8 @@ class FillPolicy(ModelPolicy):
         position, hidden = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU
         P, T = input.shape
         G = settings.group_size
-        noise = draw_uniforms(settings.seed, iteration, problems["number"], (2, G, T))  # (P, 2, G, T)
+        shape = 2, G, T
+        noise = draw_uniforms(settings.seed, iteration, problems["number"], shape)   # (P, 2, G, T)
         of_tokens, of_order = noise.unbind(1)                                        # (P, G, T) each
         with self.autocast():
             if settings.unmask_steps == 1:
@@ -70,7 +71,12 @@ class FillPolicy(ModelPolicy):
         chosen = hidden[:, None].expand(P, rows, -1)                                 # (P, rows, M)
         column = position[:, None].expand_as(chosen)                                 # (P, rows, M)
         size = torch.full((P,), texts[0].numel())
-        inputs = FillInputs(chosen=chosen, size=size, texts=texts.cpu(), position=column.cpu(), text=text)
+        inputs = FillInputs(
+            chosen=chosen,
+            size=size,
+            texts=texts.cpu(),
+            position=column.cpu(),
+            text=text)
         texts = self._texts(problems, filled, position, accuracy)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
         target = target.flatten(0, 1)                                                # (N, M)
@@ -117,7 +123,8 @@ class FillPolicy(ModelPolicy):
         cut = int(inputs.padding.min())
         padding = inputs.padding[read // W] - cut                                    # (U,)
         padding = self.on_device(padding)                                            # (U,) or None
-        tokens = self.put(inputs.texts.flatten(0, 1)[read, cut:])                    # (U, T - cut)
+        texts = inputs.texts.flatten(0, 1)                                           # (P W, T)
+        tokens = self.put(texts[read, cut:])                                         # (U, T - cut)
         with self.autocast():
             h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
         return h[self.put(row), self.put(column - cut)]
@@ -141,7 +148,8 @@ def texts_to_score(input: Tensor, turn: Tensor, read: Tensor, estimator: str) ->
     # Text 0 is the problem; then come the texts of later passes: all of the first member, all of the second, ...
     turn = turn.unflatten(0, (P, -1)).cpu()                                          # (P, G, M)
     G = turn.shape[1]
-    later = read[:, 1:].reshape(P, G * later_passes, T)
+    later = read[:, 1:]                                                              # (N, S - 1, T)
+    later = later.reshape(P, G * later_passes, T)
     texts = torch.cat((problem, later), 1)                                           # (P, W, T)
     member = torch.arange(G)[:, None]                                                # (G, 1)
     text = member * later_passes + turn                                              # (P, G, M)
