@@ -1,20 +1,21 @@
 """Ends a run in which too many steps in a row taught nothing."""
 
 import math
+from dataclasses import dataclass
 
 from core.checkpoint_manager import CheckpointManager
 from core.errors import Mistake
 from core.logger import Logger
 
 
+@dataclass
 class BadSteps:
     """Counts the steps in a row that taught nothing, alike on all ranks, and ends a run that no longer trains."""
 
-    def __init__(self, limit: int, checkpoints: CheckpointManager, logger: Logger):
-        self.limit = limit
-        self.checkpoints = checkpoints
-        self.logger = logger
-        self.in_a_row = 0
+    limit: int
+    checkpoints: CheckpointManager
+    logger: Logger
+    in_a_row: int = 0
 
     def reset(self) -> None:
         """Starts counting again, after a step that taught something."""

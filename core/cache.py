@@ -1,6 +1,8 @@
 """The KV cache: keys and values of earlier tokens, and of the prompt that a group shares."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ UNORDERED = ("cuda",)  # devices where the gradient of index_select is nondeterm
 
 def new_cache(model: nn.Module) -> object:
     """An empty cache of the kind that a model reads through."""
-    return model.new_cache() if hasattr(model, "new_cache") else Cache()
+    return model.new_cache() if hasattr(model, "new_cache") else Cache([])
 
 
 def at_rows(x: Tensor, rows: Tensor) -> Tensor:
@@ -23,6 +25,15 @@ def at_rows(x: Tensor, rows: Tensor) -> Tensor:
     return x.index_select(0, rows)
 
 
+def attention_over(add: Callable) -> Callable:
+    """Attention of new tokens to all tokens in a cache. add: adds keys and values to it, and returns those of all"""
+    def read(q, k, v, mask, *settings):
+        k, v = add(k, v)                                                             # (B, H, L, D) each
+        return attend(q, k, v, mask, *settings)
+    return read
+
+
+@dataclass(eq=False)
 class Cache:
     """Keys and values of the tokens that the rows of a batch have read so far, so that no token is read twice.
 
@@ -30,10 +41,9 @@ class Cache:
     group shares is read once, and gradients flow back through its keys and values.
     """
 
-    def __init__(self, layers: Sequence = (), length: int = 0, room: int = 0):
-        self.layers = list(layers)          # (keys, values) of each layer, (B, H, length + room, D) each
-        self.length = length
-        self.room = room
+    layers: list      # (keys, values) of each layer, (B, H, length + room, D) each
+    length: int = 0   # columns that have been read
+    room: int = 0     # columns that are reserved after them when generation begins
 
     def mask(self, T: int, padding: Tensor | None, device: torch.device) -> Tensor | None:
         """The mask of the next T tokens, for the functions of `layer`. padding: (B,) or None."""
@@ -45,11 +55,7 @@ class Cache:
         # With grad_checkpoint the function is called again in the backward pass, when self.layers[i] has the new
         # tokens already. They must be added to the earlier ones, as in the first call.
         before = self.layers[i] if i < len(self.layers) else None
-
-        def read(q, k, v, mask, *settings):
-            k, v = self.add(i, before, k, v)                                         # (B, H, L, D) each
-            return attend(q, k, v, mask, *settings)
-        return read
+        return attention_over(partial(self.add, i, before))
 
     def add(self, i: int, before: tuple | None, k: Tensor, v: Tensor) -> tuple:
         """Adds keys and values of new tokens to layer i, which held `before`. Returns those of all tokens."""
@@ -82,18 +88,17 @@ class Cache:
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these. rows: (n,) indices"""
-        self.layers = [(keys[rows], values[rows]) for keys, values in self.layers]
+        for i, (keys, values) in enumerate(self.layers):
+            self.layers[i] = keys[rows], values[rows]
 
 
+@dataclass(eq=False)
 class RowCache:
-    """A Cache in buffers that stay where they are. Its rows have reached different columns, and each reads one token.
-    layers: [(keys, values)] of each layer, (n, H, L, D); column: (n, 1) the column of each row's token"""
+    """A Cache in buffers that stay where they are. Its rows are at different columns, and each reads one token."""
 
-    length = 0  # not used: each row has its own
-
-    def __init__(self, layers: list, column: Tensor):
-        self.layers = layers
-        self.column = column
+    layers: list     # (keys, values) of each layer, (n, H, L, D) each
+    column: Tensor   # (n, 1) the column of each row's token
+    length = 0       # not used: each row has its own
 
     def mask(self, T: int, padding: Tensor, device: torch.device) -> Tensor:
         """(n, 1, 1, L) bool: the columns that each row reads. padding: (n,)"""
@@ -106,14 +111,12 @@ class RowCache:
     def add(self, i: int, k: Tensor, v: Tensor, *args, **settings) -> tuple:
         """Writes keys and values (n, H, 1, D) into layer i. Returns those of all columns. The other arguments, which
         transformers passes to a layer of a cache, are not needed."""
+        keys, values = self.layers[i]
         column = self.column[:, None, None]                                          # (n, 1, 1, 1)
-        for buffer, new in zip(self.layers[i], (k, v), strict=True):
-            buffer.scatter_(2, column.expand_as(new), new.to(buffer.dtype))
-        return self.layers[i]
+        keys.scatter_(2, column.expand_as(k), k.to(keys.dtype))
+        values.scatter_(2, column.expand_as(v), v.to(values.dtype))
+        return keys, values
 
     def layer(self, i: int) -> Callable:
         """Like Cache.layer, for one new token of each row."""
-        def read(q, k, v, mask, *settings):
-            k, v = self.add(i, k, v)                                                 # (n, H, L, D) each
-            return attend(q, k, v, mask, *settings)
-        return read
+        return attention_over(partial(self.add, i))

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,11 +89,15 @@ def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
     return ids.clamp_(max=logp.shape[1] - 1).to(logp.device)
 
 
-def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float | Tensor = 1.0, top_p: float = 1.0,
-                  top_k: int = 0, min_p: float = 0.0) -> tuple:
-    """Draws G tokens from each of K distributions; top_k=1 takes the likeliest.
+def sample_tokens(
+        logits: Tensor,                      # (K, V)
+        uniform: Tensor,                     # (K, G) noise in [0, 1)
+        temperature: float | Tensor = 1.0,   # a number, or (K, 1)
+        top_p: float = 1.0,                  # 1: all tokens
+        top_k: int = 0,                      # 0: all tokens; 1: the likeliest
+        min_p: float = 0.0) -> tuple:        # 0: all tokens
+    """Draws G tokens from each of K distributions.
 
-    logits: (K, V); uniform: (K, G) in [0, 1); temperature: as in sampling_logp
     Returns ids (K, G), their log-probabilities (K, G) under the distribution drawn from, and the mask (K, V) of the
     kept tokens, or None if all are kept
     """
@@ -105,28 +110,23 @@ def sample_tokens(logits: Tensor, uniform: Tensor, temperature: float | Tensor =
     return ids, logp.gather(1, ids), kept
 
 
-def draw_tokens(model: nn.Module, h: Tensor, uniform: Tensor, temperature: float | Tensor = 1.0, as_mask: bool = False,
-                **truncation) -> tuple:
-    """Draws tokens as sample_tokens does, from K hidden states h (K, C), with the logits of few states at a time.
+def draw_tokens(
+        model: nn.Module,
+        h: Tensor,                           # (K, C) hidden states
+        uniform: Tensor,
+        temperature: float | Tensor = 1.0,
+        as_mask: bool = False,
+        **truncation) -> tuple:
+    """Draws tokens as sample_tokens does, from hidden states, with the logits of few of them at a time. The kept tokens
+    are KeptTokens or, with as_mask, a mask, which does not wait for the device."""
+    def draw(h, uniform, temperature):
+        logits = model.project(h)
+        ids, logp, kept = sample_tokens(logits, uniform, temperature, **truncation)
+        if kept is not None and not as_mask:
+            kept = KeptTokens.of(kept)
+        return ids, logp, kept
 
-    temperature: a number, or (K, 1); truncation: top_p, top_k, min_p
-    as_mask: return the mask of the kept tokens, which does not wait for the device, in place of KeptTokens
-    """
-    size = rows_at_once(model.vocabulary, h.device)
-    join = torch.cat if as_mask else KeptTokens.join
-    ids, logp, kept = [], [], []
-    for i in range(0, len(h), size):
-        part = slice(i, i + size)
-        own_temperature = temperature
-        if torch.is_tensor(temperature):
-            own_temperature = temperature[part]
-        logits = model.project(h[part])
-        own_ids, own_logp, mask = sample_tokens(logits, uniform[part], own_temperature, **truncation)
-        ids.append(own_ids)
-        logp.append(own_logp)
-        if mask is not None:
-            kept.append(mask if as_mask else KeptTokens.of(mask))
-    return torch.cat(ids), torch.cat(logp), join(kept) if kept else None
+    return in_parts(draw, model.vocabulary, h, uniform, temperature)
 
 
 def rows_at_once(vocabulary: int, device: torch.device) -> int:
@@ -137,20 +137,37 @@ def rows_at_once(vocabulary: int, device: torch.device) -> int:
     return max(1, most // vocabulary)
 
 
-def in_parts(function: Callable, vocabulary: int, *tensors) -> tuple:
-    """function(*tensors), called on so few rows at a time that their logits fit into memory.
+def in_parts(function: Callable, vocabulary: int, *inputs) -> tuple:
+    """function(*inputs), called on so few rows at a time that their logits fit into memory.
 
-    function: tensors of K rows (or KeptTokens of K distributions, or None) -> a tuple of tensors of K rows. If the rows
-    are split, the backward pass computes each part again instead of keeping it: memory is bounded in both directions.
+    inputs: tensors of K rows and KeptTokens of K distributions, which are split; all else each call gets as it is
+    function: returns a tuple, each item a tensor of K rows, KeptTokens of K distributions, or None
+    If the rows are split, the backward pass computes each part again instead of keeping it: memory is bounded in both
+    directions.
     """
-    size = rows_at_once(vocabulary, tensors[0].device)
-    if len(tensors[0]) <= size:
-        return function(*tensors)
+    size = rows_at_once(vocabulary, inputs[0].device)
+    if len(inputs[0]) <= size:
+        return function(*inputs)
     columns = []
-    for x in tensors:
-        columns.append(itertools.repeat(None) if x is None else x.split(size))
-    results = [checkpoint(function, *part, use_reentrant=False) for part in zip(*columns)]
-    return tuple(map(torch.cat, zip(*results, strict=True)))
+    for x in inputs:
+        has_rows = isinstance(x, (Tensor, KeptTokens))
+        columns.append(x.split(size) if has_rows else itertools.repeat(x))
+    results = []
+    for part in zip(*columns):
+        if torch.is_grad_enabled():
+            results.append(checkpoint(function, *part, use_reentrant=False))
+        else:
+            results.append(function(*part))
+    return tuple(map(concatenated, zip(*results)))
+
+
+def concatenated(parts: Sequence) -> Any:
+    """The parts of a result of in_parts one after another."""
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], KeptTokens):
+        return KeptTokens.join(parts)
+    return torch.cat(parts)
 
 
 # Truncation: the tokens that may be drawn, and how they are kept until they are scored
@@ -180,7 +197,8 @@ def nucleus(logp: Tensor, top_p: float) -> Tensor:
     if p.shape[-1] < LARGE_VOCABULARY or p.is_cuda:
         return nucleus_of_all(p, top_p)
     kept, incomplete = nucleus_of_top_part(p, top_p)
-    kept[incomplete] = nucleus_of_all(p[incomplete], top_p)
+    rest = p[incomplete]
+    kept[incomplete] = nucleus_of_all(rest, top_p)
     return kept
 
 
@@ -246,7 +264,8 @@ class KeptTokens:
     def split(self, size: int | list[int]) -> "list[KeptTokens]":
         """Parts of `size` distributions each, the last with the remainder. A list has the size of each part."""
         counts = self.counts.split(size)
-        ids = self.ids.split([int(part.sum()) for part in counts])
+        totals = [int(part.sum()) for part in counts]
+        ids = self.ids.split(totals)
         return list(map(KeptTokens, ids, counts))
 
     def dense(self, vocabulary: int, device: torch.device | str = "cpu") -> Tensor:
@@ -256,7 +275,8 @@ class KeptTokens:
         place = row * vocabulary + self.ids                                          # (E,) in the flattened mask
         place = place.to(device, non_blocking=True)
         mask = torch.zeros(K * vocabulary, dtype=torch.bool, device=device)
-        return mask.index_fill_(0, place, True).view(K, vocabulary)
+        mask.index_fill_(0, place, True)
+        return mask.view(K, vocabulary)
 
 
 class KeptCollector:

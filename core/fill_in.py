@@ -71,13 +71,15 @@ def check_order(unmask_order: str) -> None:
 
 # One pass
 
-def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor, hidden: Tensor,
-                              **sampling) -> tuple:
+def predict_and_sample_tokens(
+        model: nn.Module,
+        input: Tensor,     # (P, T) texts with MASK
+        position: Tensor,  # (P, M) from masked_positions
+        uniform: Tensor,   # (P, G, T) noise in [0, 1) by column of the text
+        hidden: Tensor,    # (P, M) bool on the CPU, False where no token is drawn, as on padding
+        **sampling) -> tuple:
     """Samples G tokens at the hidden positions of every input, in one forward per input.
 
-    input: (P, T) texts with MASK; position: (P, M) from masked_positions; uniform: (P, G, T) noise by column of
-    the text
-    hidden: (P, M) bool on the CPU, False where no token is drawn, as on padding
     sampling: temperature, a number or (P, 1); top_p, top_k, min_p
     Returns target (P, G, M) ids and their logp (P, G, M) under the distribution drawn from, both 0 where nothing is
     drawn, and the KeptTokens of the K positions where a token is drawn, in order, or None if all tokens are kept
@@ -86,42 +88,51 @@ def predict_and_sample_tokens(model: nn.Module, input: Tensor, position: Tensor,
     return target, logp, kept
 
 
-def draw_hidden(model: nn.Module, input: Tensor, position: Tensor, uniform: Tensor, hidden: Tensor,
-                temperature: float | Tensor = 1.0, padding: Tensor | None = None, unmask_order: str | None = None,
-                **truncation) -> tuple:
-    """Does what predict_and_sample_tokens does, and returns, third of four, the order of the tokens (P, G, M). Texts
-    without a hidden token are not read.
-
-    padding: (P,) number of leading columns without a token, or None if there are none
-    unmask_order: an order of UNMASK_ORDERS that depends on the policy; None: the order is 0
-    """
-    index = hidden.nonzero()                                                         # (K, 2) on the CPU
+def draw_hidden(
+        model: nn.Module,
+        input: Tensor,
+        position: Tensor,
+        uniform: Tensor,
+        hidden: Tensor,
+        temperature: float | Tensor = 1.0,
+        padding: Tensor | None = None,     # (P,) number of leading columns without a token; None: none in any text
+        unmask_order: str | None = None,   # an order of UNMASK_ORDERS that depends on the policy
+        **truncation) -> tuple:
+    """Does what predict_and_sample_tokens does, and returns, third of four, the order of the tokens (P, G, M), or None
+    without unmask_order. Texts without a hidden token are not read."""
+    # `hidden` is on the CPU because on a GPU nonzero and unique would wait for the work before them
+    device = input.device
+    index = hidden.nonzero()                                                         # (K, 2)
     texts, text = index[:, 0].unique(return_inverse=True)                            # (R,); (K,) in 0 .. R - 1
-    row, number = index.to(input.device, non_blocking=True).unbind(1)                # (K,) each
-    texts = texts.to(input.device, non_blocking=True)
-    text = text.to(input.device, non_blocking=True)
+    texts = texts.to(device, non_blocking=True)
+    text = text.to(device, non_blocking=True)
+    index = index.to(device, non_blocking=True)
+    row, number = index.unbind(1)                                                    # (K,) each
     if padding is not None:
         padding = padding[texts]
     if torch.is_tensor(temperature):
         temperature = temperature[row]                                               # (K, 1)
-    h = model.states(input[texts], position[texts], padding=padding)[text, number]   # (K, C)
+    h = model.states(input[texts], position[texts], padding=padding)                 # (R, M, C)
+    h = h[text, number]                                                              # (K, C)
     column = position[row, number]                                                   # (K,)
-    noise = noise_on(input.device, uniform)                                          # (P, G, T)
-    noise = noise[row.to(noise.device), :, column.to(noise.device)]                  # (K, G)
+    noise = noise_on(device, uniform)                                                # (P, G, T)
+    there = noise.device
+    noise = noise[row.to(there), :, column.to(there)]                                # (K, G)
     ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)        # (K, G) each
-    order = torch.zeros_like(logp)
-    if unmask_order is not None:
-        order = order_of_tokens(model, unmask_order, h, ids)
-    results = []
-    for x in (ids, logp, order):
+
+    def at_places(x):
         whole = x.new_zeros(*position.shape, x.shape[1])                             # (P, M, G)
         whole[row, number] = x
-        results.append(whole.mT)
-    return *results, kept
+        return whole.mT                                                              # (P, G, M)
+
+    order = None
+    if unmask_order is not None:
+        order = at_places(order_of_tokens(model, unmask_order, h, ids))
+    return at_places(ids), at_places(logp), order, kept
 
 
 def order_of_tokens(model: nn.Module, unmask_order: str, h: Tensor, ids: Tensor) -> Tensor:
-    """The order (K, G) of the drawn ids, which depends on the policy. h: (K, C) states; ids: (K, G)"""
+    """The order (K, G) of drawn tokens, if it depends on the policy. h: (K, C) states; ids: (K, G)"""
     def of_part(h, ids):
         logp = model.project(h).log_softmax(-1)
         return (order_of(unmask_order, logp, ids),)
@@ -137,9 +148,9 @@ def fill_in(input: Tensor, position: Tensor, hidden: Tensor, target: Tensor) -> 
     Returns (P, G, T)
     """
     G = target.shape[1]
-    # Padding has a column too, so it writes the token that is there
-    unchanged = input.gather(1, position)                                            # (P, M)
-    token = torch.where(hidden[:, None], target, unchanged[:, None])                 # (P, G, M)
+    # Padding has a column of its text too, and writes the token that stands there already
+    unchanged = input.gather(1, position)[:, None]                                   # (P, 1, M)
+    token = torch.where(hidden[:, None], target, unchanged)                          # (P, G, M)
     column = position[:, None].expand_as(target)                                     # (P, G, M)
     texts = input[:, None].repeat(1, G, 1)                                           # (P, G, T)
     return texts.scatter_(2, column, token)

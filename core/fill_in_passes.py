@@ -31,7 +31,8 @@ def draw_passes(order: Tensor, hidden: Tensor, passes: int, block_length: int | 
     for place in torch.arange(M).split(block_length or M):
         block = hidden[:, place]                                                     # (N, m)
         count = block.sum(1, keepdim=True).clamp(min=1)                              # (N, 1)
-        turn = first + rank(order[:, place], block) * passes // count                # (N, m)
+        number = rank(order[:, place], block)                                        # (N, m)
+        turn = first + number * passes // count                                      # (N, m)
         plan.append(turn.masked_fill(~block, -1))
         first += passes
     return torch.cat(plan, 1)
@@ -45,20 +46,25 @@ def count_passes(places: int, block_length: int | None, passes: int) -> int:
 
 
 @torch.no_grad()
-def fill_in_passes(model: nn.Module, input: Tensor, position: Tensor, hidden: Tensor, uniform: Tensor, order: Tensor,
-                   passes: int, padding: Tensor | None = None, block_length: int | None = None,
-                   unmask_order: str = "random", end_ids: Sequence[int] = (), **sampling) -> tuple:
+def fill_in_passes(
+        model: nn.Module,
+        input: Tensor,                     # (P, T) texts with MASK
+        position: Tensor,                  # (P, M) from masked_positions
+        hidden: Tensor,                    # (P, M) from masked_positions
+        uniform: Tensor,                   # (P, G, T) noise for tokens by column of the text, on the CPU
+        order: Tensor,                     # (P, G, T) noise for the order of the places, on the CPU
+        passes: int,                       # of each block
+        padding: Tensor | None = None,     # (P,) number of leading columns without a token; None: none in any text
+        block_length: int | None = None,   # hidden tokens of a block; None: one block
+        unmask_order: str = "random",      # a name in UNMASK_ORDERS
+        end_ids: Sequence[int] = (),       # a row ends with one of these, once all tokens before it are there
+        **sampling) -> tuple:
     """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
 
-    input: (P, T); position, hidden: (P, M) from masked_positions
-    uniform: (P, G, T) noise for tokens by column of the text, on the CPU; (all passes, P, G, T) if the order depends on
-    the policy, because passes draw the same place again
-    order: (P, G, T) noise for the order of the places, on the CPU
-    padding: (P,) number of leading columns of a text without a token, or None if there are none
-    block_length: hidden tokens of a block, which has `passes` of its own; None: one block
-    unmask_order: a name in UNMASK_ORDERS. If it depends on the policy, each pass draws all hidden tokens of its block
-    and keeps the first of them, as LLaDA does (arXiv 2502.09992)
-    end_ids: a row ends with one of these tokens once all tokens before it are there; the rest of the row is not drawn
+    If the order depends on the policy, each pass draws all hidden tokens of its block and keeps the first of them, as
+    LLaDA does (arXiv 2502.09992). Passes then draw the same place again: uniform is (all passes, P, G, T). Places after
+    the end of a row are not drawn.
+    sampling: temperature, top_p, top_k, min_p
     Returns target (N, M), their logp (N, M) and the pass (N, M) that drew each, the texts read (N, all passes, T), and
     the KeptTokens of the drawn tokens in order, or None if all are kept. Where nothing is drawn target and logp are 0,
     and the pass is -1
@@ -70,12 +76,14 @@ def fill_in_passes(model: nn.Module, input: Tensor, position: Tensor, hidden: Te
     hidden = hidden.repeat_interleave(G, 0)                                          # (N, M)
     if padding is not None:
         padding = padding.repeat_interleave(G)                                       # (N,)
-    order = order.flatten(0, 1).gather(1, column.cpu())                              # (N, M)
+    order = order.flatten(0, 1)                                                      # (N, T)
+    order = order.gather(1, column.cpu())                                            # (N, M)
     order_by_policy = None
     if depends_on_policy(unmask_order):
         order_by_policy = unmask_order
     else:
         order = order_of(unmask_order, order)
+    # plan, turn and ended stay on the CPU: they decide which texts a pass reads, and on a GPU that would be a wait
     plan = draw_passes(order, hidden, passes, block_length)                          # (N, M)
     total = count_passes(position.shape[1], block_length, passes)
     uniform = uniform.expand(total, *uniform.shape[-3:])                             # (all passes, P, G, T)
@@ -104,21 +112,27 @@ def fill_in_passes(model: nn.Module, input: Tensor, position: Tensor, hidden: Te
         token, token_logp, token_order, kept = draw_hidden(
             model, text[::g], column[::g], noise, wanted,
             padding=own_padding, unmask_order=order_by_policy, **sampling)           # (N / g, g, M) each
+        token = token.flatten(0, 1)                                                  # (N, M)
+        token_logp = token_logp.flatten(0, 1)                                        # (N, M)
         if order_by_policy:
-            place = rank(token_order.flatten(0, 1).cpu(), drawn)                     # (N, M)
+            token_order = token_order.flatten(0, 1)                                  # (N, M)
+            place = rank(token_order.cpu(), drawn)                                   # (N, M)
             count = now.sum(1, keepdim=True)                                         # (N, 1)
             now = drawn & (place < count)
         if kept is not None:
             number = wanted.flatten().cumsum(0).view_as(wanted) - 1                  # (N / g, M) in `kept`
             number = number.repeat_interleave(g, 0)                                  # (N, M)
-            collector.add(now.flatten().nonzero()[:, 0], kept[number[now]])
+            index = now.flatten().nonzero()[:, 0]                                    # (k,)
+            collector.add(index, kept[number[now]])
         turn[now] = i
         now = now.to(device, non_blocking=True)
-        target = torch.where(now, token.flatten(0, 1), target)
-        logp = torch.where(now, token_logp.flatten(0, 1), logp)
+        target = torch.where(now, token, target)
+        logp = torch.where(now, token_logp, logp)
         text = fill_in(text, column, now, target[:, None])[:, 0]
         if end_ids:
             is_end = torch.isin(target, ids_on(device, *end_ids)).cpu()              # (N, M)
             complete = (turn >= 0).int().cumprod(1).bool()                           # (N, M) so are all before it
             ended = (is_end & complete).any(1, keepdim=True)
-    return target, logp, turn.to(device, non_blocking=True), torch.stack(read, 1), collector.joined()
+    turn = turn.to(device, non_blocking=True)
+    texts = torch.stack(read, 1)                                                     # (N, all passes, T)
+    return target, logp, turn, texts, collector.joined()

@@ -18,16 +18,16 @@ DROP_SHARE = 0.9  # finished rows leave the batch once at most this share of the
 
 
 @torch.no_grad()
-def generate(model: nn.Module, prompt: Tensor, padding: Tensor | None, uniform: Tensor, stop: Callable,
-             turns: Any = None, **sampling) -> "Generation":
+def generate(
+        model: nn.Module,
+        prompt: Tensor,          # (P, T) tokens, padded on the left
+        padding: Tensor | None,  # (P,) number of padded columns; None: none in any row
+        uniform: Tensor,         # (P, G, L) noise in [0, 1) for the tokens of each completion, at most L
+        stop: Callable,          # a Stop, or a function with its arguments: tells where rows end
+        turns: Any = None,       # a grpo.environments.Episodes, which answers completions that end: they continue
+        **sampling) -> "Generation":
     """Samples G completions of every prompt. Each prompt is read once, and all completions are decoded together.
-
-    prompt: (P, T) tokens, padded on the left; padding: (P,) number of padded columns, or None if there are none
-    uniform: (P, G, L) noise in [0, 1) for the tokens of each completion, at most L
-    stop: a Stop, or a function with the same arguments: it tells where rows end
-    turns: a grpo.environments.Episodes, which answers completions that end, so that they continue; or None
-    sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest
-    """
+    sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest"""
     rows = Rows(uniform, padding, stop, turns, prompt.device)
     past = new_cache(model)
     h = model.states(prompt, past=past, padding=padding)[:, -1]                      # (P, C)
@@ -59,21 +59,26 @@ class Generation:
 class Rows:
     """The N = P * G completions of `generate` while they are written; n of them are in the batch.
 
-    number: (n,) the completion of each row; problem: (N,) the prompt of each completion
-    token: (n, 1) the tokens to read next; live: (n,) bool: the row has not ended; left: number of live rows
+    number: (n,) the completion of each row; token: (n, 1) the tokens to read next
+    problem: (N,) the prompt of each completion; live: (N,) bool: it has not ended; left: number of live completions
     """
 
-    def __init__(self, uniform: Tensor, padding: Tensor | None, stop: Callable, turns: Any,
-                 device: torch.device):
-        P, G, self.longest = uniform.shape
+    def __init__(
+            self,
+            uniform: Tensor,
+            padding: Tensor | None,
+            stop: Callable,
+            turns: Any,
+            device: torch.device):
+        P, G, L = uniform.shape
         N = P * G
+        self.longest = L
         self.stop = stop
         self.turns = turns
-        self.target = torch.zeros(N, self.longest, dtype=torch.long, device=device)
+        self.target = torch.zeros(N, L, dtype=torch.long, device=device)
         self.drawn = torch.zeros_like(self.target, dtype=torch.bool)
         self.logp = torch.zeros_like(self.target, dtype=torch.float32)
-        self.truncated = torch.ones(N, dtype=torch.bool, device=device)
-        self.live = torch.ones_like(self.truncated)
+        self.live = torch.ones(N, dtype=torch.bool, device=device)
         self.collector = KeptCollector()
         self.number = torch.arange(N, device=device)
         self.problem = self.number // G
@@ -84,38 +89,40 @@ class Rows:
 
     def write(self, t: int, token: Tensor, logp: Tensor, kept: KeptTokens | None) -> None:
         """Writes column t, and ends rows. token, logp: (n,); kept: the KeptTokens of the rows, or None: all tokens"""
-        drawn = self.live                                                            # (n,)
+        number = self.number
+        live = self.live[number]                                                     # (n,)
+        drawn = live                                                                 # (n,)
         if self.turns is not None:
-            given = self.turns.given[self.number.cpu(), t]                           # (n,)
+            given = self.turns.given[number.cpu(), t]                                # (n,)
             given = given.to(token.device)
-            token = torch.where(given < 0, token, given)
-            drawn = drawn & (given < 0)
+            is_own = given < 0
+            token = torch.where(is_own, token, given)
+            drawn = drawn & is_own
         self.token = token[:, None]
-        self.target[self.number, t] = token * self.live
-        self.logp[self.number, t] = logp * drawn
-        self.drawn[self.number, t] = drawn
+        self.target[number, t] = token * live
+        self.logp[number, t] = logp * drawn
+        self.drawn[number, t] = drawn
         if kept is not None:
-            place = self.number[drawn] * self.longest + t
-            self.collector.add(place.cpu(), kept[drawn.cpu()])
+            place = number[drawn] * self.longest + t
+            own_kept = kept[drawn.cpu()]
+            self.collector.add(place.cpu(), own_kept)
         if self.turns is None:
-            tokens = self.target[self.number, : t + 1]                               # (n, t + 1)
+            tokens = self.target[number, : t + 1]                                    # (n, t + 1)
             ended = self.stop(tokens, t)[:, 0] & drawn                               # (n,)
         else:
-            ended = self.turns.over(self.target, self.number, t, drawn)              # (n,)
-        self.truncated[self.number[ended]] = False
-        self.live = self.live & ~ended
+            ended = self.turns.over(self.target, number, t, drawn)                   # (n,)
+        self.live[number[ended]] = False
         self.left = int(self.live.sum())
 
     def drop_finished(self, past: Any) -> None:
         """Takes rows that have ended out of the batch and out of its cache `past` (a Cache or HuggingFaceCache), once
         there are enough of them."""
-        if self.left > DROP_SHARE * len(self.live):
+        if self.left > DROP_SHARE * len(self.number):
             return
-        keep = self.live.nonzero().squeeze(1)
+        keep = self.live[self.number].nonzero().squeeze(1)
         past.keep(keep)
         self.number = self.number[keep]
         self.token = self.token[keep]
-        self.live = self.live[keep]
         self.noise = self.noise[keep.to(self.noise.device)]
         if self.padding is not None:
             self.padding = self.padding[keep]
@@ -125,7 +132,8 @@ class Rows:
         target = self.target[:, :M]
         mask = self.drawn[:, :M].float()
         logp = self.logp[:, :M]
-        return Generation(target, mask, logp, self.collector.joined(), self.truncated)
+        kept = self.collector.joined()
+        return Generation(target, mask, logp, kept, truncated=self.live)
 
 
 class Stop:

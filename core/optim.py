@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ def build_optimizers(learner: Any, config: Settings, device_type: str = "cpu") -
     return [adamw, *muon]
 
 
+@dataclass
 class CosineLRScheduler:
     """lr(step) is the learning rate of an optimizer step, counted from 0.
 
@@ -41,11 +43,10 @@ class CosineLRScheduler:
     of learning_rate) at step lr_decay_iters, and stays there.
     """
 
-    def __init__(self, learning_rate: float, min_lr: float | None, warmup_iters: int, lr_decay_iters: int):
-        self.learning_rate = learning_rate
-        self.min_lr = learning_rate / 10 if min_lr is None else min_lr
-        self.warmup_iters = warmup_iters
-        self.lr_decay_iters = lr_decay_iters
+    learning_rate: float
+    min_lr: float | None
+    warmup_iters: int
+    lr_decay_iters: int
 
     def lr(self, step: int) -> float:
         if step < self.warmup_iters:
@@ -53,7 +54,8 @@ class CosineLRScheduler:
         length = max(1, self.lr_decay_iters - self.warmup_iters)
         share = min(1.0, (step - self.warmup_iters) / length)
         height = 0.5 * (1 + math.cos(math.pi * share))
-        return self.min_lr + height * (self.learning_rate - self.min_lr)
+        lowest = self.learning_rate / 10 if self.min_lr is None else self.min_lr
+        return lowest + height * (self.learning_rate - lowest)
 
 
 def set_learning_rate(optimizers: list, lr: float) -> None:

@@ -277,7 +277,7 @@ def make_rewards(config, judge=None, reward_scorer=None):
 def build_evaluation(config, models, rewards, data):
     """The evaluation that suits the generator. Raises Mistake if a text is longer than the models read."""
     settings = SamplingSettings.of(config)
-    config = config.varied(sample_rows=models.policy.rows(settings))
+    config = config.varied(sample_rows=models.policy.sampling_batch(settings))
     reads = models.policy.model.longest_input
     if models.reference is not None:
         reads = min(reads, models.reference.model.longest_input)

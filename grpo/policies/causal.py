@@ -50,13 +50,18 @@ class CausalPolicy(ModelPolicy):
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         shape = settings.group_size, settings.max_new_tokens
         noise = draw_uniforms(settings.seed, iteration, problems["number"], shape)   # (P, G, max_new_tokens)
-        inputs = prompt, self.on_device(padding), noise, stop, episodes
+        inputs = self.put(prompt), self.on_device(padding), noise, stop, episodes
         with self.autocast():
             if self.decoder is None:
                 generation = generate(self.model, *inputs, **settings.for_tokens())
             else:
-                generation = self.decoder(*inputs, rows=self.rows(settings), **settings.for_tokens())
-        return self.rollouts(problems, generation, settings, episodes)
+                rows = self.sampling_batch(settings)
+                generation = self.decoder(*inputs, rows=rows, **settings.for_tokens())
+        rollouts = self.rollouts(problems, generation, settings)
+        if episodes is not None:
+            rollouts.texts.columns |= episodes.columns()
+            rollouts.texts.metrics |= episodes.close()
+        return rollouts
 
     @cached_property
     def decoder(self) -> Any:
@@ -77,64 +82,67 @@ class CausalPolicy(ModelPolicy):
             return super().problems_at_once(settings)
         return sys.maxsize
 
-    def rollouts(self, problems: dict, generation: Generation, settings: SamplingSettings,
-                 episodes: Any = None) -> Rollouts:
+    def rollouts(self, problems: dict, generation: Generation, settings: SamplingSettings) -> Rollouts:
         """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         P, T = prompt.shape
         G = settings.group_size
         target, mask = generation.target, generation.mask                            # (N, M) each
         last = prompt[:, -1:].repeat_interleave(G, 0)                                # (N, 1)
-        tokens = torch.cat((last, target[:, :-1]), 1)                                # (N, M)
-        chosen = mask.bool().cpu().unflatten(0, (P, G))                              # (P, G, M)
+        sampled = target[:, :-1].cpu()                                               # (N, M - 1)
+        tokens = torch.cat((last, sampled), 1)                                       # (N, M)
+        tokens = tokens.unflatten(0, (P, G))                                         # (P, G, M)
+        chosen = mask.bool().cpu()                                                   # (N, M)
+        chosen = chosen.unflatten(0, (P, G))                                         # (P, G, M)
         prompt_length = T - 1 - padding                                              # (P,)
+        size = prompt_length + lengths(chosen).sum(1)                                # (P,)
+        reversed_prompt = prompt[:, :-1].flip(1)                                     # (P, T - 1)
         inputs = CausalInputs(
             chosen=chosen,
-            size=prompt_length + lengths(chosen).sum(1),
-            prompt=prompt[:, :-1].flip(1).cpu(),
+            size=size,
+            prompt=reversed_prompt,
             prompt_length=prompt_length,
-            tokens=tokens.unflatten(0, (P, G)).cpu())
+            tokens=tokens)
         stop = Stop(self.tokenizer)  # the turns of an environment have ended at the stop sequences
         if settings.environment is None:
             stop = Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
         texts = completion_texts(stop, problems, target, mask, generation.truncated)
-        if episodes is not None:
-            texts.columns |= episodes.columns()
-            texts.metrics |= episodes.close()
+        inputs = inputs.with_kept(generation.kept)
         return Rollouts(
             target, mask, mask,
             old_logp=generation.logp,
             truncated=generation.truncated,
             max_tokens=settings.max_new_tokens,
-            inputs=inputs.with_kept(generation.kept),
+            inputs=inputs,
             texts=texts)
 
     def _prompt(self, problems):
-        """The prompts (P, T), without the columns that are padding in all rows, and the padding (P,) of each row."""
+        """The prompts (P, T), without the columns that are padding in all rows, and the padding (P,) of each row. Both
+        on the CPU."""
         prompt = torch.from_numpy(problems["input"])
         padding = torch.from_numpy(problems["padding"])
         # The last token is read with the completions, and one column must be left for them to share. So two columns
         # stay; prompts of one token get a column of padding (F.pad with a negative number removes columns).
         cut = min(int(padding.min()), prompt.shape[1] - 2)
         prompt = F.pad(prompt, (-cut, 0))
-        return self.put(prompt), padding - cut
+        return prompt, padding - cut
 
     def states(self, rollouts: Rollouts) -> Tensor:
         """Reads prompts of like length together, and then their completions, also those of like length together."""
-        # A prompt is read once, and all completions of its group read it through the cache. The last token of the
-        # prompt, c, is read with each completion instead, because its state predicts the first sampled token:
+        # A prompt is read once, and all completions of its group read it through the cache. Its last token, below c
+        # and j, is read with each completion instead, because its state predicts the first sampled token:
         #
-        #     prompts, . is padding   completions   tokens that are read   tokens that the states predict
-        #     0   . a b | c           0 of 0        c d e                  d e f
-        #     1   g h i | j           1 of 0        c k .                  k l
-        #                             0 of 1        j m n                  m n o
+        #     prompt, . is padding   completion   tokens that are read   tokens that their states predict
+        #     0   . a b | c          0            c d e                  d e f
+        #                            1            c k                    k l
+        #     1   g h i | j          2            j m n                  m n o
         #
-        # States are read part after part, those of padding too. state_number has the place of each in that order: if
-        # completions 1 and 2 are read first, and then 0, it is
+        # The states are listed as they are read, part after part; state_number has the place of each in this list. If
+        # completion 1, which is shorter, is read first, and then 0 and 2 together, it is
         #
-        #     6 7 8      completion 0
-        #     0 1 2      completion 1, of which 2 is padding
-        #     3 4 5      completion 2
+        #     completion 0   2 3 4
+        #     completion 1   0 1
+        #     completion 2   5 6 7
         inputs = rollouts.inputs
         tokens = inputs.tokens.flatten(0, 1)                                         # (N, M)
         chosen = inputs.chosen.flatten(0, 1)                                         # (N, M)
@@ -154,9 +162,11 @@ class CausalPolicy(ModelPolicy):
                     own_padding = None
                     if padding is not None:
                         own_padding = padding[row]                                   # (n,)
-                    m = int(lengths(chosen[completions]).max())
+                    own_past = past.expand(row)
+                    sampled = lengths(chosen[completions])                           # (n,)
+                    m = int(sampled.max())
                     part = self.put(tokens[completions, :m])                         # (n, m)
-                    h = self.model.states(part, None, past.expand(row), own_padding)  # (n, m, C)
+                    h = self.model.states(part, None, own_past, own_padding)         # (n, m, C)
                     h = anchor(h, of_prompt, self.model)
                     states.append(h.flatten(0, 1))
                     numbers = torch.arange(count, count + part.numel())
@@ -165,7 +175,10 @@ class CausalPolicy(ModelPolicy):
         return torch.cat(states)[self.put(state_number[chosen])]
 
     def calls(self, rollouts: Rollouts) -> int:
-        return sum(1 + len(parts) for _, parts in self._plan(rollouts))
+        count = 0
+        for _, parts in self._plan(rollouts):
+            count += 1 + len(parts)  # the prompts, and each part of their completions
+        return count
 
     def _plan(self, rollouts):
         """Yields the indices of problems whose prompts are read together, and a list with the indices of those of their
@@ -174,20 +187,24 @@ class CausalPolicy(ModelPolicy):
         length = lengths(rollouts.inputs.chosen).flatten()                           # (N,)
         overhead = GPU_PART_TOKENS if self.device.type == "cuda" else PART_TOKENS
         for problems in parts_of_like_length(rollouts.inputs.prompt_length, overhead):
-            completions = (problems[:, None] * G + torch.arange(G)).flatten()        # (p G,)
+            first = problems[:, None] * G                                            # (p, 1)
+            completions = (first + torch.arange(G)).flatten()                        # (p G,)
             parts = parts_of_like_length(length[completions], overhead)
             yield problems, [completions[part] for part in parts]
 
     def greedy(self, problems: dict, settings: SamplingSettings) -> Texts:
         """The likeliest completion of every prompt: Texts (P,)."""
-        likeliest = replace(settings, group_size=1, top_k=1, sample_rows=self.rows(settings))
-        return self.sample(problems, 0, likeliest).texts
+        rows = self.sampling_batch(settings)
+        likeliest = replace(settings, group_size=1, top_k=1, sample_rows=rows)
+        rollouts = self.sample(problems, 0, likeliest)
+        return rollouts.texts
 
 
 def lengths(chosen: Tensor) -> Tensor:
     """(...,) the number of columns up to the last one in which chosen (..., M) is not 0."""
-    column = torch.arange(1, chosen.shape[-1] + 1, device=chosen.device)             # (M,)
-    return (column * (chosen > 0)).amax(-1)
+    M = chosen.shape[-1]
+    number = torch.arange(1, M + 1, device=chosen.device)                            # (M,)
+    return (number * (chosen > 0)).amax(-1)
 
 
 def completion_texts(stop: Stop, problems: dict, target: Tensor, mask: Tensor, truncated: Tensor) -> Texts:
@@ -197,9 +214,13 @@ def completion_texts(stop: Stop, problems: dict, target: Tensor, mask: Tensor, t
     G = N // len(problems["record"])
     records = [record for record in problems["record"] for _ in range(G)]
     prompts, columns = as_columns(records)
-    begin, tokens, completion_ids, completions = [], [], [], []
-    for record, ids, length in zip(records, target.tolist(), lengths(mask).tolist(), strict=True):
-        ids = ids[:length]
+    begin = []
+    tokens = []
+    completion_ids = []
+    completions = []
+    length = lengths(mask).tolist()
+    for record, ids, end in zip(records, target.tolist(), length, strict=True):
+        ids = ids[:end]
         completion_ids.append(ids)
         completions.append(prefill(record["prompt"]) + stop.text(ids))
         if ids and ids[-1] in stop.ids:
@@ -208,7 +229,9 @@ def completion_texts(stop: Stop, problems: dict, target: Tensor, mask: Tensor, t
         begin.append(len(prompt_ids))
         tokens.append(torch.tensor([*prompt_ids, *ids]))
     place = torch.tensor(begin)[:, None] + torch.arange(M)                           # (N, M)
-    metrics = {"completion_length": (mask.sum(), N), "truncated": (truncated.sum(), N)}
+    metrics = {
+        "completion_length": (mask.sum(), N),
+        "truncated": (truncated.sum(), N)}
     return Texts(
         prompts, completions, columns, tokens, completion_ids,
         place=place, metrics=metrics)

@@ -1,10 +1,9 @@
 """The fill-in policy: a masked-fill model that samples the hidden tokens of a text, in one pass or in several.
 
-In one pass the logits depend on the masked text alone, so the completions of a group share one forward and backward.
+In one pass the logits depend only on the masked text, so the completions of a group share one forward and backward.
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,23 +19,19 @@ from grpo.sampling_settings import SamplingSettings
 @dataclass
 class FillInputs(Inputs):
     """The texts in which the sampled tokens of each problem are scored: W texts of T columns."""
-    texts: Tensor     # (P, W, T)
-    text: Tensor      # (P, 1 or G, M) which of the W texts each sampled token is scored in
-    position: Tensor  # (P, 1 or G, M) its column there
-    padding: Tensor   # (P,) number of leading columns of the texts without a token
+    texts: Tensor                  # (P, W, T)
+    position: Tensor               # (P, 1 or G, M) the column of each sampled token in its text
+    text: Tensor | None = None     # (P, 1 or G, M) number of this text, in 0 .. W - 1
+    padding: Tensor | None = None  # (P,) number of leading columns of the texts without a token; None: 0
 
-    @classmethod
-    def of_state(cls, saved: dict) -> Self:
-        """Also reads older states, which have no `text` or None (a position then counts the columns of all W texts,
-        one after another), and no padding or None where there is none."""
-        if "texts" not in saved:  # of another kind: the base class refuses it
-            return super().of_state(saved)
-        P, _, T = saved["texts"].shape
-        if saved.get("text") is None:
-            saved = saved | {"text": saved["position"] // T, "position": saved["position"] % T}
-        if saved.get("padding") is None:
-            saved = saved | {"padding": torch.zeros(P, dtype=torch.long)}
-        return super().of_state(saved)
+    def __post_init__(self):
+        super().__post_init__()
+        P, _, T = self.texts.shape
+        if self.text is None:  # a position counts the columns of all texts, as in old states, or there is only one text
+            self.text = self.position // T
+            self.position = self.position % T
+        if self.padding is None:
+            self.padding = torch.zeros(P, dtype=torch.long)
 
 
 class FillPolicy(ModelPolicy):
@@ -50,14 +45,14 @@ class FillPolicy(ModelPolicy):
         position, hidden = masked_positions(mask, self.device)                       # (P, M), (P, M) on the CPU
         P, T = input.shape
         G = settings.group_size
-        noise = draw_uniforms(settings.seed, iteration, problems["number"], (2, G, T))  # (P, 2, G, T)
+        shape = 2, G, T
+        noise = draw_uniforms(settings.seed, iteration, problems["number"], shape)   # (P, 2, G, T)
         of_tokens, of_order = noise.unbind(1)                                        # (P, G, T) each
         with self.autocast():
             if settings.unmask_steps == 1:
                 target, logp, kept = predict_and_sample_tokens(
                     self.model, input, position, of_tokens, hidden, **settings.for_tokens())
-                texts = input[:, None]                                               # (P, 1, T)
-                text = torch.zeros_like(position)[:, None]                           # (P, 1, M)
+                texts, text = input[:, None], None                                   # (P, 1, T)
             else:
                 from core.fill_in_passes import fill_in_passes
                 target, logp, turn, read, kept = fill_in_passes(
@@ -72,44 +67,39 @@ class FillPolicy(ModelPolicy):
         correct = (target == true) & sampled                                         # (P, G, M)
         accuracy = correct.sum(), sampled.sum()
 
-        rows = 1 if texts.shape[1] == 1 else G  # in one text the group shares its states
+        rows = 1 if text is None else G  # in one text the group shares its states
         chosen = hidden[:, None].expand(P, rows, -1)                                 # (P, rows, M)
-        padding = torch.zeros(P, dtype=torch.long)
-        inputs = self.inputs(chosen, texts, text, position, padding)
+        column = position[:, None].expand_as(chosen)                                 # (P, rows, M)
+        size = torch.full((P,), texts[0].numel())
+        inputs = FillInputs(
+            chosen=chosen,
+            size=size,
+            texts=texts.cpu(),
+            position=column.cpu(),
+            text=text)
         texts = self._texts(problems, filled, position, accuracy)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
         target = target.flatten(0, 1)                                                # (N, M)
+        logp = logp.reshape(mask.shape)                                              # (N, M)
+        truncated = mask.new_zeros(P * G, dtype=torch.bool)
         return Rollouts(
             target, mask, mask,
-            old_logp=logp.reshape(mask.shape),
-            truncated=mask.new_zeros(P * G, dtype=torch.bool),
+            old_logp=logp,
+            truncated=truncated,
             max_tokens=settings.block_size,
             inputs=inputs.with_kept(kept),
             texts=texts)
-
-    def inputs(self, chosen: Tensor, texts: Tensor, text: Tensor, position: Tensor, padding: Tensor) -> FillInputs:
-        """The inputs that score sampled tokens. chosen, padding: as in FillInputs; texts, text: of texts_to_score;
-        position: (P, M)"""
-        _, W, T = texts.shape
-        rows = chosen.shape[1]
-        column = position[:, None].expand_as(chosen)                                 # (P, rows, M)
-        return FillInputs(
-            chosen=chosen,
-            size=W * (T - padding),
-            texts=texts.cpu(),
-            text=text[:, :rows].cpu(),
-            position=column.cpu(),
-            padding=padding)
 
     def _texts(self, problems, filled, position, accuracy):
         """Texts of problems. filled: (P, G, T); position: (P, M); accuracy: (correct tokens, tokens)"""
         G = filled.shape[1]
         filled = filled.flatten(0, 1).cpu()                                          # (N, T)
         prompts = self._decoded(problems["input"], G)
+        completions = self._decoded(filled)
         answers = self._decoded(problems["target"], G)
         place = position.repeat_interleave(G, 0)                                     # (N, M)
         return Texts(
-            prompts, self._decoded(filled), {"answer": answers},
+            prompts, completions, {"answer": answers},
             tokens=list(filled),
             completion_ids=filled.tolist(),
             place=place,
@@ -122,6 +112,8 @@ class FillPolicy(ModelPolicy):
 
     def states(self, rollouts: Rollouts) -> Tensor:
         """Reads only the texts in which tokens are scored, without the columns that are padding in all of them."""
+        # All of these indices are computed on the CPU, where the inputs are: there nonzero, unique and int wait for
+        # nothing, while on a GPU each of them would wait for the work before it
         inputs = rollouts.inputs
         W = inputs.texts.shape[1]
         problem, _, _ = inputs.chosen.nonzero(as_tuple=True)                         # (K,)
@@ -131,7 +123,8 @@ class FillPolicy(ModelPolicy):
         cut = int(inputs.padding.min())
         padding = inputs.padding[read // W] - cut                                    # (U,)
         padding = self.on_device(padding)                                            # (U,) or None
-        tokens = self.put(inputs.texts.flatten(0, 1)[read, cut:])                    # (U, T - cut)
+        texts = inputs.texts.flatten(0, 1)                                           # (P W, T)
+        tokens = self.put(texts[read, cut:])                                         # (U, T - cut)
         with self.autocast():
             h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
         return h[self.put(row), self.put(column - cut)]
@@ -139,7 +132,7 @@ class FillPolicy(ModelPolicy):
 
 def texts_to_score(input: Tensor, turn: Tensor, read: Tensor, estimator: str) -> tuple:
     """The W texts (P, W, T) of each problem in which its tokens are scored, and the number (P, G, M) of each token's
-    text.
+    text, on the CPU; None if there is only one.
 
     trajectory: each token in the text that its pass read, which is exact (LLaDA arXiv 2502.09992 in sampling; TraceRL
         arXiv 2509.06949 in training). All first passes read the problem, so W = 1 + (S - 1) G
@@ -148,15 +141,16 @@ def texts_to_score(input: Tensor, turn: Tensor, read: Tensor, estimator: str) ->
     input: (P, T); turn: (N, M) and read: (N, S, T) of fill_in_passes
     """
     P, T = input.shape
-    turn = turn.unflatten(0, (P, -1))                                                # (P, G, M)
     problem = input[:, None]                                                         # (P, 1, T)
-    if estimator == "one_step":
-        return problem, torch.zeros_like(turn)
-    # Text 0 is the problem, then come texts 1 .. S - 1 of the group's first member, then those of the second, ...
-    G = turn.shape[1]
     later_passes = read.shape[1] - 1
-    later = read[:, 1:].reshape(P, G * later_passes, T)
+    if later_passes == 0 or estimator == "one_step":
+        return problem, None
+    # Text 0 is the problem; then come the texts of later passes: all of the first member, all of the second, ...
+    turn = turn.unflatten(0, (P, -1)).cpu()                                          # (P, G, M)
+    G = turn.shape[1]
+    later = read[:, 1:]                                                              # (N, S - 1, T)
+    later = later.reshape(P, G * later_passes, T)
     texts = torch.cat((problem, later), 1)                                           # (P, W, T)
-    member = torch.arange(G, device=turn.device)[:, None]                            # (G, 1)
+    member = torch.arange(G)[:, None]                                                # (G, 1)
     text = member * later_passes + turn                                              # (P, G, M)
     return texts, text.where(turn > 0, 0)

@@ -1,4 +1,4 @@
-"""The interface of a policy, and what the policies of all kinds share: scores, precision, weights, copies, files."""
+"""The interface of a policy, and the parts that all kinds share: scores, precision, weights, copies, files."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -36,11 +36,12 @@ class Policy:
     inputs_type = Inputs
 
     def sample(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
-        """Rollouts of settings.group_size completions of every problem, with the log-probability of each token as
-        drawn. The noise depends on (settings.seed, iteration, number of the problem, member of the group) alone."""
+        """Rollouts of settings.group_size completions of every problem, with the log-probability of each token under
+        the distribution drawn from. The noise depends only on settings.seed, iteration, the number of the problem and
+        the member of the group."""
 
     def states(self, rollouts: Rollouts) -> Tensor:
-        """Hidden states (K, C): one for each True of rollouts.inputs.chosen, in its order."""
+        """Hidden states (K, C): one for each True in rollouts.inputs.chosen, in the same order."""
 
     def project(self, states: Tensor) -> Tensor:
         """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. A banned token has a very negative
@@ -68,7 +69,8 @@ class Policy:
 
         def token_scores(h, target, kept, reference):
             full = sampling_logp(self.project(h), temperature)                       # (K, V)
-            logp = restrict(full, kept).gather(-1, target)                           # (K, g)
+            drawn = restrict(full, kept)                                             # (K, V)
+            logp = drawn.gather(-1, target)                                          # (K, g)
             read = full if learn_entropy else full.detach()
             if reference is None:
                 return logp, entropy(read)
@@ -84,8 +86,9 @@ class Policy:
         full = torch.empty(len(h), self.vocabulary, device=h.device)                 # (K, V)
         size = rows_at_once(self.vocabulary, h.device)
         for i in range(0, len(h), size):
-            logits = self.project(h[i : i + size])
-            full[i : i + size] = sampling_logp(logits, temperature)
+            part = slice(i, i + size)
+            logits = self.project(h[part])
+            full[part] = sampling_logp(logits, temperature)
         return full.split(rollouts.inputs.counts())
 
 
@@ -96,8 +99,12 @@ class ModelPolicy(Policy):
     The model is always in eval mode: dropout would make the first ratio differ from 1.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, dtype: torch.dtype = torch.float32,
-                 grad_checkpoint: bool = False):
+    def __init__(
+            self,
+            model: nn.Module,
+            tokenizer: Tokenizer,
+            dtype: torch.dtype = torch.float32,
+            grad_checkpoint: bool = False):
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.dtype = dtype
@@ -121,18 +128,21 @@ class ModelPolicy(Policy):
         size = self.problems_at_once(settings)
         rollouts = []
         for i in range(0, len(problems["number"]), size):
-            part = {key: x[i : i + size] for key, x in problems.items()}
+            rows = slice(i, i + size)
+            part = {key: x[rows] for key, x in problems.items()}
             rollouts.append(self.sample_part(part, iteration, settings))
         return join(rollouts)
 
-    def rows(self, settings: SamplingSettings) -> int:
+    def sampling_batch(self, settings: SamplingSettings) -> int:
         """Completions that are sampled in parallel; on a GPU all of an iteration, which takes no longer than a few."""
+        if settings.sample_rows:
+            return settings.sample_rows
         problems = settings.batch_size if self.device.type == "cpu" else settings.problems
-        return settings.sample_rows or problems * settings.group_size
+        return problems * settings.group_size
 
     def problems_at_once(self, settings: SamplingSettings) -> int:
         """Problems that sample_part gets at a time."""
-        return max(1, self.rows(settings) // settings.group_size)
+        return max(1, self.sampling_batch(settings) // settings.group_size)
 
     def autocast(self) -> AbstractContextManager:
         return autocast(self.device, self.dtype)

@@ -13,7 +13,7 @@ from core.fill_in import depends_on_policy
 from core.fill_in_passes import count_passes, fill_in_passes
 from core.generation import Stop
 from grpo.policies.causal import CausalPolicy, completion_texts
-from grpo.policies.fill import FillPolicy, texts_to_score
+from grpo.policies.fill import FillInputs, FillPolicy, texts_to_score
 from grpo.rollout import Rollouts
 from grpo.sampling_settings import SamplingSettings
 
@@ -34,11 +34,13 @@ class PromptFillPolicy(FillPolicy):
         P, T = prompt.shape
         G, L = settings.group_size, settings.max_new_tokens
         input = F.pad(prompt, (0, L), value=self.tokenizer.mask_token_id)            # (P, T + L)
-        position = torch.arange(T, T + L, device=self.device).expand(P, L)           # (P, L)
+        position = torch.arange(T, T + L, device=self.device)                        # (L,)
+        position = position.expand(P, L)                                             # (P, L)
         draws = 1
         if depends_on_policy(settings.unmask_order):  # each pass draws a place again
             draws = count_passes(L, settings.block_length, settings.unmask_steps)
-        noise = draw_uniforms(settings.seed, iteration, problems["number"], (1 + draws, G, L))
+        shape = 1 + draws, G, L
+        noise = draw_uniforms(settings.seed, iteration, problems["number"], shape)   # (P, 1 + draws, G, L)
         noise = F.pad(noise, (T, 0)).transpose(0, 1)                                 # (1 + draws, P, G, T + L)
         of_tokens = torch.cat((noise[:1], noise[2:]))                                # (draws, P, G, T + L)
         hidden = torch.ones(P, L, dtype=torch.bool)
@@ -55,7 +57,8 @@ class PromptFillPolicy(FillPolicy):
         drawn = turn >= 0                                                            # (N, L)
         stop = Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
         end = stop(target, 0) & drawn                                                # (N, L)
-        ends_before = end.int().cumsum(1) - end.int()
+        is_end = end.int()
+        ends_before = is_end.cumsum(1) - is_end
         in_completion = drawn & (ends_before == 0)                                   # (N, L) up to the first end
         if kept is not None:  # those of all drawn tokens
             stays = in_completion.cpu()[drawn.cpu()]
@@ -63,13 +66,22 @@ class PromptFillPolicy(FillPolicy):
 
         texts, text = texts_to_score(input, turn, read, settings.fill_estimator)
         chosen = in_completion.view(P, G, L).cpu()
-        inputs = self.inputs(chosen, texts, text, position, padding)
+        column = position[:, None].expand_as(chosen)                                 # (P, G, L)
+        inputs = FillInputs(
+            chosen=chosen,
+            size=texts.shape[1] * (T + L - padding),
+            texts=texts.cpu(),
+            position=column.cpu(),
+            text=text,
+            padding=padding)
         mask = in_completion.float()                                                 # (N, L)
         truncated = ~end.any(1)                                                      # (N,)
+        texts = completion_texts(stop, problems, target, mask, truncated)
+        target = target * in_completion
         return Rollouts(
-            target * in_completion, mask, mask,
+            target, mask, mask,
             old_logp=logp * mask,
             truncated=truncated,
             max_tokens=L,
             inputs=inputs.with_kept(kept),
-            texts=completion_texts(stop, problems, target, mask, truncated))
+            texts=texts)
