@@ -41,13 +41,14 @@ class Sizes(NamedTuple):
 
 
 class RowBuffers(NamedTuple):
-    """The state of each row of the batch, (n, 1) each except `recent`. CUDA graphs hold these addresses, so the tensors
-    are written in place and never replaced."""
+    """The state of each row of the batch, (n, 1) each except the last two. CUDA graphs hold these addresses, so the
+    tensors are written in place and never replaced."""
     number: Tensor   # the completion, -1 for none
     token: Tensor    # the token to read next
     t: Tensor        # the column of the completion that the next step draws
     padding: Tensor  # columns of the cache without a token
     recent: Tensor   # (n, POLL_STEPS) the last tokens, of column t at t % POLL_STEPS
+    kept: Tensor     # (n, POLL_STEPS, V) bool: the tokens that could be drawn there
 
 
 class CompletionBuffers(NamedTuple):
@@ -64,7 +65,6 @@ class Decoder:
     row, completion: RowBuffers and CompletionBuffers
     caches: keys and values of each layer in turn, (rows, H, columns, D) each
     start: (1,) columns of the cache before the completions
-    kept: (rows, POLL_STEPS, V) bool: the tokens that could be drawn, of column t at t % POLL_STEPS
     graphs: {arguments of a step: a function that takes it}; captures: False once a step could not be captured
     cast: {linear layer: its weights in the precision of autocast}
     """
@@ -137,17 +137,17 @@ class Decoder:
 
     def allocate(self, sizes):
         """Makes buffers. Old ones and their graphs go first, because memory may not hold both."""
-        self.row = self.completion = self.kept = self.pool = None
+        self.row = self.completion = self.pool = None
         self.graphs = {}
         self.caches = []
         self.sizes = sizes
         zeros = partial(torch.zeros, dtype=torch.long, device=self.device)
         recent = zeros(sizes.rows, POLL_STEPS)
-        self.row = RowBuffers(*zeros(4, sizes.rows, 1), recent)
+        kept = zeros(sizes.rows, POLL_STEPS, sizes.vocabulary, dtype=torch.bool)
+        self.row = RowBuffers(*zeros(4, sizes.rows, 1), recent, kept)
         given = zeros(sizes.completions + 1, sizes.tokens + 1)
         self.completion = CompletionBuffers(given, given.float(), given.double())
         self.start = zeros(1)
-        self.kept = zeros(sizes.rows, POLL_STEPS, sizes.vocabulary, dtype=torch.bool)
 
     def prefill(self, places, given, prompt, padding, which):
         """Reads prompts (p, T), all but their last tokens, and lets rows complete prompts `which` (k,).
@@ -216,7 +216,7 @@ class Decoder:
         row.recent.scatter_(1, slot, token)
         if kept is not None:
             rows = torch.arange(n, device=self.device)[:, None]                      # (n, 1)
-            self.kept[rows, slot] = kept[:, None]
+            row.kept[rows, slot] = kept[:, None]
         completion.logp[place] = logp
         row.token.copy_(token)
         row.t.add_(1).clamp_(max=L)
@@ -314,7 +314,7 @@ class Scheduler:
         """Takes over the tokens of the last steps, takes completions that have ended out of the batch, and lets the
         environment answer. Rows of ended completions draw on until they are refilled."""
         recent = self.decoder.row.recent[: self.n].tolist()  # the only wait for the device in these steps
-        new, answered = [], []
+        new = []
         for row, number in list(self.running.items()):
             written = self.written[number]
             first = len(written)
@@ -323,20 +323,16 @@ class Scheduler:
             written += tokens[: self.L - first]
             ended = self.cut_at_end(number, first)
             new += [(row, number, column) for column in range(first, len(written))]
-            ends_turn = ended and self.turns
-            if ends_turn:
+            if ended and self.turns:
                 ended = self.turns.ends(number, written)
+                if not ended:
+                    places = [(row, number, len(written))]
+                    self.decoder.assign(places, self.given[number, None], written[-1:])
             if ended or len(written) == self.L:
                 self.truncated[number] = not ended
                 del self.running[row]
-            elif ends_turn:
-                answered.append((row, number, len(written)))
         if self.sizes.vocabulary:
             self.collect(torch.tensor(new))
-        if answered:
-            numbers = [number for _, number, _ in answered]
-            token = [self.written[number][-1] for number in numbers]
-            self.decoder.assign(answered, self.given[numbers], token)
 
     def cut_at_end(self, number, first):
         """Drops the tokens behind the first one of the policy that ends a completion, or a turn of it. Returns whether
@@ -361,7 +357,7 @@ class Scheduler:
         new = new[self.given[number, column] < 0]
         for part in new.split(rows_at_once(self.sizes.vocabulary, decoder.device)):
             row, _, column = decoder.on_device(part).unbind(1)
-            kept = KeptTokens.of(decoder.kept[row, column % POLL_STEPS])
+            kept = KeptTokens.of(decoder.row.kept[row, column % POLL_STEPS])
             place = part[:, 1] * self.L + part[:, 2]                                 # (k,) in (N, L), flattened
             self.collector.add(place, kept)
 
@@ -379,15 +375,13 @@ class Scheduler:
     def generation(self):
         """The Generation, whose longest completion has M tokens."""
         tokens = [torch.tensor(written) for written in self.written]
-        target = pad_sequence(tokens, batch_first=True)                              # (N, M)
+        target = pad_sequence(tokens, batch_first=True, padding_value=-1)            # (N, M)
         N, M = target.shape
-        length = torch.tensor([len(written) for written in self.written])            # (N,)
-        is_real = torch.arange(M) < length[:, None]                                  # (N, M)
-        is_own = is_real & (self.given[:, :M] < 0)                                   # (N, M)
+        is_own = (target >= 0) & (self.given[:, :M] < 0)                             # (N, M)
         on_device = self.decoder.on_device
         mask = on_device(is_own).float()
         logp = self.decoder.completion.logp[:N, :M] * mask
         return Generation(
-            on_device(target), mask, logp,
+            on_device(target.clamp(min=0)), mask, logp,
             kept=self.collector.joined(),
             truncated=on_device(self.truncated))
