@@ -54,7 +54,7 @@ def shard(model, dist):
     if dist.shards is None:
         dist.shards = Shards(dist)
     dist.shards.models.append(model)
-    let_go(model)
+    reshard(model)
 
 
 def layers_of(model):
@@ -85,7 +85,7 @@ def anchor(states, unused, model):
     return states + 0 * unused.flatten()[0]
 
 
-def let_go(model):
+def reshard(model):
     """Returns to one part on each rank, as training needs."""
     model.set_reshard_after_forward(True)
     model.set_reshard_after_forward(False, recurse=False)  # the output layer reads after `states` has returned
@@ -111,7 +111,7 @@ class Shards:
             yield
         finally:
             for model in self.models:
-                let_go(model)
+                reshard(model)
 
     def micro_batches(self, parts, policy, rollouts):
         """Yields the micro-batches of an optimizer step, and lets every rank read a sharded model equally often.
