@@ -4,6 +4,7 @@ The result is that of core.generation.generate. The Decoder is the half on the d
 The Scheduler is the half on the host: the completion of each row, those that come next, and those that have ended.
 """
 
+import math
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -64,7 +65,7 @@ class Decoder:
 
     row, completion: RowBuffers and CompletionBuffers
     caches: keys and values of each layer in turn, (rows, H, columns, D) each
-    start: (1,) columns of the cache before the completions
+    prompt, padding: those of the call; start: (1,) columns of the cache before its completions
     graphs: {arguments of a step: a function that takes it}; captures: False once a step could not be captured
     cast: {linear layer: its weights in the precision of autocast}
     """
@@ -79,12 +80,12 @@ class Decoder:
     def __call__(self, prompt, padding, uniform, stop, turns=None, rows=ROWS, **sampling):
         """Returns the Generation of core.generation.generate. rows: the most completions in the batch at a time"""
         self.device = prompt.device
+        self.prompt = prompt
+        self.padding = padding
         truncates = sampling.get("top_p", 1) < 1 or sampling.get("top_k") or sampling.get("min_p")
         vocabulary = self.model.vocabulary if truncates else 0
-        scheduler = Scheduler(self, prompt, padding, uniform.shape, stop, turns, rows, vocabulary)
-        noise = uniform.flatten(0, 1)                                                # (N, L)
-        start = prompt.shape[1] - 1
-        self.begin(scheduler.sizes, start, noise)
+        scheduler = Scheduler(self, uniform.shape, stop, turns, rows, vocabulary)
+        self.begin(scheduler.sizes, uniform.flatten(0, 1))
         with self.cast_weights():
             while scheduler.refill():
                 self.steps(scheduler.n, scheduler.width(), scheduler.L, **sampling)
@@ -119,11 +120,8 @@ class Decoder:
     def on_device(self, x):
         return torch.as_tensor(x).to(self.device, non_blocking=True)
 
-    def begin(self, sizes, start, noise):
-        """Empties the buffers for a call, and makes larger ones if need be.
-
-        sizes: the room that the call needs; start: columns of the cache before the completions; noise: (N, L)
-        """
+    def begin(self, sizes, noise):
+        """Empties the buffers for a call, and makes larger ones if need be. sizes: those of the call; noise: (N, L)"""
         sizes = Sizes(*map(max, self.sizes, sizes))
         if sizes != self.sizes:
             self.allocate(sizes)
@@ -133,7 +131,7 @@ class Decoder:
         N, L = noise.shape
         self.row.number.fill_(-1)
         self.completion.noise[:N, :L] = self.on_device(noise)
-        self.start.fill_(start)
+        self.start.fill_(self.prompt.shape[1] - 1)  # the last token of a prompt is read in the first step
 
     def allocate(self, sizes):
         """Makes buffers. Old ones and their graphs go first, because memory may not hold both."""
@@ -149,11 +147,21 @@ class Decoder:
         self.completion = CompletionBuffers(given, given.float(), given.double())
         self.start = zeros(1)
 
-    def prefill(self, places, given, prompt, padding, which):
-        """Reads prompts (p, T), all but their last tokens, and lets rows complete prompts `which` (k,).
+    def prefill(self, places, given, problems):
+        """Reads prompts, all but their last tokens, each once, and lets rows complete them.
 
-        places, given: as in assign; padding: (p,) or None
+        places, given: as in assign; problems: (k,) the prompt of each row, in ascending order
         """
+        first = problems[0]
+        part = slice(first, problems[-1] + 1)
+        places = self.on_device(places)
+        rows = places[:, 0]
+        which = self.on_device(problems) - first                                     # (k,)
+        prompt = self.prompt[part]                                                   # (p, T)
+        padding = self.padding
+        if padding is not None:
+            padding = padding[part]                                                  # (p,)
+            self.row.padding[rows, 0] = padding[which]
         past = new_cache(self.model)
         self.model.states(prompt[:, :-1], None, past, padding)
         read = list(chain(*past.layers))                                             # (p, H, T - 1, D) each
@@ -162,13 +170,8 @@ class Decoder:
                 _, H, _, D = x.shape
                 cache = x.new_zeros(self.sizes.rows, H, self.sizes.columns, D)
                 self.caches.append(cache)
-        places = self.on_device(places)
-        which = self.on_device(which)
-        rows = places[:, 0]
         for x, cache in zip(read, self.caches):
             cache[rows, :, : x.shape[2]] = x[which]
-        if padding is not None:
-            self.row.padding[rows, 0] = padding[which]
         self.assign(places, given, prompt[which, -1])
 
     def assign(self, places, given, token):
@@ -254,10 +257,8 @@ class Scheduler:
     given: (N, L) as in CompletionBuffers, on the CPU
     """
 
-    def __init__(self, decoder, prompt, padding, shape, stop, turns, rows, vocabulary):
+    def __init__(self, decoder, shape, stop, turns, rows, vocabulary):
         self.decoder = decoder
-        self.prompt = prompt
-        self.padding = padding
         self.stop = stop
         self.turns = turns
         P, self.group_size, self.L = shape
@@ -276,8 +277,8 @@ class Scheduler:
 
     def columns(self, tokens):
         """Columns of a cache for a prompt and this many tokens, a multiple of COLUMNS."""
-        needed = self.prompt.shape[1] + tokens
-        return -(-needed // COLUMNS) * COLUMNS
+        needed = self.decoder.prompt.shape[1] + tokens
+        return math.ceil(needed / COLUMNS) * COLUMNS
 
     def width(self):
         """Columns of the caches that the next steps can reach."""
@@ -298,17 +299,13 @@ class Scheduler:
 
     def prefill(self, rows):
         """Gives rows the next completions. Those of a prompt are neighbours, so that it is read once for all."""
-        numbers = range(self.begun, self.begun + len(rows))
+        end = self.begun + len(rows)
+        numbers = range(self.begun, end)
         problems = [number // self.group_size for number in numbers]
-        first = problems[0]
-        part = slice(first, problems[-1] + 1)
-        padding = None if self.padding is None else self.padding[part]               # (p,)
         places = [(row, number, 0) for row, number in zip(rows, numbers)]
-        which = [problem - first for problem in problems]
-        given = self.given[numbers.start : numbers.stop]                             # (k, L)
-        self.decoder.prefill(places, given, self.prompt[part], padding, which)
+        self.decoder.prefill(places, self.given[self.begun : end], problems)
         self.running |= zip(rows, numbers)
-        self.begun = numbers.stop
+        self.begun = end
 
     def poll(self):
         """Takes over the tokens of the last steps, takes completions that have ended out of the batch, and lets the
