@@ -1,7 +1,7 @@
 """Decodes completions on a GPU with CUDA graphs, in a batch of fixed shape whose finished rows are refilled.
 
-The result is that of core.generation.generate. The Decoder is the half on the device: buffers, one step, its graphs.
-The Scheduler is the half on the host: the completion of each row, those that come next, and those that have ended.
+The result is that of core.generation.generate. The Decoder is the device half: buffers, one step, its CUDA graphs. The
+Scheduler is the host half: it knows which completion each row has, which ones come next, and which have ended.
 """
 
 import math
@@ -33,7 +33,7 @@ def can_decode(model):
 
 
 class Sizes(NamedTuple):
-    """The room in the buffers."""
+    """The sizes of the buffers."""
     rows: int = 0         # of the batch
     columns: int = 0      # of a cache
     completions: int = 0  # of a call
@@ -53,8 +53,8 @@ class RowBuffers(NamedTuple):
 
 
 class CompletionBuffers(NamedTuple):
-    """The input and output of a call for each completion, (N + 1, L + 1) each. Rows draw on behind the end of their
-    completion, and rows without a completion use the last one: both are cut off."""
+    """The input and output of a call for each completion, (N + 1, L + 1) each. Rows keep writing past the end of their
+    completion, and rows without a completion write to the last one: both are cut off."""
     given: Tensor  # tokens of answers, -1 where the policy writes
     logp: Tensor   # log-probability of the drawn token
     noise: Tensor  # float64 in [0, 1)
@@ -95,8 +95,8 @@ class Decoder:
 
     @contextmanager
     def cast_weights(self):
-        """Within, linear layers hold their weights in the precision of autocast. Otherwise autocast would cast them
-        again for each token; the products are the same."""
+        """In the block, linear layers hold their weights in the precision of autocast. Otherwise autocast would cast
+        them again for each token; the products are the same."""
         kind = self.device.type
         casts = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind)
@@ -134,7 +134,7 @@ class Decoder:
         self.start.fill_(self.prompt.shape[1] - 1)  # the last token of a prompt is read in the first step
 
     def allocate(self, sizes):
-        """Makes buffers. Old ones and their graphs go first, because memory may not hold both."""
+        """Makes buffers. Old ones and their graphs are freed first, because memory may not hold both."""
         self.row = self.completion = self.pool = None
         self.graphs = {}
         self.caches = []
@@ -148,7 +148,8 @@ class Decoder:
         self.start = zeros(1)
 
     def prefill(self, places, given, problems):
-        """Reads prompts, all but their last tokens, each once, and lets rows complete them.
+        """Fills the caches of rows with their prompts, all but the last token, and assigns completions to the rows.
+        Each prompt is read once.
 
         places, given: as in assign; problems: (k,) the prompt of each row, in ascending order
         """
@@ -175,8 +176,11 @@ class Decoder:
         self.assign(places, given, prompt[which, -1])
 
     def assign(self, places, given, token):
-        """Lets rows write completions. places: (k, 3) row, completion and the column to draw after reading token (k,);
-        given: (k, L) as in CompletionBuffers"""
+        """Assigns completions to rows.
+
+        places: (k, 3) row, completion and the column to draw next; token: (k,) the tokens to read for it
+        given: (k, L) as in CompletionBuffers
+        """
         rows, number, t = self.on_device(places).unbind(1)                           # (k,) each
         self.row.number[rows, 0] = number
         self.row.token[rows, 0] = self.on_device(token)
@@ -203,7 +207,7 @@ class Decoder:
         row = RowBuffers(*(x[:n] for x in self.row))
         completion = self.completion
         place = row.number, row.t                                                    # (n, 1) each
-        # A row that the host takes for ended draws on, because the shapes are fixed; its columns stay within the cache
+        # Shapes are fixed, so a finished row keeps drawing until it is refilled; clamped, it stays within the cache
         last = min(width, self.model.longest_input) - 1
         column = (self.start + row.t).clamp(max=last)                                # (n, 1) of the cache
         caches = [x[:n, :, :width] for x in self.caches]
@@ -225,8 +229,8 @@ class Decoder:
         row.t.add_(1).clamp_(max=L)
 
     def captured(self, step):
-        """A function that does what step() does: on a GPU, by launching a CUDA graph. All graphs share the memory of
-        intermediate results; what stays is in the buffers."""
+        """Returns a function that does what step() does: on a GPU, by launching a CUDA graph. All graphs share the
+        memory of intermediate results, because results stay in the buffers."""
         if self.device.type != "cuda" or not self.captures:
             return step
         self.pool = self.pool or torch.cuda.graph_pool_handle()
@@ -250,7 +254,7 @@ class Decoder:
 
 
 class Scheduler:
-    """The N = P * G completions of one call of a Decoder, of L tokens at most, as the host knows them.
+    """The host's record of one call of a Decoder: N = P * G completions of at most L tokens.
 
     n: rows of the next steps; running: {row: its completion}; begun: completions that have had a row
     written: the tokens of each completion at the last poll; truncated: False where one has ended
@@ -308,8 +312,8 @@ class Scheduler:
         self.begun = end
 
     def poll(self):
-        """Takes over the tokens of the last steps, takes completions that have ended out of the batch, and lets the
-        environment answer. Rows of ended completions draw on until they are refilled."""
+        """Appends the tokens of the last steps, drops finished completions from the batch, and lets the environment
+        answer. The rows of finished completions keep drawing until they are refilled."""
         recent = self.decoder.row.recent[: self.n].tolist()  # the only wait for the device in these steps
         new = []
         for row, number in list(self.running.items()):
@@ -332,8 +336,8 @@ class Scheduler:
             self.collect(torch.tensor(new))
 
     def cut_at_end(self, number, first):
-        """Drops the tokens behind the first one of the policy that ends a completion, or a turn of it. Returns whether
-        there is one. first: the column of the first new token"""
+        """Cuts a completion after its first new token that ends it, or a turn of it, and returns whether there is one.
+        Tokens of answers end nothing. first: the column of the first new token"""
         written = self.written[number]
         if self.stop.sequences:
             turn = self.turns.episodes[number].turns[-1] if self.turns else 0
@@ -348,7 +352,7 @@ class Scheduler:
         return False
 
     def collect(self, new):
-        """Takes over the kept tokens of the last steps. new: (k, 3) row, completion and column of each token"""
+        """Collects the kept tokens of the last steps. new: (k, 3) row, completion and column of each token"""
         decoder = self.decoder
         _, number, column = new.unbind(1)                                            # (k,) each
         new = new[self.given[number, column] < 0]
@@ -359,8 +363,8 @@ class Scheduler:
             self.collector.add(place, kept)
 
     def shrink(self):
-        """Halves the batch once the remaining completions fit into half of it. There are few sizes, because each has
-        graphs of its own."""
+        """Halves the batch once the remaining completions fit into half of it. Few sizes, because each has its own
+        graphs."""
         half = self.n // 2
         used = list(self.running)
         if self.begun == self.N and ROWS <= half and 0 < len(used) <= half:
@@ -370,7 +374,7 @@ class Scheduler:
             self.n = half
 
     def generation(self):
-        """The Generation, whose longest completion has M tokens."""
+        """Returns the Generation, whose longest completion has M tokens."""
         tokens = [torch.tensor(written) for written in self.written]
         target = pad_sequence(tokens, batch_first=True, padding_value=-1)            # (N, M)
         N, M = target.shape
