@@ -34,7 +34,7 @@ def states(out_dir: str) -> list[str]:
 
 
 def no_state(out_dir):
-    """The Mistake of a run that cannot resume. A start that failed may have set the run aside that the user means."""
+    """The Mistake of a run that cannot resume. A failed start may have set aside the run that the user means."""
     reason = f"resume=True, but {shortest(out_dir)} has no {STATE}"
     for folder in earlier_runs(out_dir):
         if states(folder):
@@ -93,7 +93,7 @@ class CheckpointManager:
         self.last_step = step
 
     def how_to_resume(self) -> str:
-        """The remedy for a run that has to end, in words."""
+        """The remedy in the error of a run that has to end."""
         if self.last_step is None:
             return "no state has been saved, start again"
         return f"the last state is {self.last} (step {self.last_step}), resume with {resume_command(self.out_dir)}"
@@ -107,8 +107,8 @@ class CheckpointManager:
             raise CannotWrite(f"{error}; make room or make it writable; {self.how_to_resume()}") from None
 
     def load(self, weights: dict, optimizers: list, say=print) -> dict:
-        """Restores the optimizers in place and returns what else was saved, the weights under "model". If the newest
-        state is damaged, it says so and takes the one before. Raises Mistake.
+        """Restores the optimizers in place and returns everything else that was saved, the weights under "model". If
+        the newest state is damaged, it says so and takes the one before. Raises Mistake.
 
         weights: {name: tensor} of the run that resumes; only their names and shapes are read
         """

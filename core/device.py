@@ -63,7 +63,7 @@ def detect_dtype(name: str, device: torch.device) -> torch.dtype:
 
 @functools.cache
 def gpu_logits_at_once(device: torch.device) -> int:
-    """Most numbers in one tensor of logits: a GPU is slow in small parts; one of 12 or 24 GB has less room for them."""
+    """The most numbers in one tensor of logits. A GPU is slow on small parts; one of 12 or 24 GB has less room."""
     _, memory = torch.cuda.mem_get_info(device)
     gigabytes = memory / 2**30
     if gigabytes < 16:
@@ -75,7 +75,7 @@ def gpu_logits_at_once(device: torch.device) -> int:
 
 @contextmanager
 def keep_torch_defaults() -> Iterator:
-    """Undoes the block's changes of torch's default dtype, default device and gradient mode."""
+    """Restores torch's default dtype, default device and gradient mode after the block."""
     dtype = torch.get_default_dtype()
     device = torch.get_default_device()
     if device.type == "cpu":
@@ -90,7 +90,7 @@ def keep_torch_defaults() -> Iterator:
 
 
 def moved(x: Any, device: torch.device) -> Any:
-    """Returns x, a tensor or whatever holds tensors, on another device."""
+    """Returns x, a tensor or a record that holds tensors, on another device. The inputs of Rollouts stay on the CPU."""
     if torch.is_tensor(x):
         return x.to(device)
     if isinstance(x, (list, tuple)):
@@ -98,7 +98,7 @@ def moved(x: Any, device: torch.device) -> Any:
     if isinstance(x, dict):
         parts = {}
         for name, part in x.items():
-            parts[name] = part if name == "inputs" else moved(part, device)  # those of Rollouts stay on the CPU
+            parts[name] = part if name == "inputs" else moved(part, device)
         return parts
     if is_dataclass(x):
         return replace(x, **moved(vars(x), device))

@@ -24,7 +24,7 @@ RANK_VARIABLES = "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"  # torchrun 
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
-    """Matrix products in dtype; a no-op for float32."""
+    """Computes matrix products of a block in dtype; a no-op for float32."""
     if dtype == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype)
@@ -130,7 +130,7 @@ class Distributed:
         return self._reduced(x, dist.ReduceOp.MAX, self.ranks)
 
     def agree(self, number: int) -> int:
-        """The largest of a small whole number over ranks, exchanged on the CPU."""
+        """The largest over ranks of a small whole number, exchanged on the CPU."""
         number = torch.tensor(int(number))
         return int(self._reduced(number, dist.ReduceOp.MAX, None))
 
@@ -154,7 +154,7 @@ class Distributed:
             g.copy_(summed.view_as(g))
 
     def gathered(self) -> AbstractContextManager:
-        """Within, every sharded model is whole on every rank. Other models always are."""
+        """In the block, every sharded model is whole on every rank. Other models always are."""
         if self.shards is None:
             return contextlib.nullcontext()
         return self.shards.gathered()
@@ -179,7 +179,7 @@ class Distributed:
                 dist.broadcast(p.data, src=0, group=self.ranks)
 
     def gather(self, value: Any) -> list | None:
-        """The values of all ranks, in their order, on rank 0; None elsewhere. Tensors in it arrive on the CPU."""
+        """Collects the values of all ranks on rank 0, in their order; None elsewhere. Tensors arrive on the CPU."""
         if self.world == 1:
             return [value]
         values = [None] * self.world if self.is_main else None
@@ -187,7 +187,7 @@ class Distributed:
         return values
 
     def keys_of_all(self, keys: Iterable) -> list:
-        """The keys that any rank has, sorted: the same list on every rank."""
+        """The sorted union of the keys of all ranks, the same list on every rank."""
         if self.world == 1:
             return sorted(keys)
         found = [None] * self.world

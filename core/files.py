@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, JSON that is checked as it is read, and the names of a run's files."""
+"""Files written whole or not at all, JSON checked on reading, and the names of a run's files."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ def on_hub(path):
 
 
 def lies_in(path, folder):
-    """True if a path, which may be None, names something in a folder."""
+    """True if `path`, which may be None, lies directly in `folder`."""
     if path is None:
         return False
     parent = os.path.dirname(os.path.realpath(path))
@@ -86,14 +86,14 @@ def write_json(path, value):
 
 
 def value_from_json(text, where, remedy):
-    """The value of a JSON text. Raises Mistake for another text.
+    """The value of a JSON text. Raises Mistake if it is not JSON.
     where: names the text; remedy: what to do, the end of the error"""
     with others(f"{where} is not JSON", remedy):
         return json.loads(text)
 
 
 def object_from_json(text, where, remedy):
-    """The object {...} of a JSON text. Raises Mistake for another text. where, remedy: as in value_from_json"""
+    """The object {...} of a JSON text. Raises Mistake if it is none. where, remedy: as in value_from_json"""
     value = value_from_json(text, where, remedy)
     if not isinstance(value, dict):
         raise Mistake(f"{where} must be an object {{...}}, not {type(value).__name__}; {remedy}")
@@ -107,9 +107,11 @@ def read_object(path, where, remedy):
 
 
 def each_record(path, say=None):
-    """Yields the records of a file with one on each line, which may be larger than the memory; none if there is no
-    file. A last line that a crash cut short is left out, and reported to `say`. Raises Mistake for a line that is no
-    record of a step."""
+    """Yields the records of a file, one on each line; none if there is no file. The file may be larger than memory.
+
+    say: is told of a last line that a crash cut short, which is left out
+    Raises Mistake for a line that is not the record of a step.
+    """
     if not os.path.exists(path):
         return
     with open(path, encoding="utf-8", errors="replace") as f:
@@ -139,8 +141,7 @@ def each_metrics(path):
 
 
 def starts_of(config, path):
-    """The list of a run's starts in `config`, the content of its config.json at `path`. Raises Mistake if it is none.
-    """
+    """The list of a run's starts. config: the content of its config.json at `path`. Raises Mistake for another list."""
     starts = config.get("starts", [])
     if not isinstance(starts, list) or not all(map(is_start, starts)):
         raise Mistake(f"{path}: starts must be a list of what was written there; delete the file")
@@ -148,7 +149,7 @@ def starts_of(config, path):
 
 
 def is_start(start):
-    """True for an object of the form that core/run.py records."""
+    """True for the record of a start as core/run.py writes it."""
     if not isinstance(start, dict):
         return False
     end = start.get("end", {})
@@ -161,7 +162,7 @@ def is_start(start):
 
 
 def keep_records(path, step, say=None):
-    """Drops the records of steps after `step`; at step 0, where a run begins, all of them. say: as of each_record"""
+    """Drops the records of steps after `step`; at step 0, where a run begins, all of them. say: as in each_record"""
     with replacing(path) as new, open(new, "w") as f:
         for record in each_record(path, say):
             if 0 < step >= record["step"]:

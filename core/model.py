@@ -1,4 +1,4 @@
-"""One transformer for three jobs: write the next token, fill in masked tokens, or score a text.
+"""One transformer for three tasks: write the next token, fill in masked tokens, or score a text.
 
 Shapes: B texts of T tokens, M of which are wanted; L tokens with those read before; C wide, in H heads of D = C / H.
 """
@@ -27,7 +27,7 @@ JUDGE_HEADS = ("realness", "cls")
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The size and the job of a model, stored in its file."""
+    """The size and the task of a model, stored in its file."""
     mode: Annotated[str, MODES] = LANGUAGE_MODEL
     vocab_size: Annotated[int, "[1, 1e7]"] = 100       # ids it can read: the base vocabulary, then special tokens
     base_vocab_size: Annotated[int, "[1, 1e7]"] = 97   # ids below it can be written: a special token is never sampled
@@ -57,7 +57,7 @@ def rotary_table(length: int, head_size: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns x (..., D) by its position: the pair (x[i], x[i + D/2]) is one complex number."""
+    """Rotates x (..., D) by its position: the pair (x[i], x[i + D/2]) is one complex number."""
     other = x.roll(x.shape[-1] // 2, -1)                                             # (..., D)
     return torch.addcmul(x * cos, other, sin)
 
@@ -309,7 +309,7 @@ class GPT(nn.Module):
         self.load_state_dict(weights)
 
     def identity(self) -> dict:
-        """Further facts that must be equal for a saved state to fit; the names and shapes of the weights always do."""
+        """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
         return {}
 
     def frozen(self) -> "GPT":

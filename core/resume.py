@@ -1,4 +1,4 @@
-"""The command that resumes a run, what has changed since its last start, and the earlier runs of a folder."""
+"""The command that resumes a run, the changes since its last start, and the earlier runs of a folder."""
 
 import dataclasses
 import json
@@ -18,8 +18,8 @@ OF_A_START = ("resume", "out_dir", "dry_run", "doctor", "starts")  # keys of con
 
 
 def resume_command(out_dir):
-    """The command that resumes the run in a folder, to be copied into the shell that started this process. From Python
-    or a notebook: the two settings.
+    """The command that resumes the run in a folder, for the shell that started this process. In Python or a notebook
+    it is only the two settings.
 
     out_dir: an absolute path
     """
@@ -40,7 +40,7 @@ def resume_command(out_dir):
 
 
 def earlier_runs(out_dir):
-    """The folders of the runs that were set aside in this one, the newest first."""
+    """The folders of earlier runs that were set aside in out_dir, the newest first."""
     folder = os.path.join(out_dir, PREVIOUS)
     if not os.path.isdir(folder):
         return []
@@ -50,7 +50,7 @@ def earlier_runs(out_dir):
 
 
 def changed_since(saved, config, ranks):
-    """The settings and the number of ranks that differ from those of the last start, in one line; "" if none does.
+    """Lists in one line the settings, and the number of ranks, that differ from the last start; "" if none does.
 
     saved: the content of config.json, perhaps of a version with other settings
     ranks: those of this start

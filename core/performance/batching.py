@@ -37,8 +37,8 @@ def parts_of_like_length(length, overhead):
 
 
 def parts_of_tokens(size, most):
-    """Cuts rows, the largest first, into parts of at most `most` tokens, where each row of a part takes as many as its
-    largest one; a larger row is a part by itself.
+    """Cuts rows, the largest first, into parts of at most `most` tokens, counting padding to the largest row of a part.
+    A row of more tokens is a part by itself.
 
     size: (n,) tokens of each row, on the CPU
     Returns a list of index tensors, each in ascending order

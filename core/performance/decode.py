@@ -1,9 +1,10 @@
 """Decodes completions on a GPU with CUDA graphs, in a batch of fixed shape whose finished rows are refilled.
 
-The result is that of core.generation.generate. The Decoder is the half on the device: buffers, one step, its graphs.
-The Scheduler is the half on the host: the completion of each row, those that come next, and those that have ended.
+The result is that of core.generation.generate. The Decoder is the device half: buffers, one step, its CUDA graphs. The
+Scheduler is the host half: it knows which completion each row has, which ones come next, and which have ended.
 """
 
+import math
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -32,7 +33,7 @@ def can_decode(model):
 
 
 class Sizes(NamedTuple):
-    """The room in the buffers."""
+    """The sizes of the buffers."""
     rows: int = 0         # of the batch
     columns: int = 0      # of a cache
     completions: int = 0  # of a call
@@ -41,18 +42,19 @@ class Sizes(NamedTuple):
 
 
 class RowBuffers(NamedTuple):
-    """The state of each row of the batch, (n, 1) each except `recent`. CUDA graphs hold these addresses, so the tensors
-    are written in place and never replaced."""
+    """The state of each row of the batch, (n, 1) each except the last two. CUDA graphs hold these addresses, so the
+    tensors are written in place and never replaced."""
     number: Tensor   # the completion, -1 for none
     token: Tensor    # the token to read next
     t: Tensor        # the column of the completion that the next step draws
     padding: Tensor  # columns of the cache without a token
     recent: Tensor   # (n, POLL_STEPS) the last tokens, of column t at t % POLL_STEPS
+    kept: Tensor     # (n, POLL_STEPS, V) bool: the tokens that could be drawn there
 
 
 class CompletionBuffers(NamedTuple):
-    """The input and output of a call for each completion, (N + 1, L + 1) each. Rows draw on behind the end of their
-    completion, and rows without a completion use the last one: both are cut off."""
+    """The input and output of a call for each completion, (N + 1, L + 1) each. Rows keep writing past the end of their
+    completion, and rows without a completion write to the last one: both are cut off."""
     given: Tensor  # tokens of answers, -1 where the policy writes
     logp: Tensor   # log-probability of the drawn token
     noise: Tensor  # float64 in [0, 1)
@@ -63,8 +65,7 @@ class Decoder:
 
     row, completion: RowBuffers and CompletionBuffers
     caches: keys and values of each layer in turn, (rows, H, columns, D) each
-    start: (1,) columns of the cache before the completions
-    kept: (rows, POLL_STEPS, V) bool: the tokens that could be drawn, of column t at t % POLL_STEPS
+    prompt, padding: those of the call; start: (1,) columns of the cache before its completions
     graphs: {arguments of a step: a function that takes it}; captures: False once a step could not be captured
     cast: {linear layer: its weights in the precision of autocast}
     """
@@ -79,12 +80,12 @@ class Decoder:
     def __call__(self, prompt, padding, uniform, stop, turns=None, rows=ROWS, **sampling):
         """Returns the Generation of core.generation.generate. rows: the most completions in the batch at a time"""
         self.device = prompt.device
+        self.prompt = prompt
+        self.padding = padding
         truncates = sampling.get("top_p", 1) < 1 or sampling.get("top_k") or sampling.get("min_p")
         vocabulary = self.model.vocabulary if truncates else 0
-        scheduler = Scheduler(self, prompt, padding, uniform.shape, stop, turns, rows, vocabulary)
-        noise = uniform.flatten(0, 1)                                                # (N, L)
-        start = prompt.shape[1] - 1
-        self.begin(scheduler.sizes, start, noise)
+        scheduler = Scheduler(self, uniform.shape, stop, turns, rows, vocabulary)
+        self.begin(scheduler.sizes, uniform.flatten(0, 1))
         with self.cast_weights():
             while scheduler.refill():
                 self.steps(scheduler.n, scheduler.width(), scheduler.L, **sampling)
@@ -94,8 +95,8 @@ class Decoder:
 
     @contextmanager
     def cast_weights(self):
-        """Within, linear layers hold their weights in the precision of autocast. Otherwise autocast would cast them
-        again for each token; the products are the same."""
+        """In the block, linear layers hold their weights in the precision of autocast. Otherwise autocast would cast
+        them again for each token; the products are the same."""
         kind = self.device.type
         casts = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind)
@@ -119,11 +120,8 @@ class Decoder:
     def on_device(self, x):
         return torch.as_tensor(x).to(self.device, non_blocking=True)
 
-    def begin(self, sizes, start, noise):
-        """Empties the buffers for a call, and makes larger ones if need be.
-
-        sizes: the room that the call needs; start: columns of the cache before the completions; noise: (N, L)
-        """
+    def begin(self, sizes, noise):
+        """Empties the buffers for a call, and makes larger ones if need be. sizes: those of the call; noise: (N, L)"""
         sizes = Sizes(*map(max, self.sizes, sizes))
         if sizes != self.sizes:
             self.allocate(sizes)
@@ -133,27 +131,38 @@ class Decoder:
         N, L = noise.shape
         self.row.number.fill_(-1)
         self.completion.noise[:N, :L] = self.on_device(noise)
-        self.start.fill_(start)
+        self.start.fill_(self.prompt.shape[1] - 1)  # the last token of a prompt is read in the first step
 
     def allocate(self, sizes):
-        """Makes buffers. Old ones and their graphs go first, because memory may not hold both."""
-        self.row = self.completion = self.kept = self.pool = None
+        """Makes buffers. Old ones and their graphs are freed first, because memory may not hold both."""
+        self.row = self.completion = self.pool = None
         self.graphs = {}
         self.caches = []
         self.sizes = sizes
         zeros = partial(torch.zeros, dtype=torch.long, device=self.device)
         recent = zeros(sizes.rows, POLL_STEPS)
-        self.row = RowBuffers(*zeros(4, sizes.rows, 1), recent)
+        kept = zeros(sizes.rows, POLL_STEPS, sizes.vocabulary, dtype=torch.bool)
+        self.row = RowBuffers(*zeros(4, sizes.rows, 1), recent, kept)
         given = zeros(sizes.completions + 1, sizes.tokens + 1)
         self.completion = CompletionBuffers(given, given.float(), given.double())
         self.start = zeros(1)
-        self.kept = zeros(sizes.rows, POLL_STEPS, sizes.vocabulary, dtype=torch.bool)
 
-    def prefill(self, places, given, prompt, padding, which):
-        """Reads prompts (p, T), all but their last tokens, and lets rows complete prompts `which` (k,).
+    def prefill(self, places, given, problems):
+        """Fills the caches of rows with their prompts, all but the last token, and assigns completions to the rows.
+        Each prompt is read once.
 
-        places, given: as in assign; padding: (p,) or None
+        places, given: as in assign; problems: (k,) the prompt of each row, in ascending order
         """
+        first = problems[0]
+        part = slice(first, problems[-1] + 1)
+        places = self.on_device(places)
+        rows = places[:, 0]
+        which = self.on_device(problems) - first                                     # (k,)
+        prompt = self.prompt[part]                                                   # (p, T)
+        padding = self.padding
+        if padding is not None:
+            padding = padding[part]                                                  # (p,)
+            self.row.padding[rows, 0] = padding[which]
         past = new_cache(self.model)
         self.model.states(prompt[:, :-1], None, past, padding)
         read = list(chain(*past.layers))                                             # (p, H, T - 1, D) each
@@ -162,18 +171,16 @@ class Decoder:
                 _, H, _, D = x.shape
                 cache = x.new_zeros(self.sizes.rows, H, self.sizes.columns, D)
                 self.caches.append(cache)
-        places = self.on_device(places)
-        which = self.on_device(which)
-        rows = places[:, 0]
         for x, cache in zip(read, self.caches):
             cache[rows, :, : x.shape[2]] = x[which]
-        if padding is not None:
-            self.row.padding[rows, 0] = padding[which]
         self.assign(places, given, prompt[which, -1])
 
     def assign(self, places, given, token):
-        """Lets rows write completions. places: (k, 3) row, completion and the column to draw after reading token (k,);
-        given: (k, L) as in CompletionBuffers"""
+        """Assigns completions to rows.
+
+        places: (k, 3) row, completion and the column to draw next; token: (k,) the tokens to read for it
+        given: (k, L) as in CompletionBuffers
+        """
         rows, number, t = self.on_device(places).unbind(1)                           # (k,) each
         self.row.number[rows, 0] = number
         self.row.token[rows, 0] = self.on_device(token)
@@ -200,7 +207,7 @@ class Decoder:
         row = RowBuffers(*(x[:n] for x in self.row))
         completion = self.completion
         place = row.number, row.t                                                    # (n, 1) each
-        # A row that the host takes for ended draws on, because the shapes are fixed; its columns stay within the cache
+        # Shapes are fixed, so a finished row keeps drawing until it is refilled; clamped, it stays within the cache
         last = min(width, self.model.longest_input) - 1
         column = (self.start + row.t).clamp(max=last)                                # (n, 1) of the cache
         caches = [x[:n, :, :width] for x in self.caches]
@@ -216,14 +223,14 @@ class Decoder:
         row.recent.scatter_(1, slot, token)
         if kept is not None:
             rows = torch.arange(n, device=self.device)[:, None]                      # (n, 1)
-            self.kept[rows, slot] = kept[:, None]
+            row.kept[rows, slot] = kept[:, None]
         completion.logp[place] = logp
         row.token.copy_(token)
         row.t.add_(1).clamp_(max=L)
 
     def captured(self, step):
-        """A function that does what step() does: on a GPU, by launching a CUDA graph. All graphs share the memory of
-        intermediate results; what stays is in the buffers."""
+        """Returns a function that does what step() does: on a GPU, by launching a CUDA graph. All graphs share the
+        memory of intermediate results, because results stay in the buffers."""
         if self.device.type != "cuda" or not self.captures:
             return step
         self.pool = self.pool or torch.cuda.graph_pool_handle()
@@ -247,17 +254,15 @@ class Decoder:
 
 
 class Scheduler:
-    """The N = P * G completions of one call of a Decoder, of L tokens at most, as the host knows them.
+    """The host's record of one call of a Decoder: N = P * G completions of at most L tokens.
 
     n: rows of the next steps; running: {row: its completion}; begun: completions that have had a row
     written: the tokens of each completion at the last poll; truncated: False where one has ended
     given: (N, L) as in CompletionBuffers, on the CPU
     """
 
-    def __init__(self, decoder, prompt, padding, shape, stop, turns, rows, vocabulary):
+    def __init__(self, decoder, shape, stop, turns, rows, vocabulary):
         self.decoder = decoder
-        self.prompt = prompt
-        self.padding = padding
         self.stop = stop
         self.turns = turns
         P, self.group_size, self.L = shape
@@ -276,8 +281,8 @@ class Scheduler:
 
     def columns(self, tokens):
         """Columns of a cache for a prompt and this many tokens, a multiple of COLUMNS."""
-        needed = self.prompt.shape[1] + tokens
-        return -(-needed // COLUMNS) * COLUMNS
+        needed = self.decoder.prompt.shape[1] + tokens
+        return math.ceil(needed / COLUMNS) * COLUMNS
 
     def width(self):
         """Columns of the caches that the next steps can reach."""
@@ -298,23 +303,19 @@ class Scheduler:
 
     def prefill(self, rows):
         """Gives rows the next completions. Those of a prompt are neighbours, so that it is read once for all."""
-        numbers = range(self.begun, self.begun + len(rows))
+        end = self.begun + len(rows)
+        numbers = range(self.begun, end)
         problems = [number // self.group_size for number in numbers]
-        first = problems[0]
-        part = slice(first, problems[-1] + 1)
-        padding = None if self.padding is None else self.padding[part]               # (p,)
         places = [(row, number, 0) for row, number in zip(rows, numbers)]
-        which = [problem - first for problem in problems]
-        given = self.given[numbers.start : numbers.stop]                             # (k, L)
-        self.decoder.prefill(places, given, self.prompt[part], padding, which)
+        self.decoder.prefill(places, self.given[self.begun : end], problems)
         self.running |= zip(rows, numbers)
-        self.begun = numbers.stop
+        self.begun = end
 
     def poll(self):
-        """Takes over the tokens of the last steps, takes completions that have ended out of the batch, and lets the
-        environment answer. Rows of ended completions draw on until they are refilled."""
+        """Appends the tokens of the last steps, drops finished completions from the batch, and lets the environment
+        answer. The rows of finished completions keep drawing until they are refilled."""
         recent = self.decoder.row.recent[: self.n].tolist()  # the only wait for the device in these steps
-        new, answered = [], []
+        new = []
         for row, number in list(self.running.items()):
             written = self.written[number]
             first = len(written)
@@ -323,24 +324,20 @@ class Scheduler:
             written += tokens[: self.L - first]
             ended = self.cut_at_end(number, first)
             new += [(row, number, column) for column in range(first, len(written))]
-            ends_turn = ended and self.turns
-            if ends_turn:
+            if ended and self.turns:
                 ended = self.turns.ends(number, written)
+                if not ended:
+                    places = [(row, number, len(written))]
+                    self.decoder.assign(places, self.given[number, None], written[-1:])
             if ended or len(written) == self.L:
                 self.truncated[number] = not ended
                 del self.running[row]
-            elif ends_turn:
-                answered.append((row, number, len(written)))
         if self.sizes.vocabulary:
             self.collect(torch.tensor(new))
-        if answered:
-            numbers = [number for _, number, _ in answered]
-            token = [self.written[number][-1] for number in numbers]
-            self.decoder.assign(answered, self.given[numbers], token)
 
     def cut_at_end(self, number, first):
-        """Drops the tokens behind the first one of the policy that ends a completion, or a turn of it. Returns whether
-        there is one. first: the column of the first new token"""
+        """Cuts a completion after its first new token that ends it, or a turn of it, and returns whether there is one.
+        Tokens of answers end nothing. first: the column of the first new token"""
         written = self.written[number]
         if self.stop.sequences:
             turn = self.turns.episodes[number].turns[-1] if self.turns else 0
@@ -355,19 +352,19 @@ class Scheduler:
         return False
 
     def collect(self, new):
-        """Takes over the kept tokens of the last steps. new: (k, 3) row, completion and column of each token"""
+        """Collects the kept tokens of the last steps. new: (k, 3) row, completion and column of each token"""
         decoder = self.decoder
         _, number, column = new.unbind(1)                                            # (k,) each
         new = new[self.given[number, column] < 0]
         for part in new.split(rows_at_once(self.sizes.vocabulary, decoder.device)):
             row, _, column = decoder.on_device(part).unbind(1)
-            kept = KeptTokens.of(decoder.kept[row, column % POLL_STEPS])
+            kept = KeptTokens.of(decoder.row.kept[row, column % POLL_STEPS])
             place = part[:, 1] * self.L + part[:, 2]                                 # (k,) in (N, L), flattened
             self.collector.add(place, kept)
 
     def shrink(self):
-        """Halves the batch once the remaining completions fit into half of it. There are few sizes, because each has
-        graphs of its own."""
+        """Halves the batch once the remaining completions fit into half of it. Few sizes, because each has its own
+        graphs."""
         half = self.n // 2
         used = list(self.running)
         if self.begun == self.N and ROWS <= half and 0 < len(used) <= half:
@@ -377,17 +374,15 @@ class Scheduler:
             self.n = half
 
     def generation(self):
-        """The Generation, whose longest completion has M tokens."""
+        """Returns the Generation, whose longest completion has M tokens."""
         tokens = [torch.tensor(written) for written in self.written]
-        target = pad_sequence(tokens, batch_first=True)                              # (N, M)
+        target = pad_sequence(tokens, batch_first=True, padding_value=-1)            # (N, M)
         N, M = target.shape
-        length = torch.tensor([len(written) for written in self.written])            # (N,)
-        is_real = torch.arange(M) < length[:, None]                                  # (N, M)
-        is_own = is_real & (self.given[:, :M] < 0)                                   # (N, M)
+        is_own = (target >= 0) & (self.given[:, :M] < 0)                             # (N, M)
         on_device = self.decoder.on_device
         mask = on_device(is_own).float()
         logp = self.decoder.completion.logp[:N, :M] * mask
         return Generation(
-            on_device(target), mask, logp,
+            on_device(target.clamp(min=0)), mask, logp,
             kept=self.collector.joined(),
             truncated=on_device(self.truncated))

@@ -12,7 +12,8 @@ PACK_FROM = 2**17  # numbers in a weight from which packing it is faster
 
 @contextmanager
 def prepacked(module):
-    """Within, large linear layers on a CPU use packed copies of their weights, which must not change. No gradients."""
+    """In the block, large linear layers on a CPU use packed copies of their weights, which must not change. No
+    gradients."""
     dtype = torch.float32
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -40,7 +41,7 @@ def can_pack(layer, dtype):
 
 
 def packed(layer, dtype):
-    """The forward of a linear layer with a packed copy of its weights in this precision."""
+    """Returns the forward of a linear layer with a packed copy of its weights in this precision."""
     weight = layer.weight.detach().to(dtype)
     weight = torch.ops.mkldnn._reorder_linear_weight(weight)
     bias = layer.bias

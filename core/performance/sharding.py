@@ -1,8 +1,8 @@
 """Sharding: each rank keeps one part of every weight (PyTorch's FSDP2).
 
-In training a layer is whole on a rank while the rank computes it, and its gradient is summed over ranks and cut again.
-Every rank must therefore read the model equally often (`micro_batches`). To sample or to evaluate, all ranks put the
-models together (`gathered`).
+In training a layer is gathered while it is computed, and its gradient is summed over ranks and sharded again. All ranks
+take part in that, so each must call the model equally often (`micro_batches`). To sample or to evaluate, all ranks
+gather the models at once (`gathered`).
 """
 
 import warnings
@@ -15,22 +15,22 @@ from core.distributed import is_sharded
 
 
 def has_parts(model):
-    """Tells whether `shard` has cut this model, or this layer of one."""
+    """True for a model, or a layer of one, that `shard` has sharded."""
     return hasattr(model, "unshard")
 
 
 def shard(model, dist):
-    """Cuts a model, which is whole on every rank, into one part for each rank.
+    """Shards a model that is whole on every rank: each keeps one part of each weight, in the precision of the weight.
+    With dist.dtype bfloat16, weights are gathered in bfloat16 and gradients are summed in float32.
 
     model: one of the model interface (core/model.py), or a transformers model that reads token ids
-    A rank keeps its part of each weight in the precision of the weight. With dist.dtype bfloat16 the weights are put
-    together in bfloat16, and gradients are summed in float32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
     if any(map(has_parts, model.modules())):
         return  # a reference may be the policy's model with another adapter
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nothing changes it in place
-    # Every rank has loaded the weights from files; the parts must be of the same ones. The default group is of CPUs
+    # The parts must be those of the same weights, whatever each rank has loaded. They are still on the CPU, where the
+    # default group exchanges
     for p in model.parameters():
         torch.distributed.broadcast(p.data, src=0)
     weights = sums = None  # their own precision
@@ -43,8 +43,8 @@ def shard(model, dist):
         part.set_gradient_divide_factor(1.0)  # a loss carries its normalisation: see Distributed
         part.set_force_sum_reduction_for_comms(True)
     model.set_reduce_scatter_unused_params(True)  # the ranks must agree on what they sum, and one may have no work
-    # FSDP takes the first module that is called for the root, so `states` is called once. A frozen model is only called
-    # when it is whole, by its forward method
+    # The first call tells FSDP that the model is the root, and not the layer that training happens to call first. A
+    # frozen model is only called when it is gathered, so its `states` need not gather it
     reads = model
     if any(p.requires_grad for p in model.parameters()):
         register_fsdp_forward_method(model, "states")
@@ -54,11 +54,11 @@ def shard(model, dist):
     if dist.shards is None:
         dist.shards = Shards(dist)
     dist.shards.models.append(model)
-    let_go(model)
+    reshard(model)
 
 
 def layers_of(model):
-    """The modules of a model that are put together one at a time in training."""
+    """The modules of a model that are gathered one at a time in training."""
     if hasattr(model, "layers"):
         return model.layers
     lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
@@ -78,14 +78,14 @@ def anchor(states, unused, model):
     """Adds 0 times the unused states of a prompt to the states of its completions.
 
     FSDP gathers a layer for its backward pass when a gradient reaches the layer's output. Completions read the keys and
-    values of a prompt, but not the output of its last layer: that layer would compute gradients with weights cut.
+    values of a prompt, but not the output of its last layer: without this, its weights would still be sharded then.
     """
     if not has_parts(model):
         return states
     return states + 0 * unused.flatten()[0]
 
 
-def let_go(model):
+def reshard(model):
     """Returns to one part on each rank, as training needs."""
     model.set_reshard_after_forward(True)
     model.set_reshard_after_forward(False, recurse=False)  # the output layer reads after `states` has returned
@@ -102,7 +102,7 @@ class Shards:
 
     @contextmanager
     def gathered(self):
-        """Within, every sharded model is whole on every rank, without gradients. All ranks must begin it together."""
+        """In the block, every sharded model is whole on every rank, without gradients. All ranks must enter it."""
         try:
             for model in self.models:
                 model.set_reshard_after_forward(False)
@@ -111,14 +111,14 @@ class Shards:
             yield
         finally:
             for model in self.models:
-                let_go(model)
+                reshard(model)
 
     def micro_batches(self, parts, policy, rollouts):
-        """Yields the micro-batches of an optimizer step, and lets every rank read a sharded model equally often.
+        """Yields the micro-batches of an optimizer step, and makes every rank call a sharded model equally often.
 
         policy: calls(rollouts) is the number of times that its model is called for them
-        A rank that calls the model less often than another one for its part adds idle calls, whose loss of 0 goes
-        through `backward` with that of the part. A rank without further parts only takes part in idle calls.
+        A rank that calls the model less often for its part than another rank adds idle calls, whose loss of 0 goes
+        through `backward` with that of the part. A rank without further parts makes idle calls only.
         """
         rounds = self.dist.agree(len(parts))
         if rounds == 0:
@@ -137,7 +137,7 @@ class Shards:
                 self.idle.backward()
 
     def idle_loss(self, model, times):
-        """0, with gradients of 0, of `times` calls: every rank takes part in putting a sharded model together."""
+        """The loss, 0, of `times` calls of a model, through which this rank takes part in gathering it."""
         loss = 0.0
         with self.dist.autocast():
             for _ in range(times):
@@ -147,8 +147,8 @@ class Shards:
 
 @torch.no_grad()
 def whole(state, wanted=True):
-    """Puts whole tensors on the CPU in the place of the sharded ones in `state`: dicts and lists of anything. All ranks
-    must call it; a rank for which `wanted` is False gets None in their place."""
+    """Replaces the sharded tensors in `state`, nested dicts and lists, by whole ones on the CPU. All ranks must call
+    it; one for which `wanted` is False gets None in their place."""
     found = {}  # by storage: tied weights stay one tensor, in the file too
 
     def gather(x):
@@ -165,7 +165,7 @@ def whole(state, wanted=True):
 
 @torch.no_grad()
 def cut_like(x, own):
-    """Returns this rank's part of the whole tensor x if `own` is a part of such a tensor; otherwise x itself."""
+    """Shards the whole tensor x as `own` is sharded. If `own` is not, or x already is, it returns x itself."""
     if not is_sharded(own) or is_sharded(x):
         return x
     from torch.distributed.tensor import distribute_tensor
@@ -174,7 +174,7 @@ def cut_like(x, own):
 
 
 def weights_of(net):
-    """{name: tensor} as in net.state_dict(), which would cut a sharded model that is whole now."""
+    """{name: tensor} of net.state_dict(), which would itself reshard a model that is gathered now."""
     tensors = dict(net.named_parameters(remove_duplicate=False))
     tensors |= net.named_buffers(remove_duplicate=False)
     for prefix, part in net.named_modules(remove_duplicate=False):
@@ -185,7 +185,7 @@ def weights_of(net):
 
 
 def cut_state(saved, optimizer):
-    """Cuts the whole tensors in an optimizer's state_dict, in place, as its parameters are cut."""
+    """Shards the whole tensors in an optimizer's state_dict, in place, as its parameters are sharded."""
     number = 0
     for group in optimizer.param_groups:
         for p in group["params"]:

@@ -79,6 +79,27 @@ def test_an_environment_hears_and_answers_the_same(prompts, settings):
     assert (expected.mask[:, 0] == 1).all() and (expected.mask == 0).any()
 
 
+class Answers:
+    """Answers that are there from the start, of a token that ends a row where the policy draws it."""
+
+    def __init__(self):
+        self.given = torch.full((12, 24), -1)
+        self.given[:, 2:4] = Early().ids[0]
+
+    def over(self, target, number, t, drawn):
+        return Early()(target[number, : t + 1], t)[:, 0] & drawn
+
+    def ends(self, number, written):
+        return True
+
+
+def test_a_stop_token_in_an_answer_ends_no_completion():
+    net = causal_model(scale=1.5, n_layer=2, block_size=int(PROMPTS[0].shape[1]) + NOISE.shape[2])
+    found = Decoder(net)(*PROMPTS, NOISE, Early(), Answers(), rows=5, top_p=0.9)
+    expect_same(found, generate(net, *PROMPTS, NOISE, Early(), Answers(), top_p=0.9))
+    assert found.mask[:, 2:4].sum() == 0 and found.mask[:, 4].sum() > 0
+
+
 def test_in_bfloat16_the_weights_follow_the_model_whose_own_come_back():
     net = causal_model(n_layer=2, n_embd=64)
     decoder, own = Decoder(net), dict(net.named_parameters())
