@@ -204,5 +204,8 @@ def save_huggingface(path, model, tokenizer, dtype, weights):
                 net = copy.deepcopy(net).to(dtype)
             if weights is not None:
                 weights = dict(weights)  # save_pretrained takes tied ones out of it
-            net.save_pretrained(folder, state_dict=weights, max_shard_size="1000GB")  # one file, replaced at once
+            net.save_pretrained(
+                folder,
+                state_dict=weights,
+                max_shard_size="1000GB")  # one file, which can be replaced at once
         tokenizer.save(folder)

@@ -82,9 +82,12 @@ class HuggingFaceTokenizer:
     @cached_property
     def shows_system(self):
         """False if the chat template refuses a system message, as Gemma's does, or leaves it out."""
-        rules = {"role": "system", "content": "the rules"}
+        rules = "the rules"
+        messages = [
+            {"role": "system", "content": rules},
+            {"role": "user", "content": "?"}]
         try:
-            return "the rules" in self.render_chat([rules, {"role": "user", "content": "?"}])
+            return rules in self.render_chat(messages)
         except Mistake:
             return False
 
@@ -106,7 +109,11 @@ class HuggingFaceTokenizer:
 
     def description(self):
         """Plain values from which core/tokenizer.py loads this tokenizer again."""
-        return {"kind": "huggingface", "name": self.path, "vocabulary": self.sha256, "vocab_size": self.vocab_size}
+        return {
+            "kind": "huggingface",
+            "name": self.path,
+            "vocabulary": self.sha256,
+            "vocab_size": self.vocab_size}
 
 
 def ids_to_show(backend, special):
@@ -121,10 +128,11 @@ def ids_to_show(backend, special):
     roles = list(backend.special_tokens_map.values())
     found.difference_update(backend.convert_tokens_to_ids(roles))
     if backend.chat_template:
-        turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+        user = {"role": "user", "content": "a"}
+        assistant = {"role": "assistant", "content": "a"}
         try:
             with others("the chat template does not render turns", "nothing of it is shown"):
-                text = backend.apply_chat_template(turns, tokenize=False)
+                text = backend.apply_chat_template([user, assistant, user], tokenize=False)
         except Mistake:
             return set()
         found.difference_update(backend.encode(text, add_special_tokens=False))
