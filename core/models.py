@@ -94,10 +94,12 @@ def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **fact
     stored = {}
     for name, p in weights.items():
         stored[name] = p.detach().to("cpu", dtype).contiguous()
-    config = dataclasses.asdict(model.config)
-    header = json.dumps({"config": config, "tokenizer": tokenizer.description(), "facts": facts})
+    header = {
+        "config": dataclasses.asdict(model.config),
+        "tokenizer": tokenizer.description(),
+        "facts": facts}
     with replacing(path) as new:
-        save_file(stored, new, metadata={"nano_grpo": header})
+        save_file(stored, new, metadata={"nano_grpo": json.dumps(header)})
 
 
 def read_header(path, key):

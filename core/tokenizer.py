@@ -9,8 +9,15 @@ from core.errors import Mistake, others
 from core.settings.setting import shown
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
-PLAIN = {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "-", "\u2026": "...",
-         "\t": " "}
+PLAIN = {
+    "\u2018": "'",
+    "\u2019": "'",
+    "\u201c": '"',
+    "\u201d": '"',
+    "\u2013": "-",
+    "\u2014": "-",
+    "\u2026": "...",
+    "\t": " "}
 BPE_ENCODINGS = ("gpt2", "cl100k_base")
 AGAIN = "prepare it again with its prepare.py"
 
@@ -36,7 +43,8 @@ def fold_to_ascii(text: str) -> tuple[str, int, int]:
     parts = re.split(r"([^\n -~])", text)  # every second one is a character that is not ASCII
     for i in range(1, len(parts), 2):
         decomposed = unicodedata.normalize("NFKD", parts[i])
-        parts[i] = PLAIN.get(parts[i]) or re.sub("[^ -~]", "", decomposed)
+        ascii_part = re.sub("[^ -~]", "", decomposed)
+        parts[i] = PLAIN.get(parts[i], ascii_part)
     dropped = parts[1::2].count("")
     folded = len(parts) // 2 - dropped
     return "".join(parts), folded, dropped
@@ -138,7 +146,8 @@ class BPETokenizer(OwnTokenizer):
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def description(self) -> dict:
-        return {"kind": "bpe", "encoding": self.encoding, "stop_token_id": self.stop_token_id, **self.special_ids()}
+        out = {"kind": "bpe", "encoding": self.encoding, "stop_token_id": self.stop_token_id}
+        return out | self.special_ids()
 
 
 def named_tokenizer(name: str, tags: Sequence[str] = (), key: str = "tokenizer") -> Tokenizer:

@@ -47,11 +47,11 @@ def of_tokenizer(name, tokenizer):
 def unnamed_tags(rewards, data):
     """Yields a line with the tags that rewards with a weight look for, if no training prompt names them."""
     texts = [record["text"] + prefill(record["prompt"]) for record in data.records["train"]]
-    texts.append(data.format.response_prefix)
+    text = "\n".join([*texts, data.format.response_prefix])
     found = []
     missing = set()
     for name, weight in zip(rewards.names, rewards.weights, strict=True):
-        tags = [tag for tag in REWARDS[name].tags if not any(tag in text for text in texts)]
+        tags = [tag for tag in REWARDS[name].tags if tag not in text]
         if tags and weight:
             found.append(f"{name} {' '.join(tags)}")
             missing.update(tags)

@@ -79,7 +79,10 @@ def qwen3_weights(model):
         out[f"{layer}.mlp.down_proj"] = block.down.weight
         out[f"{layer}.input_layernorm"] = block.norm_1.weight
         out[f"{layer}.post_attention_layernorm"] = block.norm_2.weight
-    return {f"{name}.weight": weight.detach().float().cpu() for name, weight in out.items()}
+    weights = {}
+    for name, weight in out.items():
+        weights[f"{name}.weight"] = weight.detach().float().cpu()
+    return weights
 
 
 def as_fast_tokenizer(tokenizer, longest):

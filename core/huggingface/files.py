@@ -214,7 +214,9 @@ def writing_folder(path):
                 os.rename(new, path)
                 return
             # The weights come last: after an interrupt in between, the old ones are still whole
-            for name in sorted(os.listdir(new), key=lambda name: name.endswith(".safetensors")):
+            names = os.listdir(new)
+            names.sort(key=lambda name: name.endswith(".safetensors"))
+            for name in names:
                 target = os.path.join(path, name)
                 shutil.rmtree(target, ignore_errors=True)  # a tokenizer may have a folder of chat templates
                 os.replace(os.path.join(new, name), target)

@@ -186,8 +186,9 @@ def check_outputs(model, named):
     expected = model.net(**inputs).logits.float()                                    # (1, T, V), of a judge (1, T)
     h = model.body(**inputs).last_hidden_state                                       # (1, T, C)
     found = model.head_logits(h).view_as(expected)
+    difference = (found - expected).abs().max()
     tolerance = 1e-3 if weight.dtype == torch.float32 else 0.1
-    if (found - expected).abs().max() > tolerance * expected.abs().max():
+    if difference > tolerance * expected.abs().max():
         raise Mistake(f"{named} gives other logits where the output layers of {type(model.net).__name__} are computed "
                       f"apart; {FAMILIES}")
 
@@ -203,5 +204,8 @@ def save_huggingface(path, model, tokenizer, dtype, weights):
                 net = copy.deepcopy(net).to(dtype)
             if weights is not None:
                 weights = dict(weights)  # save_pretrained takes tied ones out of it
-            net.save_pretrained(folder, state_dict=weights, max_shard_size="1000GB")  # one file, replaced at once
+            net.save_pretrained(
+                folder,
+                state_dict=weights,
+                max_shard_size="1000GB")  # one file, which can be replaced at once
         tokenizer.save(folder)

@@ -5,8 +5,9 @@ import re
 from contextlib import contextmanager
 from types import SimpleNamespace
 
-import safetensors
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from core.errors import Mistake, others
 from core.performance.sharding import whole
@@ -14,7 +15,7 @@ from core.settings.optional import local_name, require, say_opening
 from core.settings.setting import check_finite
 
 BASE = "the base model's weights (generator_checkpoint or init_from)"
-SUMMED = 64  # numbers of each frozen weight that are added up to recognise the base model
+SUMMED = 64  # numbers of each weight of the base model that its sum has
 WEIGHTS = "adapter_model.safetensors"
 MAMBA = "mamba2"  # peft refuses an adapter of its out_proj, which a fused kernel would not read
 ALL_LINEAR = "all-linear"
@@ -79,7 +80,7 @@ def open_adapter(net, path, key, trainable=False):
                 f"{WEIGHTS} that was trained on it", quiet=True):
         file = find(name, WEIGHTS)
         net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
-        with safetensors.safe_open(file, "pt") as f:
+        with safe_open(file, "pt") as f:
             saved = set(f.keys())
     weights = adapter_weights(net, POLICY)
     if weights.keys() != saved or net.peft_config[POLICY].bias != "none":
@@ -106,14 +107,19 @@ def check_tied_weights(net, named):
 def save_adapter(net, weights, folder):
     """Writes a folder that peft opens. weights: of the trained adapter, as adapter_weights gives them"""
     net.peft_config[POLICY].save_pretrained(folder)
-    weights = {name: x.detach().contiguous() for name, x in weights.items()}
-    safetensors.torch.save_file(weights, os.path.join(folder, WEIGHTS), metadata={"format": "pt"})
+    stored = {name: x.detach().contiguous() for name, x in weights.items()}
+    path = os.path.join(folder, WEIGHTS)
+    save_file(stored, path, metadata={"format": "pt"})
 
 
 def adapter_weights(net, name):
-    """{name of the weight in peft's files: tensor} of one adapter; none for no adapter (None)."""
-    own = re.compile(rf"(\.lora_(?:embedding_)?[AB])\.{name}(?=\.|$)")  # embeddings have nothing behind its name
-    return {own.sub(r"\1", key): p for key, p in net.named_parameters() if own.search(key)}
+    """{name of the weight in peft's files: tensor} of one adapter; empty without an adapter (None)."""
+    own = re.compile(rf"(\.lora_(?:embedding_)?[AB])\.{name}(?=\.|$)")  # in embeddings its name is the end
+    found = {}
+    for key, p in net.named_parameters():
+        if own.search(key):
+            found[own.sub(r"\1", key)] = p
+    return found
 
 
 @torch.no_grad()
@@ -125,19 +131,24 @@ def copy_weights(source, target):
 
 @torch.no_grad()
 def adapter_identity(net):
-    """Plain values that must be equal for saved weights of an adapter to give the same model: its scale, and the sum
-    of the first numbers of every other weight, the same in float32 and in bfloat16."""
+    """Plain values that tell whether the saved weights of an adapter belong to this model.
+
+    A state holds only the adapter, so it would load beside any base model of the same shape. The values are the scale
+    of the adapter, which is in no weight, and the sum of the first numbers of each weight of the base model, rounded
+    to bfloat16: a run may resume with a base model in the other precision.
+    """
     first = []
     for name, p in net.get_base_model().named_parameters():
         if "lora_" not in name and p.is_floating_point():
             first.append(whole(p).flatten()[:SUMMED].bfloat16())
     total = torch.cat(first).cpu().double().sum()  # MPS has no float64
-    return {"lora_alpha": float(net.peft_config[POLICY].lora_alpha), BASE: round(float(total), 6)}
+    scale = net.peft_config[POLICY].lora_alpha
+    return {"lora_alpha": float(scale), BASE: round(float(total), 6)}
 
 
 @contextmanager
 def using(net, name):
-    """A block in which a model computes with the adapter of that name, or with None without one."""
+    """A block in which a model computes with the adapter of that name, or without one (None)."""
     if name == POLICY:
         yield
     elif name is None:

@@ -45,18 +45,8 @@ class HuggingFaceModel(nn.Module):
         self.grad_checkpoint = False
         bare = net.get_base_model() if has_adapter else net
         body = bare.base_model
-        # The states of a batch are needed at a few columns, and logits of a large vocabulary at all columns would not
-        # fit into memory. So `states` calls the body, and `project` the rest. But families do different things after
-        # the body: a dense layer and a norm before the output matrix (BERT), a scale (Granite), a soft cap (Gemma).
-        # Rather than to write each of them again, the forward of the whole class is called on a copy of the model
-        # whose body returns states that were computed before. The copy is shallow: it has the same weights, also once
-        # they are moved, trained or wrapped by peft. check_outputs (core/huggingface/load.py) compares both ways.
-        given = GivenStates()
-        head = copy.copy(bare)
-        head._modules = dict(bare._modules)
-        head._modules[bare.base_model_prefix] = given
         # Not registered as modules: state_dict() would list the weights of net again under their names
-        vars(self).update(body=body, head=head, given=given, layers=layers_of(body))
+        vars(self).update(bare=bare, body=body, layers=layers_of(body))
         self.banned_ids = tokenizer.banned_token_ids
         self.stop_ids = tokenizer.stop_token_ids
         self.start_ids = self.end_ids = ()
@@ -169,17 +159,27 @@ class HuggingFaceModel(nn.Module):
         return logits.view(*h.shape[:-1], self.vocabulary)
 
     def head_logits(self, h):
-        """Float32 logits of the output layers at K states (..., C): (K, rows of the output layer), of a judge (K,)."""
+        """Float32 logits of the output layers at K states (..., C): (K, rows of the output layer), of a judge (K,).
+
+        States are needed at a few columns of a batch, and logits of a large vocabulary at all columns would not fit
+        into memory. So `states` calls the body of the model, and this method the rest. But families do different
+        things after the body: a dense layer and a norm before the output matrix (BERT), a scale (Granite), a soft cap
+        (Gemma). Rather than rewriting each of them, it calls the forward of the whole class, with a body that
+        returns the states. check_outputs (core/huggingface/load.py) compares this with the undivided model.
+        """
         kind = h.device.type
-        self.given.states = h.reshape(1, -1, h.shape[-1])                            # (1, K, C)
+        output = Output([h.reshape(1, -1, h.shape[-1])])                             # (1, K, C)
         unread = torch.zeros(1, 1, dtype=torch.long, device=h.device)
         # Autocast would cast the output matrix once for all calls of its block and add up their gradients in bfloat16.
         # Without its cache each call casts the matrix, and the gradients are added up in float32.
         is_on = torch.is_autocast_enabled(kind)
         casts = torch.autocast(kind, enabled=is_on, cache_enabled=not torch.is_grad_enabled())
-        with using(self.net, self.adapter), casts:
-            logits = self.head(input_ids=unread).logits[0]
-        self.given.states = None
+        self.body.forward = lambda *args, **settings: output
+        try:
+            with using(self.net, self.adapter), casts:
+                logits = self.bare(input_ids=unread).logits[0]
+        finally:
+            del self.body.forward  # the method of its class is seen again
         return at_least_float32(logits)
 
     def answer_prompts(self):
@@ -204,7 +204,7 @@ class HuggingFaceModel(nn.Module):
             yield
         finally:
             for layer in self.layers:
-                del layer.forward  # the method of its class is seen again
+                del layer.forward
 
     def new_cache(self):
         """A HuggingFaceCache without tokens."""
@@ -254,16 +254,9 @@ class HuggingFaceModel(nn.Module):
         return twin
 
 
-class GivenStates(nn.Module):
-    """Takes the place of a model's layers and returns hidden states that were computed before."""
-
-    def forward(self, *args, **settings):
-        return Output([self.states])
-
-
 class Output(tuple):
-    """The output of layers. A model copies more of it into its own output than the states, under names that depend on
-    the family (past_key_values, attentions, router_logits): all of them are None."""
+    """The output of a body: its states. A model copies more of it into its own output, under names that depend on the
+    family (past_key_values, attentions, router_logits): all of them are None."""
 
     def __getattr__(self, name):
         return self[0] if name == "last_hidden_state" else None

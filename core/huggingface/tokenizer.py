@@ -39,7 +39,7 @@ class HuggingFaceTokenizer:
         self.stop_token_names = tuple(backend.convert_ids_to_tokens(list(ends)))
         added = {i for i, token in backend.added_tokens_decoder.items() if token.special}
         self.special_ids = added.union(backend.all_special_ids) - {None}  # None: of a token that it does not have
-        shown_ids = ids_to_show(backend).difference(ends)
+        shown_ids = ids_to_show(backend, added).difference(ends)
         self.shown_tokens = tuple(backend.convert_ids_to_tokens(sorted(shown_ids)))
         self.hidden_ids = self.special_ids.difference(shown_ids, [self.mask_token_id]).union(ends)
         banned = set(range(self.vocab_size)).difference(vocabulary.values())
@@ -82,9 +82,12 @@ class HuggingFaceTokenizer:
     @cached_property
     def shows_system(self):
         """False if the chat template refuses a system message, as Gemma's does, or leaves it out."""
-        rules = {"role": "system", "content": "the rules"}
+        rules = "the rules"
+        messages = [
+            {"role": "system", "content": rules},
+            {"role": "user", "content": "?"}]
         try:
-            return "the rules" in self.render_chat([rules, {"role": "user", "content": "?"}])
+            return rules in self.render_chat(messages)
         except Mistake:
             return False
 
@@ -106,26 +109,34 @@ class HuggingFaceTokenizer:
 
     def description(self):
         """Plain values from which core/tokenizer.py loads this tokenizer again."""
-        return {"kind": "huggingface", "name": self.path, "vocabulary": self.sha256, "vocab_size": self.vocab_size}
+        return {
+            "kind": "huggingface",
+            "name": self.path,
+            "vocabulary": self.sha256,
+            "vocab_size": self.vocab_size}
 
 
-def ids_to_show(backend):
+def ids_to_show(backend, special):
     """The special tokens that were added to the tokenizer and belong into a text, such as <think>: not those that its
-    chat template puts around turns, and not those of a role, such as the beginning of a text or padding."""
-    added = {i for i, token in backend.added_tokens_decoder.items() if token.special and i >= backend.vocab_size}
+    chat template puts around turns, and not those of a role, such as the beginning of a text or padding.
+
+    special: ids of the special tokens
+    """
+    found = {i for i in special if i >= backend.vocab_size}  # behind the vocabulary that it was trained with
     names = [str(token) for token in backend.extra_special_tokens]
-    added.update(backend.convert_tokens_to_ids(names))
-    roles = [*backend.special_tokens_map.values()]
-    added.difference_update(backend.convert_tokens_to_ids(roles))
+    found.update(backend.convert_tokens_to_ids(names))
+    roles = list(backend.special_tokens_map.values())
+    found.difference_update(backend.convert_tokens_to_ids(roles))
     if backend.chat_template:
-        turns = [{"role": role, "content": "a"} for role in ("user", "assistant", "user")]
+        user = {"role": "user", "content": "a"}
+        assistant = {"role": "assistant", "content": "a"}
         try:
             with others("the chat template does not render turns", "nothing of it is shown"):
-                text = backend.apply_chat_template(turns, tokenize=False)
+                text = backend.apply_chat_template([user, assistant, user], tokenize=False)
         except Mistake:
             return set()
-        added.difference_update(backend.encode(text, add_special_tokens=False))
-    return added
+        found.difference_update(backend.encode(text, add_special_tokens=False))
+    return found
 
 
 def ids_around(backend):
