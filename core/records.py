@@ -30,26 +30,30 @@ LARGEST_CELL = 2**31 - 1  # characters of a cell of a CSV file
 
 def are_messages(value):
     """True for a list of at least one {"role", "content"} message, both of them texts."""
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list):
         return False
     for message in value:
-        if not isinstance(message, dict):
-            return False
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            return False
-    return True
+        match message:
+            case {"role": str(), "content": str()}:
+                continue
+        return False
+    return value != []
 
 
 def with_text(message):
     """A message with a text as its content, if that is a list of parts {"type": "text", "text": ...}. Anything else
     stays as it is."""
-    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
-        return message
-    text = ""
-    for part in message["content"]:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+    match message:
+        case {"content": list(parts)}:
+            text = ""
+        case _:
             return message
-        text += part["text"]
+    for part in parts:
+        match part:
+            case {"type": "text", "text": str(more)}:
+                text += more
+            case _:
+                return message
     return message | {"content": text}
 
 
@@ -100,6 +104,8 @@ def check_record(row, where, notes):
     for name in ELSEWHERE:
         if record.get(name) and not (is_joined and name == "input"):
             notes[f"the field {name} is not a part of the prompt: only rewards get it"] += 1
+    if record.get("split") is not None:
+        record["split"] = str(record["split"]).lower()
     record["where"] = where
     return record
 
@@ -108,26 +114,27 @@ def take_prompt_from_messages(record, notes):
     """Replaces the field messages by a prompt, in a record without one. A last turn of the assistant becomes the answer
     or, if the record has an answer, the completion."""
     messages = with_texts(record.get("messages"))
-    if not isinstance(messages, list) or not messages or not record.keys().isdisjoint(FIELDS["prompt"]):
+    has_prompt = not record.keys().isdisjoint(FIELDS["prompt"])
+    if has_prompt or not messages or not isinstance(messages, list):
         return
     del record["messages"]
     record["prompt"] = messages
-    last = messages[-1]
-    if len(messages) == 1 or not isinstance(last, dict) or last.get("role") != "assistant":
-        return
-    record["prompt"] = messages[:-1]
-    has_answer = any(record.get(name) is not None for name in FIELDS["answer"])
-    field = "completion" if has_answer else "answer"
-    if record.get(field) is None:
-        record[field] = last.get("content")
-        notes[f"the last turn of messages, the assistant's, is the {field}"] += 1
+    match messages:
+        case [*turns, {"role": "assistant"} as last] if turns:
+            record["prompt"] = turns
+            has_answer = any(record.get(name) is not None for name in FIELDS["answer"])
+            field = "completion" if has_answer else "answer"
+            if record.get(field) is None:
+                record[field] = last.get("content")
+                notes[f"the last turn of messages, the assistant's, is the {field}"] += 1
 
 
 def join_input(record, where, notes):
     """Appends the input of a record in Alpaca's form to its instruction. Rewards get it as a field, too."""
-    if not isinstance(record["prompt"], str) or not isinstance(record["input"], str):
+    parts = [record["prompt"], record["input"]]
+    if not all(isinstance(part, str) for part in parts):
         raise Mistake(f"{where}: instruction and input make the prompt together, and must be texts")
-    record["prompt"] += f"\n\n{record['input']}"
+    record["prompt"] = "\n\n".join(parts)
     notes["the fields instruction and input are the prompt together"] += 1
 
 
@@ -230,7 +237,7 @@ def records_of_list(rows, place, notes, split=None):
     for number, row in enumerate(rows, 1):
         record = check_record(row, f"{place}, record {number}", notes)
         if split is not None:
-            record["split"] = split
+            record["split"] = split.lower()
         yield record
 
 
@@ -304,12 +311,7 @@ def read_hub(dataset, notes):
 def in_our_splits(records, notes):
     """The records with train, val or no split. If there are several splits for validation, only the first one of
     VALIDATION_NAMES is kept. Raises Mistake for another name of a split."""
-    names = set()
-    for record in records:
-        name = record.get("split")
-        if name is not None:
-            record["split"] = str(name).lower()
-            names.add(record["split"])
+    names = {record.get("split") for record in records}
     validation = [name for name in VALIDATION_NAMES if name in names][:1]
     kept = []
     for record in records:
@@ -372,8 +374,9 @@ def unique_records(records, notes):
 def side(prompt):
     """The split of a prompt, 'train' or 'val': the same in every file and Python version."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
-    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-    return "val" if number % 100 < VALIDATION_PERCENT else "train"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    percent = int(digest[:8], 16) % 100
+    return "val" if percent < VALIDATION_PERCENT else "train"
 
 
 def splits_of(records, notes):
