@@ -9,7 +9,7 @@ import numpy as np
 
 from core.data import OF_CONSUMER, SPLITS, dataset_folder, generator_of, is_file_of_records, load_meta
 from core.errors import Mistake, one_line
-from core.records import in_words, load_records, splits_of, unique_records, with_completion
+from core.records import choose_splits, in_words, load_records, of_split, unique_records, with_completion
 from core.settings.setting import Settings
 from core.tokenizer import Tokenizer
 
@@ -204,18 +204,16 @@ class PromptConsumer:
                           "completion; use data/custom/prepare.py")
         self.notes = Counter()  # {a change of records, in words: number of records}
         records = unique_records(load_records(self.dataset, self.notes), self.notes)
-        splits = splits_of(records, self.notes)
-        self.records = {name: [] for name in SPLITS}
-        for record, split in zip(records, splits, strict=True):
+        choose_splits(records, self.notes)
+        for record in records:
             self._encode(record)
-            for name in SPLITS:
-                if split in (name, None):  # None: in both
-                    self.records[name].append(record)
-        for name in SPLITS:
-            if not self.records[name]:
-                raise Mistake(f"dataset={self.dataset}: none of its {len(records)} records is in the split {name}; "
-                              f'mark some "split": "{name}"')
-        self._leave_out_long(evaluates_on_training=None in splits)
+        self.records = {}
+        for split in SPLITS:
+            self.records[split] = of_split(records, split)
+            if not self.records[split]:
+                raise Mistake(f"dataset={self.dataset}: none of its {len(records)} records is in the split {split}; "
+                              f'mark some "split": "{split}"')
+        self._leave_out_long(evaluates_on_training="split" not in records[0])
         self.longest = max(len(record["tokens"]) for record in self._all())
         if self.block_size and self.longest >= self.block_size:
             raise Mistake(f"prompts of {self.longest} tokens leave no room in texts of {self.block_size} tokens; raise "

@@ -159,9 +159,9 @@ def load_records(dataset, notes):
     """Reads the records of a file, of hf:owner/name, or of a prepared folder. notes: as in check_record"""
     if on_hub(dataset):
         return read_hub(dataset, notes)
-    if dataset.endswith(FILES):
-        return read_records(dataset, notes)
-    return read_records(os.path.join(dataset_folder(dataset), PROMPTS), notes)
+    if not dataset.endswith(FILES):
+        dataset = os.path.join(dataset_folder(dataset), PROMPTS)
+    return read_records(dataset, notes)
 
 
 def read_records(path, notes=None):
@@ -359,7 +359,7 @@ def unique_prompts(records):
 
 
 def unique_records(records, notes):
-    """The records without copies of an earlier one; copies may stand in other places."""
+    """A copy of each record that differs from all earlier ones. Equal records may stand in different places."""
     first = {}
     for record in records:
         written = {name: value for name, value in record.items() if name != "where"}
@@ -367,7 +367,7 @@ def unique_records(records, notes):
         if key in first:
             notes["equal to another one, and left out"] += 1
         else:
-            first[key] = record
+            first[key] = {**record}
     return list(first.values())
 
 
@@ -379,44 +379,46 @@ def side(prompt):
     return "val" if percent < VALIDATION_PERCENT else "train"
 
 
-def splits_of(records, notes):
-    """The split of each record: its own, or else that of a record with the same prompt, or else the choice of a hash of
-    the prompt. All are None, for both splits, if no record names one and the hash would leave a split empty."""
-    prompts = [json.dumps(record["prompt"]) for record in records]
+def choose_splits(records, notes):
+    """Gives a split to each record without one: that of a record with the same prompt, or else the choice of a hash of
+    the prompt. If no record has a split, and the hash would leave one empty, they stay without: they are in both."""
     named = {}
-    for prompt, record in zip(prompts, records, strict=True):
+    for record in records:
         if record.get("split"):
-            named[prompt] = record["split"]
-    splits = []
-    for prompt, record in zip(prompts, records, strict=True):
-        default = named.get(prompt) or side(record["prompt"])
-        splits.append(record.get("split") or default)
-    if not named and len(set(splits)) < len(SPLITS):
+            named[json.dumps(record["prompt"])] = record["split"]
+    for record in records:
+        if not record.get("split"):
+            prompt = json.dumps(record["prompt"])
+            record["split"] = named.get(prompt) or side(record["prompt"])
+    splits = {record["split"] for record in records}
+    if not named and len(splits) < len(SPLITS):
         notes["in both splits, so that the run is evaluated on what it trains on: no record names a split, and the "
               'hash of the prompts put all on one side; mark some "split": "val", or write '
               '{"train": [...], "val": [...]}'] += len(records)
-        return [None] * len(records)
-    trained_on = {prompt for prompt, split in zip(prompts, splits, strict=True) if split == "train"}
-    for prompt, split in zip(prompts, splits, strict=True):
-        if split == "val" and prompt in trained_on:
+        for record in records:
+            del record["split"]
+        return
+    trained_on = {json.dumps(record["prompt"]) for record in of_split(records, "train")}
+    for record in of_split(records, "val"):
+        if json.dumps(record["prompt"]) in trained_on:
             notes["the prompt is in both splits, as the records say"] += 1
-    return splits
+
+
+def of_split(records, split):
+    """The records that are in a split. Those without a split are in both."""
+    return [record for record in records if record.get("split", split) == split]
 
 
 def write_prompts(folder, records, tokenizer, **facts):
     """Writes prompts.jsonl and meta.json, and prints the facts and notes. Copies of a record are left out. A record
-    without a split gets that of splits_of."""
+    without a split gets that of choose_splits."""
     notes = Counter()
     records = unique_records(records, notes)
-    splits = splits_of(records, notes)
+    choose_splits(records, notes)
     facts["records"] = len(records)
     for split in SPLITS:
-        facts[f"{split}_records"] = splits.count(split) + splits.count(None)
-    lines = []
-    for record, split in zip(records, splits, strict=True):
-        if split:
-            record = {**record, "split": split}
-        lines.append(json.dumps(record, default=str) + "\n")
+        facts[f"{split}_records"] = len(of_split(records, split))
+    lines = [json.dumps(record, default=str) + "\n" for record in records]
     write_folder(folder, {PROMPTS: "".join(lines).encode()}, tokenizer, facts)
     for line in in_words(notes):
         print(line)
