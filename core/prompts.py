@@ -137,7 +137,7 @@ class PromptFormat:
         settings = self.chat_template_kwargs or {}
         return tokenizer.render_chat(messages, **settings)
 
-    def behind(self, messages: Messages, tokenizer: Tokenizer) -> str:
+    def after_turn(self, messages: Messages, tokenizer: Tokenizer) -> str:
         """The text of messages that follow a turn of the model: from the end of it to the beginning of the next.
 
         A chat is rendered with a mark as the turn, and cut at the mark: only the template itself knows what it writes

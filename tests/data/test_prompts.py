@@ -236,7 +236,7 @@ SYSTEM = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+
 def test_a_system_message_behind_the_first_turn_has_no_rules(generators):
     tokenizer = load_huggingface_tokenizer(str(generators / "chat"))
     answer = [{"role": "system", "content": "2 + 2"}]
-    texts = [PromptFormat(template).behind(answer, tokenizer) for template in ("model", "model_math")]
+    texts = [PromptFormat(template).after_turn(answer, tokenizer) for template in ("model", "model_math")]
     assert texts[0] == texts[1] and "2 + 2" in texts[0]
 
 
