@@ -212,7 +212,7 @@ def draw_mask(rng: Generator, tokens: ndarray, weights: dict, low: float, high: 
 
 # Windows of running text
 
-def generator_of(seed: int, split: str, step: int, *number: int) -> Generator:
+def rng_of(seed: int, split: str, step: int, *number: int) -> Generator:
     """Random numbers of a step, or of the problem with this number in it. They depend on nothing else, so that a step
     draws the same problems however it is cut into ranks and micro-batches, and after a resume."""
     return np.random.default_rng([PROBLEMS, seed, SPLITS.index(split), step, *number])
@@ -273,7 +273,7 @@ class DatasetConsumer:
 
     def _problem(self, split, step, number):
         """(input, target, mask) of a problem, (T,) each."""
-        rng = generator_of(self.seed, split, step, number)
+        rng = rng_of(self.seed, split, step, number)
         tokens = self.tokens[split]
         stride = self.meta.get("stride", 1)
         starts = range(0, len(tokens) - self.block_size, stride)

@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from core.data import OF_CONSUMER, SPLITS, dataset_folder, generator_of, is_file_of_records, load_meta
+from core.data import OF_CONSUMER, SPLITS, dataset_folder, rng_of, is_file_of_records, load_meta
 from core.errors import Mistake, one_line
 from core.records import choose_splits, in_words, load_records, of_split, unique_records, with_completion
 from core.settings.setting import Settings
@@ -300,7 +300,7 @@ class PromptConsumer:
     def _drawn(self, split, step, micro):
         """(records, numbers) of this rank's share of a micro-batch."""
         records = self.records[split]
-        rng = generator_of(self.seed, split, step)
+        rng = rng_of(self.seed, split, step)
         order = rng.permutation(len(records))
         first = (micro * self.world + self.rank) * self.batch_size
         numbers = np.arange(first, first + self.batch_size)
@@ -339,7 +339,7 @@ class PromptConsumer:
         for i, record in enumerate(records):
             text = self._example(record)
             target[i, : len(text)] = text
-            rng = generator_of(self.seed, split, step, int(numbers[i]))
+            rng = rng_of(self.seed, split, step, int(numbers[i]))
             order = rng.permutation(np.arange(len(record["tokens"]), self.block_size))
             count = rng.integers(len(order)) + 1
             weight[i, order[:count]] = 1 / count
