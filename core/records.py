@@ -371,7 +371,7 @@ def unique_records(records, notes):
     return list(first.values())
 
 
-def side(prompt):
+def split_of(prompt):
     """The split of a prompt, 'train' or 'val': the same in every file and Python version."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -389,7 +389,7 @@ def choose_splits(records, notes):
     for record in records:
         if not record.get("split"):
             prompt = json.dumps(record["prompt"])
-            record["split"] = named.get(prompt) or side(record["prompt"])
+            record["split"] = named.get(prompt) or split_of(record["prompt"])
     splits = {record["split"] for record in records}
     if not named and len(splits) < len(SPLITS):
         notes["in both splits, so that the run is evaluated on what it trains on: no record names a split, and the "
