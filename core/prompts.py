@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from core.data import OF_CONSUMER, SPLITS, dataset_folder, rng_of, is_file_of_records, load_meta
+from core.data import OF_CONSUMER, SPLITS, dataset_folder, is_file_of_records, load_meta, rng_of
 from core.errors import Mistake, one_line
 from core.records import choose_splits, in_words, load_records, of_split, unique_records, with_completion
 from core.settings.setting import Settings
