@@ -6,6 +6,7 @@ A problem depends on (seed, split, step, its number) alone, so there is no state
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,7 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")  # a dataset with such an ending
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}
 OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that are not for rewards
+MEAN_SPAN = 5  # tokens
 PROBLEMS = 0  # the first number of the seeds of problems, so that sampling draws other noise (core/distributions.py)
 MASKS = {}  # {name: function(rng, tokens, count, newline) -> (T,) bool}
 
@@ -102,17 +104,6 @@ def load_meta(folder: str, tokenizer: Tokenizer | None = None) -> tuple:
     return meta, tokenizer or from_description(meta["tokenizer"], path)
 
 
-def open_tokens(folder: str, split: str, tokenizer: Tokenizer, block_size: int) -> np.memmap:
-    """The token ids of a split, as an array that stays on disk. Raises Mistake, naming the file, for a split without
-    room for two windows of block_size."""
-    path = file_of(folder, f"{split}.bin")
-    dtype = dtype_of_ids(tokenizer)
-    count = os.path.getsize(path) // dtype.itemsize
-    if count <= block_size + 1:
-        raise Mistake(f"{path} has {count} tokens, fewer than one window of block_size={block_size} + 1")
-    return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
-
-
 def check_meta(folder: str, meta: dict, tokenizer: Tokenizer, masks: dict | None) -> None:
     """Raises Mistake unless windows of the dataset can be cut and masked with this tokenizer.
     masks: {key of MASKS: weight}, or None where nothing is masked"""
@@ -157,11 +148,11 @@ def in_lines(rng: Generator, tokens: ndarray, count: int, newline: int) -> ndarr
 
 
 @mask
-def span(rng: Generator, tokens: ndarray, count: int, newline: int, mean_span: int = 5) -> ndarray:
+def span(rng: Generator, tokens: ndarray, count: int, newline: int) -> ndarray:
     """Masks runs of positions with geometrically distributed lengths, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     while mask.sum() < count:
-        length = min(rng.geometric(1 / mean_span), count - mask.sum())
+        length = min(rng.geometric(1 / MEAN_SPAN), count - mask.sum())
         start = rng.integers(len(tokens) - length + 1)
         mask[start : start + length] = True
     return mask
@@ -221,12 +212,13 @@ def draw_mask(rng: Generator, tokens: ndarray, weights: dict, low: float, high: 
 
 # Windows of running text
 
-def generator_of(seed: int, split: str, step: int, *number: int) -> Generator:
+def rng_of(seed: int, split: str, step: int, *number: int) -> Generator:
     """Random numbers of a step, or of the problem with this number in it. They depend on nothing else, so that a step
     draws the same problems however it is cut into ranks and micro-batches, and after a resume."""
     return np.random.default_rng([PROBLEMS, seed, SPLITS.index(split), step, *number])
 
 
+@dataclass
 class DatasetConsumer:
     """Windows of a token file as training problems.
 
@@ -235,29 +227,39 @@ class DatasetConsumer:
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
     micro-batches. A window starts at a multiple of meta.json's "stride", if it has one: texts of one length, such as
     the boards of a game, are then read whole.
-    tokenizer: the one to use, with the vocabulary of the files; None: the one that wrote them
     """
+
+    dataset: str
+    mode: str                            # LANGUAGE_MODEL or MASKED_FILL
+    block_size: int
+    batch_size: int
+    seed: int = 1337
+    rank: int = 0
+    world: int = 1
+    masks: dict | None = None            # {key of MASKS: weight}
+    mask_low: float = 0.2                # the smallest and the largest share of a window that is masked
+    mask_high: float = 0.5
+    tokenizer: Tokenizer | None = None   # with the vocabulary of the files; None: the one that wrote them
 
     has_prompts = False
 
-    def __init__(self, dataset: str, mode: str, block_size: int, batch_size: int, seed: int = 1337, rank: int = 0,
-                 world: int = 1, masks: dict | None = None, mask_low: float = 0.2, mask_high: float = 0.5,
-                 tokenizer: Tokenizer | None = None):
+    def __post_init__(self):
         from core.model import LANGUAGE_MODEL  # which loads torch
-        self.folder = dataset_folder(dataset)
-        self.meta, self.tokenizer = load_meta(self.folder, tokenizer)
-        self.block_size = block_size
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world = world
-        self.masks = None if mode == LANGUAGE_MODEL else check_masks(masks)
-        self.mask_low = mask_low
-        self.mask_high = mask_high
+        self.folder = dataset_folder(self.dataset)
+        self.meta, self.tokenizer = load_meta(self.folder, self.tokenizer)
+        self.masks = None if self.mode == LANGUAGE_MODEL else check_masks(self.masks)
         check_meta(self.folder, self.meta, self.tokenizer, self.masks)
-        self.tokens = {}
-        for split in SPLITS:
-            self.tokens[split] = open_tokens(self.folder, split, self.tokenizer, block_size)
+        self.tokens = {split: self._open(split) for split in SPLITS}
+
+    def _open(self, split):
+        """The token ids of a split, as an array that stays on disk. Raises Mistake, naming the file, for a split
+        without room for two windows."""
+        path = file_of(self.folder, f"{split}.bin")
+        dtype = dtype_of_ids(self.tokenizer)
+        count = os.path.getsize(path) // dtype.itemsize
+        if count <= self.block_size + 1:
+            raise Mistake(f"{path} has {count} tokens, fewer than one window of block_size={self.block_size} + 1")
+        return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
 
     def batch(self, split: str, step: int, micro: int = 0) -> dict:
         """Micro-batch `micro` of `step` as numpy arrays; this rank's share of it."""
@@ -271,7 +273,7 @@ class DatasetConsumer:
 
     def _problem(self, split, step, number):
         """(input, target, mask) of a problem, (T,) each."""
-        rng = generator_of(self.seed, split, step, number)
+        rng = rng_of(self.seed, split, step, number)
         tokens = self.tokens[split]
         stride = self.meta.get("stride", 1)
         starts = range(0, len(tokens) - self.block_size, stride)

@@ -7,9 +7,9 @@ from typing import Self
 
 import numpy as np
 
-from core.data import OF_CONSUMER, SPLITS, dataset_folder, generator_of, is_file_of_records, load_meta
+from core.data import OF_CONSUMER, SPLITS, dataset_folder, is_file_of_records, load_meta, rng_of
 from core.errors import Mistake, one_line
-from core.records import in_words, load_records, splits_of, unique_records, with_completion
+from core.records import choose_splits, in_words, load_records, of_split, unique_records, with_completion
 from core.settings.setting import Settings
 from core.tokenizer import Tokenizer
 
@@ -75,9 +75,10 @@ def as_messages(prompt: Prompt, system_prompt: str | None = None, prompt_format:
 
 def prefill(prompt: Prompt) -> str:
     """The beginning of the answer, if a prompt ends with a message of the assistant, or else ""."""
-    if isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
-        return ""
-    return prompt[-1]["content"]
+    match prompt:
+        case [*_, {"role": "assistant", "content": begun}]:
+            return begun
+    return ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class PromptFormat:
         settings = self.chat_template_kwargs or {}
         return tokenizer.render_chat(messages, **settings)
 
-    def behind(self, messages: Messages, tokenizer: Tokenizer) -> str:
+    def after_turn(self, messages: Messages, tokenizer: Tokenizer) -> str:
         """The text of messages that follow a turn of the model: from the end of it to the beginning of the next.
 
         A chat is rendered with a mark as the turn, and cut at the mark: only the template itself knows what it writes
@@ -167,6 +168,7 @@ def percentile(lengths: Collection[int], share: float) -> int:
             return length
 
 
+@dataclass
 class PromptConsumer:
     """Prompts as problems to complete, or records as supervised training examples.
 
@@ -175,51 +177,46 @@ class PromptConsumer:
     text shifted by one, the mask True on its completion and stop token.
     Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
     micro-batches, and no problem occurs twice in a step unless there are too few.
-    dataset: a prepared folder, a file of records, or hf:owner/name (core/records.py)
-    tokenizer: that of the model; None: the one that meta.json of the folder describes
-    format: a PromptFormat; block_size: the longest input of a supervised model
-    masked: whether `batch` is for a model that fills in masks
     """
+
+    dataset: str                         # a prepared folder, a file of records, or hf:owner/name (core/records.py)
+    batch_size: int
+    seed: int = 1337
+    rank: int = 0
+    world: int = 1
+    tokenizer: Tokenizer | None = None   # the model's; None: the one that meta.json of the folder describes
+    format: PromptFormat = PromptFormat()
+    block_size: int | None = None        # the longest input of a supervised model
+    masked: bool = False                 # `batch` is for a model that fills in masks
 
     has_prompts = True
 
-    def __init__(self, dataset: str, batch_size: int, seed: int = 1337, rank: int = 0, world: int = 1,
-                 tokenizer: Tokenizer | None = None, format: PromptFormat | None = None, block_size: int | None = None,
-                 masked: bool = False):
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world = world
-        self.block_size = self.room = block_size
-        self.masked = masked
-        if block_size and not masked:
+    def __post_init__(self):
+        self.room = self.block_size
+        if self.block_size and not self.masked:
             self.room += 1  # a causal model does not read the last token of an example, which is only a target
-        self.format = format or PromptFormat()
-        self.folder = dataset
-        self.tokenizer = tokenizer
-        if not is_file_of_records(dataset):
-            self.folder = dataset_folder(dataset)
-            self.tokenizer = load_meta(self.folder, tokenizer)[1]
+        self.folder = self.dataset
+        if not is_file_of_records(self.dataset):
+            self.folder = dataset_folder(self.dataset)
+            _, self.tokenizer = load_meta(self.folder, self.tokenizer)
         if self.tokenizer is None or self.tokenizer.stop_token_id is None:
-            raise Mistake(f"dataset={dataset} has prompts, but there is no tokenizer with a token that ends a "
+            raise Mistake(f"dataset={self.dataset} has prompts, but there is no tokenizer with a token that ends a "
                           "completion; use data/custom/prepare.py")
         self.notes = Counter()  # {a change of records, in words: number of records}
-        records = unique_records(load_records(dataset, self.notes), self.notes)
-        splits = splits_of(records, self.notes)
-        self.records = {name: [] for name in SPLITS}
-        for record, split in zip(records, splits, strict=True):
+        records = unique_records(load_records(self.dataset, self.notes), self.notes)
+        choose_splits(records, self.notes)
+        for record in records:
             self._encode(record)
-            for name in SPLITS:
-                if split in (name, None):  # None: in both
-                    self.records[name].append(record)
-        for name in SPLITS:
-            if not self.records[name]:
-                raise Mistake(f"dataset={dataset}: none of its {len(records)} records is in the split {name}; mark "
-                              f'some "split": "{name}"')
-        self._leave_out_long(evaluates_on_training=None in splits)
+        self.records = {}
+        for split in SPLITS:
+            self.records[split] = of_split(records, split)
+            if not self.records[split]:
+                raise Mistake(f"dataset={self.dataset}: none of its {len(records)} records is in the split {split}; "
+                              f'mark some "split": "{split}"')
+        self._leave_out_long(evaluates_on_training="split" not in records[0])
         self.longest = max(len(record["tokens"]) for record in self._all())
-        if block_size and self.longest >= block_size:
-            raise Mistake(f"prompts of {self.longest} tokens leave no room in texts of {block_size} tokens; raise "
+        if self.block_size and self.longest >= self.block_size:
+            raise Mistake(f"prompts of {self.longest} tokens leave no room in texts of {self.block_size} tokens; raise "
                           "block_size")
 
     def _all(self):
@@ -303,7 +300,7 @@ class PromptConsumer:
     def _drawn(self, split, step, micro):
         """(records, numbers) of this rank's share of a micro-batch."""
         records = self.records[split]
-        rng = generator_of(self.seed, split, step)
+        rng = rng_of(self.seed, split, step)
         order = rng.permutation(len(records))
         first = (micro * self.world + self.rank) * self.batch_size
         numbers = np.arange(first, first + self.batch_size)
@@ -342,7 +339,7 @@ class PromptConsumer:
         for i, record in enumerate(records):
             text = self._example(record)
             target[i, : len(text)] = text
-            rng = generator_of(self.seed, split, step, int(numbers[i]))
+            rng = rng_of(self.seed, split, step, int(numbers[i]))
             order = rng.permutation(np.arange(len(record["tokens"]), self.block_size))
             count = rng.integers(len(order)) + 1
             weight[i, order[:count]] = 1 / count

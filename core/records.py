@@ -30,26 +30,30 @@ LARGEST_CELL = 2**31 - 1  # characters of a cell of a CSV file
 
 def are_messages(value):
     """True for a list of at least one {"role", "content"} message, both of them texts."""
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list):
         return False
     for message in value:
-        if not isinstance(message, dict):
-            return False
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            return False
-    return True
+        match message:
+            case {"role": str(), "content": str()}:
+                continue
+        return False
+    return value != []
 
 
 def with_text(message):
     """A message with a text as its content, if that is a list of parts {"type": "text", "text": ...}. Anything else
     stays as it is."""
-    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
-        return message
-    text = ""
-    for part in message["content"]:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+    match message:
+        case {"content": list(parts)}:
+            text = ""
+        case _:
             return message
-        text += part["text"]
+    for part in parts:
+        match part:
+            case {"type": "text", "text": str(more)}:
+                text += more
+            case _:
+                return message
     return message | {"content": text}
 
 
@@ -100,6 +104,8 @@ def check_record(row, where, notes):
     for name in ELSEWHERE:
         if record.get(name) and not (is_joined and name == "input"):
             notes[f"the field {name} is not a part of the prompt: only rewards get it"] += 1
+    if record.get("split") is not None:
+        record["split"] = str(record["split"]).lower()
     record["where"] = where
     return record
 
@@ -108,26 +114,27 @@ def take_prompt_from_messages(record, notes):
     """Replaces the field messages by a prompt, in a record without one. A last turn of the assistant becomes the answer
     or, if the record has an answer, the completion."""
     messages = with_texts(record.get("messages"))
-    if not isinstance(messages, list) or not messages or not record.keys().isdisjoint(FIELDS["prompt"]):
+    has_prompt = not record.keys().isdisjoint(FIELDS["prompt"])
+    if has_prompt or not messages or not isinstance(messages, list):
         return
     del record["messages"]
     record["prompt"] = messages
-    last = messages[-1]
-    if len(messages) == 1 or not isinstance(last, dict) or last.get("role") != "assistant":
-        return
-    record["prompt"] = messages[:-1]
-    has_answer = any(record.get(name) is not None for name in FIELDS["answer"])
-    field = "completion" if has_answer else "answer"
-    if record.get(field) is None:
-        record[field] = last.get("content")
-        notes[f"the last turn of messages, the assistant's, is the {field}"] += 1
+    match messages:
+        case [*turns, {"role": "assistant"} as last] if turns:
+            record["prompt"] = turns
+            has_answer = any(record.get(name) is not None for name in FIELDS["answer"])
+            field = "completion" if has_answer else "answer"
+            if record.get(field) is None:
+                record[field] = last.get("content")
+                notes[f"the last turn of messages, the assistant's, is the {field}"] += 1
 
 
 def join_input(record, where, notes):
     """Appends the input of a record in Alpaca's form to its instruction. Rewards get it as a field, too."""
-    if not isinstance(record["prompt"], str) or not isinstance(record["input"], str):
+    parts = [record["prompt"], record["input"]]
+    if not all(isinstance(part, str) for part in parts):
         raise Mistake(f"{where}: instruction and input make the prompt together, and must be texts")
-    record["prompt"] += f"\n\n{record['input']}"
+    record["prompt"] = "\n\n".join(parts)
     notes["the fields instruction and input are the prompt together"] += 1
 
 
@@ -152,9 +159,9 @@ def load_records(dataset, notes):
     """Reads the records of a file, of hf:owner/name, or of a prepared folder. notes: as in check_record"""
     if on_hub(dataset):
         return read_hub(dataset, notes)
-    if dataset.endswith(FILES):
-        return read_records(dataset, notes)
-    return read_records(os.path.join(dataset_folder(dataset), PROMPTS), notes)
+    if not dataset.endswith(FILES):
+        dataset = os.path.join(dataset_folder(dataset), PROMPTS)
+    return read_records(dataset, notes)
 
 
 def read_records(path, notes=None):
@@ -230,7 +237,7 @@ def records_of_list(rows, place, notes, split=None):
     for number, row in enumerate(rows, 1):
         record = check_record(row, f"{place}, record {number}", notes)
         if split is not None:
-            record["split"] = split
+            record["split"] = split.lower()
         yield record
 
 
@@ -304,12 +311,7 @@ def read_hub(dataset, notes):
 def in_our_splits(records, notes):
     """The records with train, val or no split. If there are several splits for validation, only the first one of
     VALIDATION_NAMES is kept. Raises Mistake for another name of a split."""
-    names = set()
-    for record in records:
-        name = record.get("split")
-        if name is not None:
-            record["split"] = str(name).lower()
-            names.add(record["split"])
+    names = {record.get("split") for record in records}
     validation = [name for name in VALIDATION_NAMES if name in names][:1]
     kept = []
     for record in records:
@@ -357,7 +359,7 @@ def unique_prompts(records):
 
 
 def unique_records(records, notes):
-    """The records without copies of an earlier one; copies may stand in other places."""
+    """A copy of each record that differs from all earlier ones. Equal records may stand in different places."""
     first = {}
     for record in records:
         written = {name: value for name, value in record.items() if name != "where"}
@@ -365,55 +367,58 @@ def unique_records(records, notes):
         if key in first:
             notes["equal to another one, and left out"] += 1
         else:
-            first[key] = record
+            first[key] = {**record}
     return list(first.values())
 
 
-def side(prompt):
+def split_of(prompt):
     """The split of a prompt, 'train' or 'val': the same in every file and Python version."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
-    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-    return "val" if number % 100 < VALIDATION_PERCENT else "train"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    percent = int(digest[:8], 16) % 100
+    return "val" if percent < VALIDATION_PERCENT else "train"
 
 
-def splits_of(records, notes):
-    """The split of each record: its own, or else that of a record with the same prompt, or else the choice of a hash of
-    the prompt. All are None, for both splits, if no record names one and the hash would leave a split empty."""
-    prompts = [json.dumps(record["prompt"]) for record in records]
+def choose_splits(records, notes):
+    """Gives a split to each record without one: that of a record with the same prompt, or else the choice of a hash of
+    the prompt. If no record has a split, and the hash would leave one empty, they stay without: they are in both."""
     named = {}
-    for prompt, record in zip(prompts, records, strict=True):
+    for record in records:
         if record.get("split"):
-            named[prompt] = record["split"]
-    splits = []
-    for prompt, record in zip(prompts, records, strict=True):
-        default = named.get(prompt) or side(record["prompt"])
-        splits.append(record.get("split") or default)
-    if not named and len(set(splits)) < len(SPLITS):
+            named[json.dumps(record["prompt"])] = record["split"]
+    for record in records:
+        if not record.get("split"):
+            prompt = json.dumps(record["prompt"])
+            record["split"] = named.get(prompt) or split_of(record["prompt"])
+    splits = {record["split"] for record in records}
+    if not named and len(splits) < len(SPLITS):
         notes["in both splits, so that the run is evaluated on what it trains on: no record names a split, and the "
               'hash of the prompts put all on one side; mark some "split": "val", or write '
               '{"train": [...], "val": [...]}'] += len(records)
-        return [None] * len(records)
-    trained_on = {prompt for prompt, split in zip(prompts, splits, strict=True) if split == "train"}
-    for prompt, split in zip(prompts, splits, strict=True):
-        if split == "val" and prompt in trained_on:
+        for record in records:
+            del record["split"]
+        return
+    trained_on = {json.dumps(record["prompt"]) for record in of_split(records, "train")}
+    for record in of_split(records, "val"):
+        if json.dumps(record["prompt"]) in trained_on:
             notes["the prompt is in both splits, as the records say"] += 1
-    return splits
+
+
+def of_split(records, split):
+    """The records that are in a split. Those without a split are in both."""
+    return [record for record in records if record.get("split", split) == split]
 
 
 def write_prompts(folder, records, tokenizer, **facts):
     """Writes prompts.jsonl and meta.json, and prints the facts and notes. Copies of a record are left out. A record
-    without a split gets that of splits_of."""
+    without a split gets that of choose_splits."""
     notes = Counter()
     records = unique_records(records, notes)
-    splits = splits_of(records, notes)
+    choose_splits(records, notes)
     facts["records"] = len(records)
     for split in SPLITS:
-        facts[f"{split}_records"] = splits.count(split) + splits.count(None)
-    lines = []
-    for record, split in zip(records, splits, strict=True):
-        if split:
-            record = {**record, "split": split}
-        lines.append(json.dumps(record, default=str) + "\n")
+        facts[f"{split}_records"] = len(of_split(records, split))
+    lines = [json.dumps(record, default=str) + "\n" for record in records]
     write_folder(folder, {PROMPTS: "".join(lines).encode()}, tokenizer, facts)
     for line in in_words(notes):
         print(line)

@@ -2,21 +2,24 @@
 
 import dataclasses
 import importlib.util
+from contextlib import contextmanager
 
 from core.errors import Mistake, described, others
 
 
 class Wandb:
-    """Weights & Biases: a server; with WANDB_MODE=offline the folder out_dir/wandb, which `wandb sync` sends later."""
+    """Weights & Biases: a server or, with WANDB_MODE=offline, the folder out_dir/wandb for a later `wandb sync`."""
 
     def __init__(self, config, settings):
         import wandb
-        # The console, the command line and the git diff, which it sends by itself, may show prompts. What a killed run
-        # leaves is written each second, and the end of a run waits five minutes for the upload.
+        # By default wandb sends the console, the command line and the git diff, which may show prompts. A run that is
+        # killed loses a second of metrics, because they are written each second. The end of a run waits at most five
+        # minutes for the upload.
         silent = wandb.Settings(console="off", x_disable_meta=True, disable_git=True,
                                 x_transaction_log_flush_interval=1.0, finish_timeout=300.0)
-        self.run = wandb.init(project=config.wandb_project, name=config.wandb_run_name, dir=config.absolute_out_dir,
-                              config=settings, settings=silent)
+        self.run = wandb.init(
+            project=config.wandb_project, name=config.wandb_run_name, dir=config.absolute_out_dir,
+            config=settings, settings=silent)
 
     def log(self, step, metrics):
         self.run.log(metrics, step=step)
@@ -30,8 +33,9 @@ class Trackio(Wandb):
 
     def __init__(self, config, settings):
         import trackio
-        self.run = trackio.init(project=config.wandb_project, name=config.wandb_run_name, embed=False, config=settings,
-                                resume="never")
+        self.run = trackio.init(
+            project=config.wandb_project, name=config.wandb_run_name, config=settings,
+            embed=False, resume="never")
 
 
 class TensorBoard:
@@ -54,7 +58,7 @@ TRACKERS = {"wandb": Wandb, "tensorboard": TensorBoard, "trackio": Trackio}  # b
 
 
 def check_trackers(config):
-    """Raises Mistake for a tracker that there is not or that is not installed. Imports no tracker."""
+    """Raises Mistake for a tracker with another name, or one that is not installed. Imports no tracker."""
     for name in config.trackers:
         if name not in TRACKERS:
             raise Mistake(f"report_to: there is no tracker {name!r}; choose among {', '.join(TRACKERS)}")
@@ -66,29 +70,35 @@ class Trackers:
     """The trackers of a run. One that fails is left out from then on, with a line on the console."""
 
     def __init__(self, config, say):
-        self.config, self.say = config, say
+        self.config = config
+        self.say = say
         self.running = {}   # {name: tracker}
 
     def start(self):
         """Starts the trackers; a resumed run is a new one for them. Raises Mistake if one does not start."""
         settings = dataclasses.asdict(self.config)
-        del settings["system_prompt"], settings["prompt_format"]  # texts stay here
+        del settings["system_prompt"], settings["prompt_format"]  # texts of the user's are not sent
         for name in self.config.trackers:
+            tracker = TRACKERS[name]
             with others(f"{name} did not start", "leave it out of report_to", ours_too=True):
-                self.running[name] = TRACKERS[name](self.config, settings)
+                self.running[name] = tracker(self.config, settings)
 
     def log(self, step, metrics):
         """metrics: {name: number}"""
-        self._call("log", step, metrics)
+        for name, tracker in list(self.running.items()):
+            with self._dropped_if_it_fails(name):
+                tracker.log(step, metrics)
 
     def finish(self):
-        self._call("finish")
-        self.running = {}
-
-    def _call(self, method, *arguments):
         for name, tracker in list(self.running.items()):
-            try:
-                getattr(tracker, method)(*arguments)
-            except Exception as error:  # of its own kinds, or of its connection; none of them may end a run
-                del self.running[name]
-                self.say(f"{name} failed ({described(error)}); the run goes on without it")
+            with self._dropped_if_it_fails(name):
+                tracker.finish()
+
+    @contextmanager
+    def _dropped_if_it_fails(self, name):
+        """The block for a call of a tracker."""
+        try:
+            yield
+        except Exception as error:  # of its own kinds, or of its connection; none of them may end a run
+            del self.running[name]
+            self.say(f"{name} failed ({described(error)}); the run continues without it")

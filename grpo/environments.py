@@ -118,10 +118,9 @@ def check_method(episode, name):
         raise Mistake(f"{about}: its {name} is a coroutine or a generator; {remedy} without async and yield")
     try:
         signature = inspect.signature(method, follow_wrapped=False)  # a wrapper may add arguments
-    except (ValueError, TypeError):  # a function in C may have none
-        return
-    try:
         signature.bind(*arguments)
+    except ValueError:  # a function in C may have no signature
+        return
     except TypeError as error:
         raise Mistake(f"{about}: its {name} cannot be called ({error}); {remedy}") from None
 
@@ -308,21 +307,21 @@ class Episodes:
         answer = episode.step(text)
         if answer is None:
             return True
-        text = self.between(answer, ids[-1]).encode(errors="replace").decode()  # half a surrogate pair is no text
+        text = self.framed_answer(answer, ids[-1]).encode(errors="replace").decode()  # half a surrogate pair is no text
         given = torch.tensor(self.stop.tokenizer.encode(text), dtype=torch.long)
         room = self.given[n, len(written) :]  # a view of the row
         room[: len(given)] = given[: len(room)]
         episode.turns.append(len(written) + len(given))
         return False
 
-    def between(self, answer, last):
+    def framed_answer(self, answer, last):
         """The answer as the template frames it: the text after a turn whose last token is `last`."""
         tokenizer = self.stop.tokenizer
         if isinstance(answer, str):
             if self.form.template == "plain":
                 return answer
             answer = [{"role": "user", "content": answer}]
-        text = self.form.behind(answer, tokenizer)
+        text = self.form.after_turn(answer, tokenizer)
         if last in tokenizer.stop_token_ids:  # the model wrote the end token itself
             end = tokenizer.stop_token_ids.index(last)
             text = text.removeprefix(tokenizer.stop_token_names[end])

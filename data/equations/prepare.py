@@ -21,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from core.config import load_config
 from core.data import write_dataset
 from core.errors import run_script
-from core.records import side
+from core.records import split_of
 from core.settings.setting import Count, Settings
 from core.tokenizer import CharTokenizer
 
@@ -49,7 +49,7 @@ def main(argv):
     numbers = range(config.largest + 1)
     lines = [f"{a}+{b}={a + b}\n" for a in numbers for b in numbers] * config.copies
     rng.shuffle(lines)
-    text = {split: "".join(line for line in lines if side(line) == split) for split in ("train", "val")}
+    text = {split: "".join(line for line in lines if split_of(line) == split) for split in ("train", "val")}
     write_dataset(config.out, {split: tokenizer.encode(x) for split, x in text.items()}, tokenizer,
                   lines=len(lines))
 

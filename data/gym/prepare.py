@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from core.config import load_config
 from core.errors import Mistake, others, run_script
-from core.records import side, unique_prompts, write_prompts
+from core.records import split_of, unique_prompts, write_prompts
 from core.settings.optional import require
 from core.settings.setting import Count, Settings
 from core.tokenizer import named_tokenizer
@@ -110,7 +110,7 @@ def records_of(task, settings, entries, shots):
         question = entry["question"]
         if question not in solved:
             prompt = [*before, {"role": "user", "content": question}] if shots else question
-            yield {"prompt": prompt, "task": task, "settings": settings, "entry": entry, "split": side(question)}
+            yield {"prompt": prompt, "task": task, "settings": settings, "entry": entry, "split": split_of(question)}
 
 
 def main(argv):

@@ -11,7 +11,7 @@ from core.errors import Mistake
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import save_model
 from core.prompts import OF_MODEL, TEMPLATES, PromptConsumer, PromptFormat
-from core.records import side, write_prompts
+from core.records import split_of, write_prompts
 from grpo.build import build_data, with_template
 from grpo.grpo_config import GRPOConfig
 from grpo.reward_functions.registry import reward
@@ -124,9 +124,9 @@ def test_a_split_without_prompts_is_refused_for_its_own_reason(tmp_path, records
 
 
 def test_a_prompt_has_one_split_unless_its_record_gives_another(tmp_path):
-    sides = [side(f"prompt {i}") for i in range(3000)]
+    sides = [split_of(f"prompt {i}") for i in range(3000)]
     assert 0.07 < sides.count("val") / 3000 < 0.13
-    assert side(TURNS) == side([dict(reversed(turn.items())) for turn in TURNS])
+    assert split_of(TURNS) == split_of([dict(reversed(turn.items())) for turn in TURNS])
     data = PromptConsumer(prepared(tmp_path, [{"prompt": f"prompt {i}"} for i in range(300)] + [
         {"prompt": f"{name} mine", "split": name} for name in ("train", "val")]), 1)
     found = {r["prompt"]: split for split in data.records for r in data.records[split]}
@@ -236,7 +236,7 @@ SYSTEM = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1+
 def test_a_system_message_behind_the_first_turn_has_no_rules(generators):
     tokenizer = load_huggingface_tokenizer(str(generators / "chat"))
     answer = [{"role": "system", "content": "2 + 2"}]
-    texts = [PromptFormat(template).behind(answer, tokenizer) for template in ("model", "model_math")]
+    texts = [PromptFormat(template).after_turn(answer, tokenizer) for template in ("model", "model_math")]
     assert texts[0] == texts[1] and "2 + 2" in texts[0]
 
 

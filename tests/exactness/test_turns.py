@@ -143,7 +143,7 @@ def test_turns_of_a_chat_model_make_the_text_of_its_template(tmp_path):
     before, whole = form.encode("1+1?", tokenizer)[0], form.render(messages, tokenizer)
     for turn in (said, [*said, end]):  # the model wrote the end token itself, or not
         for answer in ("the brown fox", messages[2:]):
-            assert before + tokenizer.backend.decode(turn) + given.between(answer, turn[-1]) == whole
+            assert before + tokenizer.backend.decode(turn) + given.framed_answer(answer, turn[-1]) == whole
 
 
 def test_a_group_starts_in_one_state_and_other_problems_in_others(prompts):
