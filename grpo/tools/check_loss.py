@@ -4,10 +4,10 @@ python grpo/tools/check_loss.py mine.py:loss --objective=dapo --clip_high=0.28
 
 tests/vectors/README.md has the arguments of the function; --help after it lists the settings.
 
-A loss is the mean of a policy term minus kl_beta times the mean of a KL, so its gradient is a sum of two known vectors.
-The checker makes the gradient of every published term, and of every term with a known mistake, under every way to
-average tokens. It then looks for the pairs of which your gradient is a combination, and reports the pair with the
-fewest mistakes. Only gradients are compared: a loss may differ by a constant.
+A loss is minus the mean of a policy term, plus kl_beta times the mean of a KL. So the checker makes the gradient of
+every published term, and of every term with a known mistake, under every way to average tokens. It then looks for pairs
+of a policy term and a KL of which your gradient is a combination, and reports the pair with the fewest mistakes. Only
+gradients are compared: a loss may differ by a constant.
 """
 
 import functools
@@ -93,11 +93,11 @@ class Known(NamedTuple):
 
 class Verdict(NamedTuple):
     """An explanation of a gradient."""
-    rank: object   # the best of several verdicts has the lowest
-    names: list    # of objectives
-    row: Objective
-    average: str   # a name in AVERAGES
-    kl: str        # the estimator of a KLTerm, or "unknown"
+    rank: object      # the best of several verdicts has the lowest
+    names: list       # of objectives
+    term: PolicyTerm
+    average: str      # a name in AVERAGES
+    kl: str           # the estimator of a KLTerm, or "unknown"
     faults: list
 
 
@@ -369,7 +369,7 @@ def others_of(row):
 
 
 def asked(c):
-    """The rows of OBJECTIVES that the settings ask for, {name: row}."""
+    """{name: row} of the OBJECTIVES that the settings ask for."""
     if c.objective is None:
         return OBJECTIVES
     row = OBJECTIVES[c.objective]
@@ -544,7 +544,7 @@ def explanations(g, known, c):
         is_odd_scale = round(a, 4) not in (1, *SCALES)
         rank = len(faults), is_odd_scale, bool(kl.faults)
         average = weight.average or OBJECTIVES[names[0]].average
-        yield Verdict(rank, names, term.row, average, kl.estimator, sorted(faults))
+        yield Verdict(rank, names, term, average, kl.estimator, sorted(faults))
 
 
 def nearest(g, known, faults):
@@ -557,7 +557,7 @@ def nearest(g, known, faults):
             if names and not term.faults:
                 size = g.norm() + gradient.norm()
                 distance = (g - gradient).norm() / size
-                found.append(Verdict(distance.item(), names, term.row, average, "unknown", faults))
+                found.append(Verdict(distance.item(), names, term, average, "unknown", faults))
     return min(found, key=BY_RANK)
 
 
@@ -583,13 +583,11 @@ def verdict_on(gradient, known, c):
 def correct_gradient(verdict, known, beta):
     """The gradient (T,) of the objective of a verdict, with the KL that it names."""
     w = known.weights.index(Weight(verdict.average, set()))
-    correct = 0.0
-    for term, gradient in zip(known.terms, known.gradients[w], strict=True):
-        if term.row is verdict.row and not term.faults:
-            correct = correct + gradient
-    for kl, gradient in zip(known.kls, known.kl_gradients[w], strict=True):
-        if kl.estimator == verdict.kl and not kl.faults:
-            correct = correct + beta * gradient
+    term = verdict.term._replace(faults=set())
+    correct = known.gradients[w, known.terms.index(term)]
+    kl = KLTerm(verdict.kl, set())
+    if kl in known.kls:
+        correct = correct + beta * known.kl_gradients[w, known.kls.index(kl)]
     return correct
 
 
@@ -623,7 +621,7 @@ def main(argv):
     is_correct = CONVENTIONS.issuperset(verdict.faults)
     word = "right" if is_correct else "nearest"
     names = ", ".join(verdict.names)
-    print(f"{word}: {names} ({numbers_of(verdict.row)}); KL: {verdict.kl}; relative errors of the gradient:")
+    print(f"{word}: {names} ({numbers_of(verdict.term.row)}); KL: {verdict.kl}; relative errors of the gradient:")
     correct = correct_gradient(verdict, known, c.kl_beta).view_as(found)
     sizes = [len(step.logp) for step in known.steps]
     pairs_of_steps = zip(found.split(sizes), correct.split(sizes), strict=True)
