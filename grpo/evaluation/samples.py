@@ -144,8 +144,11 @@ def last_question(prompt):
 
 
 def rounded(reward):
-    """A reward for people; None if it was skipped."""
-    return None if reward.isnan() else round(float(reward), 4)
+    """A reward for people; None if it was skipped, a text if it is infinite, for which JSON has no number."""
+    if reward.isnan():
+        return None
+    number = round(float(reward), 4)
+    return number if math.isfinite(number) else str(number)
 
 
 def in_numbers(sums):
@@ -181,7 +184,7 @@ def format_samples(records, color, completions):
 
 
 def format_reward(reward):
-    """A reward of samples; one of samples.jsonl is a text where it was infinite."""
+    """A reward of a sample for people."""
     return "skipped" if reward is None else format_number(float(reward))
 
 
@@ -202,18 +205,8 @@ def append_samples(out_dir, step, records):
     path = os.path.join(out_dir, SAMPLES)
     with writing(path), open(path, "a") as f:
         for record in records:
-            record = {"step": step, **record}
-            record["group"] = [for_json(about) for about in record["group"]]
-            f.write(json.dumps(record, default=str) + "\n")
-
-
-def for_json(x):
-    """A value, or a dictionary of them, for JSON, which has no NaN and nothing infinite."""
-    if isinstance(x, dict):
-        return {key: for_json(part) for key, part in x.items()}
-    if not isinstance(x, float) or math.isfinite(x):
-        return x
-    return None if math.isnan(x) else str(x)
+            line = json.dumps({"step": step, **record}, default=str)
+            f.write(line + "\n")
 
 
 def comparison_table(before, after):

@@ -108,7 +108,8 @@ BY_RANK = operator.attrgetter("rank")
 
 def load_step(name):
     """A step of the vectors: its inputs as tensors, the micro-batches of all its ranks in one list."""
-    values = json.loads((VECTORS / "v2" / f"{name}.json").read_text())
+    path = VECTORS / "v2" / f"{name}.json"
+    values = json.loads(path.read_text())
     for key in ("logp", "old_logp", "ref_logp", "mask"):
         values[key] = torch.tensor(values[key], dtype=torch.float64)                     # (N, M)
     step = SimpleNamespace(**values)
@@ -125,7 +126,8 @@ def joined(steps):
     sees, and `inside` is 0 there."""
     tensors = {}
     for key in ("logp", "old_logp", "ref_logp", "mask", "inside", "A"):
-        tensors[key] = join([vars(step)[key] for step in steps])
+        of_steps = [vars(step)[key] for step in steps]
+        tensors[key] = join(of_steps)
     return SimpleNamespace(**tensors)
 
 
@@ -149,7 +151,8 @@ def loss_on(step, function):
         of_part = [x[rows] for x in inputs]
         with others("it failed", "correct it", definition(function)):
             part = function(*of_part, **given)
-        if not isinstance(part, Tensor) or part.numel() != 1 or not part.requires_grad:
+        is_scalar = isinstance(part, Tensor) and part.numel() == 1
+        if not is_scalar or not part.requires_grad:
             raise Mistake(f"{definition(function)}: it returned {shown(part)}; return a scalar tensor that depends on "
                           "logp")
         loss = loss + part.double().sum()
@@ -254,14 +257,18 @@ def ratios(step, kind):
 
 
 def surrogate(step, row, r, low, high):
-    """What an objective with the ratio r and these bounds raises (N, 1 or M)."""
+    """The term that an objective with the ratio r and these bounds raises, (N, 1 or M)."""
     return SURROGATES[row.surrogate](r, low, high, step.logp, step.A, **row.constants)
 
 
 def faulty_surrogates(step, row, r, correct):
-    """Yields a fault and what an objective with the ratio r then raises (N, 1 or M). correct: what it should raise"""
+    """Yields a fault and the term that an objective then raises, (N, 1 or M).
+
+    r: the ratio, with or without a fault of its own; correct: the term with this ratio and no other fault
+    """
     A, logp = step.A, step.logp
-    low, high = row.clip_low, row.clip_high
+    low = row.clip_low
+    high = row.clip_high
     yield "no ratio", A * logp
     yield "only positive advantages", correct * (A > 0)
     if low is not None:
@@ -287,7 +294,7 @@ def faulty_surrogates(step, row, r, correct):
 
 
 def policy_terms(step, row):
-    """Yields faults and what an objective raises, (N, 1 or M); the first is correct."""
+    """Yields faults and the term that an objective raises, (N, 1 or M); the first is correct."""
     for faults, r in ratios(step, row.ratio):
         correct = surrogate(step, row, r, row.clip_low, row.clip_high)
         yield faults, correct
@@ -304,10 +311,13 @@ def added_estimators():
 
 def kl_terms(step):
     """Yields an estimator, its faults and the KL of each token (N, M); the first is no KL."""
-    logp, old, ref = step.logp, step.old_logp, step.ref_logp
+    logp = step.logp
+    old = step.old_logp
+    ref = step.ref_logp
     r = (logp - old).exp()
     of_sequence = mean(logp - old, step.mask).exp()
-    mean_logp, mean_ref = mean(logp, step.mask), mean(ref, step.mask)
+    mean_logp = mean(logp, step.mask)
+    mean_ref = mean(ref, step.mask)
     yield "none", set(), 0.0 * logp
     yield "none", {"KL to the policy that sampled"}, k2(logp, old)
     yield "none", {"KL to the policy that sampled"}, k3(logp, old)
@@ -456,7 +466,8 @@ def fits(g, P, K):
     size = g @ g
     squared_error = size - a * pg - b * kg
     # A difference of squares, in which half of the digits cancel, finds the candidates; their error is then measured
-    for i, j in (squared_error <= TOLERANCE * size).nonzero().tolist():
+    candidates = (squared_error <= TOLERANCE * size).nonzero()
+    for i, j in candidates.tolist():
         x = a[i, j].item()
         y = b[i, j].item()
         error = g - x * P[i] - y * K[j]
@@ -534,8 +545,10 @@ def explanations(g, known, c):
                 continue  # the same is true of every term
             weight, faults, a = kl_weight, {"no policy gradient"}, 1.0
         names, wrong = identity(term, weight.average, known)
-        faults = faults | wrong | weight.faults | faults_of_scales(kl, a, b, c.kl_beta)
-        if c.kl is not None and c.kl not in kl.estimator.split(", "):
+        faults = faults | weight.faults | wrong
+        faults |= faults_of_scales(kl, a, b, c.kl_beta)
+        estimators = kl.estimator.split(", ")
+        if c.kl is not None and c.kl not in estimators:
             faults.add("no KL" if kl.estimator == "none" else f"a KL ({kl.estimator})")
         if has_kl:
             faults |= kl.faults | kl_weight.faults
@@ -551,8 +564,8 @@ def nearest(g, known, faults):
     """The Verdict on a gradient (T,) that nothing explains: the objective whose gradient is nearest, and faults."""
     found = []
     for average in AVERAGES:
-        correct = known.gradients[known.weights.index(Weight(average, set()))]           # (I, T)
-        for term, gradient in zip(known.terms, correct, strict=True):
+        w = known.weights.index(Weight(average, set()))
+        for term, gradient in zip(known.terms, known.gradients[w], strict=True):
             names = [name for name, row in term.objectives.items() if row.average == average]
             if names and not term.faults:
                 size = g.norm() + gradient.norm()
@@ -565,19 +578,22 @@ def verdict_on(gradient, known, c):
     """The best Verdict on a gradient (T,). Numbers that are not finite are left out, and reported."""
     finite = gradient.isfinite()
     g = gradient[finite]
-    of_terms, of_kls = known.gradients[..., finite], known.kl_gradients[..., finite]
+    of_terms = known.gradients[..., finite]
+    of_kls = known.kl_gradients[..., finite]
     known = known._replace(gradients=of_terms, kl_gradients=of_kls)
     lost = [] if finite.all() else ["not finite"]
     best = None
     if g.any():
-        best = min(explanations(g, known, c), key=BY_RANK, default=None)
+        verdicts = explanations(g, known, c)
+        best = min(verdicts, key=BY_RANK, default=None)
     if best is not None:
         return best._replace(faults=best.faults + lost)
     if lost:
         return nearest(g, known, lost)
     if g.any():
         return nearest(g, known, ["no known fault explains it"])
-    return nearest(g, known, ["no policy gradient"])._replace(kl="none")
+    verdict = nearest(g, known, ["no policy gradient"])
+    return verdict._replace(kl="none")
 
 
 def correct_gradient(verdict, known, beta):
@@ -614,7 +630,8 @@ def main(argv):
     found = []
     with others("its gradient cannot be taken", "correct it", definition(function)):
         for step in known.steps:
-            gradient, = torch.autograd.grad(loss_on(step, function), step.logp)
+            loss = loss_on(step, function)
+            gradient, = torch.autograd.grad(loss, step.logp)
             found.append(gradient)
     found = join(found)                                                                  # (N, M) of all steps
     verdict = verdict_on(found.flatten(), known, c)
@@ -622,13 +639,15 @@ def main(argv):
     word = "right" if is_correct else "nearest"
     names = ", ".join(verdict.names)
     print(f"{word}: {names} ({numbers_of(verdict.term.row)}); KL: {verdict.kl}; relative errors of the gradient:")
-    correct = correct_gradient(verdict, known, c.kl_beta).view_as(found)
+    correct = correct_gradient(verdict, known, c.kl_beta)
+    correct = correct.view_as(found)
     sizes = [len(step.logp) for step in known.steps]
     pairs_of_steps = zip(found.split(sizes), correct.split(sizes), strict=True)
     for name, (gradient, expected) in zip(SETS, pairs_of_steps, strict=True):
         error = (gradient - expected).norm() / expected.norm()
         print(f"  {name:14} {error:.0e}")
-    meanings = json.loads((VECTORS / "faults.json").read_text())
+    path = VECTORS / "faults.json"
+    meanings = json.loads(path.read_text())
     for fault in verdict.faults:
         meaning = f": {meanings[fault]}" if fault in meanings else ""
         print(f"- {fault}{meaning}")
