@@ -68,7 +68,7 @@ class Weight(NamedTuple):
 
 
 class PolicyTerm(NamedTuple):
-    """A term that rewards the policy."""
+    """A term that a loss raises, without its KL."""
     row: Objective     # with its bounds and constants
     objectives: dict   # {name: row} of those that have this term, with these numbers
     faults: set
@@ -122,8 +122,8 @@ def load_step(name):
 
 
 def joined(steps):
-    """The completions of several steps as those of one step. Those of shorter steps get padding that no user's function
-    sees, and `inside` is 0 there."""
+    """The completions of several steps as those of one step, so that each term is differentiated once. Shorter ones get
+    padding that no user's function sees; `inside` is 0 there."""
     tensors = {}
     for key in ("logp", "old_logp", "ref_logp", "mask", "inside", "A"):
         of_steps = [vars(step)[key] for step in steps]
@@ -266,7 +266,8 @@ def faulty_surrogates(step, row, r, correct):
 
     r: the ratio, with or without a fault of its own; correct: the term with this ratio and no other fault
     """
-    A, logp = step.A, step.logp
+    A = step.A
+    logp = step.logp
     low = row.clip_low
     high = row.clip_high
     yield "no ratio", A * logp
@@ -281,7 +282,8 @@ def faulty_surrogates(step, row, r, correct):
         is_near = (moved <= high) & (moved >= -low)
         yield "masked on both sides", r * A * is_near
     elif row.surrogate == "sigmoid_gate":
-        tau = torch.where(A > 0, row.constants["tau_pos"], row.constants["tau_neg"])
+        tau = torch.full_like(A, row.constants["tau_neg"])
+        tau[A > 0] = row.constants["tau_pos"]
         yield "no 4 / tau", correct * tau / 4
     elif row.surrogate == "clip":
         larger = torch.max(r * A, clipped)
