@@ -557,6 +557,18 @@ CLAIMS = {
             "rooms/test_prompt_evaluation.py::test_late_completions_count_neither_right_nor_wrong",
         "samples show the value of each reward; held-out rewards are those of their sum":
             "rooms/test_prompt_evaluation.py::test_samples_show_the_value_of_each_reward_and_held_out_metrics_those_of_their_sum",
+        "accuracies and pass@k of every pattern of verdicts are counted as by hand":
+            "rooms/test_prompt_evaluation.py::test_accuracies_and_pass_at_k_of_every_pattern_of_verdicts",
+        "the words that fill-in's evaluation counts are those of a walk over characters":
+            "rooms/test_fill_in_evaluation.py::test_touched_words_are_those_of_a_walk_over_characters",
+        "the credit beside a filled token is the mean log-odds around it":
+            "rooms/test_fill_in_evaluation.py::test_the_credit_beside_a_filled_token_is_the_mean_log_odds_around_it",
+        "held-out means are over all completions; samples go from the best to the worst":
+            "rooms/test_held_out_samples.py::test_held_out_means_are_over_all_completions_and_samples_are_sorted",
+        "samples.jsonl is valid JSON whatever rewards are":
+            "rooms/test_held_out_samples.py::test_samples_are_valid_json_whatever_rewards_are",
+        "the table before and after has changes only of what was measured twice":
+            "rooms/test_held_out_samples.py::test_the_table_before_and_after_has_changes_only_of_what_was_measured_twice",
         "the doctor finds a gradient that is 0, infinite or misses a layer":
             "rooms/test_doctor.py::test_the_examined_step_is_the_first_of_the_run_and_every_way_to_break_its_gradient_is_found",
         "the doctor examines the run's first step and changes no weight":
@@ -572,6 +584,16 @@ CLAIMS = {
             "rooms/test_report.py::test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded",
         "the numbers on the page of a run are those of metrics.jsonl":
             "rooms/test_report.py::test_the_numbers_on_a_page_are_those_of_metrics_jsonl",
+        "the page of a long run has every evaluation and the last step":
+            "rooms/test_report.py::test_the_page_of_a_long_run_has_every_evaluation_and_the_last_step",
+        "the line of a curve is the mean of the numbers around each":
+            "rooms/test_report.py::test_the_line_of_a_curve_is_the_mean_of_the_numbers_around_each",
+        "colours of rewards are their standard deviations above the mean of the group":
+            "rooms/test_report.py::test_colours_of_rewards_are_their_standard_deviations_above_the_mean_of_the_group",
+        "a page shows the samples of the first and of the latest evaluations":
+            "rooms/test_report.py::test_a_page_shows_the_samples_of_the_first_and_of_the_latest_evaluations",
+        "curves are means over runs with a band of one standard deviation":
+            "rooms/test_report.py::test_curves_are_means_over_runs_with_a_band_of_one_standard_deviation",
         "the line of a resume and the doctor say what the buffer holds":
             "runs/test_starts_and_ends.py::test_a_run_that_a_signal_stops_records_it_and_goes_on",
         "the page of a run has the evaluations of its buffer, those before a resume too":

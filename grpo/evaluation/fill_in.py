@@ -30,8 +30,10 @@ def touched_words(tokenizer, truth, masked):
         start, end = match.span()
         first = bisect_right(ends, start) - 1
         last = bisect_left(ends, end)
-        if start > 0 and end < len(text) and any(masked[first:last]):
-            before, after = text[ends[first] : start], text[end : ends[last]]
+        is_whole = start > 0 and end < len(text)
+        if is_whole and any(masked[first:last]):
+            before = text[ends[first] : start]
+            after = text[end : ends[last]]
             found.append((slice(first, last), before, match[0], after))
     return found
 
@@ -44,15 +46,20 @@ class FillInEvaluation(Evaluation):
     def __init__(self, data, reference, judges, rewards, config):
         """data: a DatasetConsumer with batches of PROBLEMS_PER_STEP; judges: {"judge", "gold_judge": a Judge or None}
         rewards: a Rewards or None; config: the run's"""
-        names = [name for name in getattr(rewards, "names", ()) if name != "judge"]
+        names = []
+        if rewards is not None:
+            names = [name for name in rewards.names if name != "judge"]
         super().__init__(reference, rewards, names, config.for_evaluation(data.seed + NOISE_SEED))
         self.data = data
-        self.judges = {name: judge for name, judge in judges.items() if judge is not None}
+        self.judges = judges
         self.credit = None  # (N, M) of each sampled token of the last batch, with a credit_window
         self.batches = []  # (its number, batch)
-        for step, first in enumerate(range(0, config.eval_problems, PROBLEMS_PER_STEP)):
-            batch = data.batch("val", step)
-            self.batches.append((step, {key: x[: config.eval_problems - first] for key, x in batch.items()}))
+        for first in range(0, config.eval_problems, PROBLEMS_PER_STEP):
+            step = first // PROBLEMS_PER_STEP
+            batch = {}
+            for key, x in data.batch("val", step).items():
+                batch[key] = x[: config.eval_problems - first]
+            self.batches.append((step, batch))
 
     @cached_property
     def words(self):
@@ -61,8 +68,11 @@ class FillInEvaluation(Evaluation):
 
     def judged(self, texts):
         """The scores of the judges, of which one may be a reward."""
-        scores, window = {}, self.config.credit_window
+        scores = {}
+        window = self.config.credit_window
         for name, judge in self.judges.items():
+            if judge is None:
+                continue
             if name == "judge" and window is not None:
                 scores[name], credit = judge.read(texts, window)
                 self.credit = credit.nan_to_num().tolist()
@@ -74,36 +84,41 @@ class FillInEvaluation(Evaluation):
         """{metric: (sum, count)} of words, rewards and tokens. KL and entropy are measured in one pass."""
         sums = self._word_sums(batch, rollouts) | reward_sums(values)
         sums["token_accuracy"] = rollouts.texts.metrics["mean_token_accuracy"]
+        settings = replace(StepSettings.of(config, policy), kl_estimator="exact")
         first_pass = rollouts
         if config.unmask_steps > 1:
-            first_pass = policy.sample(batch, step, replace(SamplingSettings.of(config), unmask_steps=1))
-        every = rollouts.group_size  # all of a group are equal
-        exact = replace(StepSettings.of(config, policy), kl_estimator="exact")
-        sums |= self.model_sums(policy, first_pass, exact, every)
+            of_one_pass = replace(SamplingSettings.of(config), unmask_steps=1)
+            first_pass = policy.sample(batch, step, of_one_pass)
+        # All completions of a group start from the same text, so the first pass has the same distributions for each
+        sums |= self.model_sums(policy, first_pass, settings, every=rollouts.group_size)
         target = rollouts.by_problem(rollouts.target)                                # (P, G, M)
-        unique = unique_completions(target, rollouts.by_problem(rollouts.mask))      # (P,)
+        mask = rollouts.by_problem(rollouts.mask)                                    # (P, G, M)
+        unique = unique_completions(target, mask)                                    # (P,)
         return sums | {"unique_completions": (unique.sum(), len(unique))}
 
     def _word_sums(self, batch, rollouts):
         """{metric: (sum, count)} of words."""
-        tokenizer, G = self.data.tokenizer, rollouts.group_size
+        tokenizer = self.data.tokenizer
+        G = rollouts.group_size
         words = valid = recovered = 0
         for i, masked in enumerate(batch["mask"]):
             truth = batch["target"][i].tolist()
-            completions = rollouts.texts.completion_ids[i * G : i * G + G]
+            completions = rollouts.texts.completion_ids[i * G : (i + 1) * G]
             for tokens, before, word, after in touched_words(tokenizer, truth, masked):
                 for ids in completions:
                     text = tokenizer.decode(ids[tokens])
                     found = text.removeprefix(before).removesuffix(after)
+                    is_framed = text == before + found + after
                     words += 1
-                    valid += found.lower() in self.words and text == before + found + after
+                    valid += is_framed and found.lower() in self.words
                     recovered += text == before + word + after
         return {"word_validity": (valid, words), "words_recovered": (recovered, words)}
 
     def marks(self, batch, rollouts, n):
         """[[first, end]] of the characters of each masked token and, with a credit_window, its reward."""
         masked = batch["mask"][n // rollouts.group_size].tolist()
-        marks = {"filled": filled(self.data.tokenizer, rollouts.texts.tokens[n].tolist(), masked)}
+        ids = rollouts.texts.tokens[n].tolist()
+        marks = {"filled": filled(self.data.tokenizer, ids, masked)}
         if self.credit:
             marks["credit"] = self.credit[n][: sum(masked)]
         return marks

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from grpo.evaluation.samples import Evaluation, reward_sums, sum_and_count
+from grpo.evaluation.samples import Evaluation, in_numbers, reward_sums, sum_and_count
 from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings
 
@@ -29,22 +29,26 @@ class PromptEvaluation(Evaluation):
         at_once = self.config.sample_rows  # for a greedy completion each
         for start in range(0, len(self.records), at_once):
             records = self.records[start : start + at_once]
-            yield 0, self.data.pack(records, np.arange(start, start + len(records)))
+            numbers = np.arange(start, start + len(records))
+            yield 0, self.data.pack(records, numbers)
 
     def sums(self, policy, step, batch, rollouts, values, config):
         """{metric: (sum, count)} of accuracy, rewards, length, truncation, entropy and KL."""
-        sums = self._accuracy_sums(policy, batch, values) | reward_sums(values) | rollouts.texts.metrics
+        sums = self._accuracy_sums(policy, batch, values)
+        sums |= reward_sums(values)
+        sums |= rollouts.texts.metrics
         sums |= self.model_sums(policy, rollouts, StepSettings.of(config, policy))
-        return {name: (float(total), float(count)) for name, (total, count) in sums.items()}
+        return in_numbers(sums)
 
     def _accuracy_sums(self, policy, batch, values):
-        """{metric: (sum, count)} of the success reward, of the sampled completions and of a greedy one each."""
+        """{metric: (sum, count)} of the success reward: of the sampled completions, and of a greedy one each."""
         if not self.rewards.success:
             return {}
-        right = self.rewards.right(values).view(-1, self.config.group_size)          # (P, G) NaN where not scored
+        correct = self.rewards.right(values)                                         # (N,) NaN where not scored
+        solved = correct.view(-1, self.config.group_size).amax(1)                    # (P,) NaN with one not scored
         texts = policy.greedy(batch, SamplingSettings.of(self.config))
         greedy, _ = self.rewards.score(texts, 1, [self.rewards.success])
         return {
             "greedy_accuracy": sum_and_count(self.rewards.right(greedy)),
-            "sampled_accuracy": sum_and_count(right),
-            "pass_at_k": sum_and_count(right.amax(1))}  # of prompts with every completion scored
+            "sampled_accuracy": sum_and_count(correct),
+            "pass_at_k": sum_and_count(solved)}

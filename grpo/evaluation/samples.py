@@ -29,8 +29,10 @@ class Evaluation:
 
     def __init__(self, reference, rewards, names, config):
         """rewards: a Rewards or None; names: those to compute; config: for evaluation"""
-        self.reference, self.rewards = reference, rewards
-        self.names, self.config = names, config
+        self.reference = reference
+        self.rewards = rewards
+        self.names = names
+        self.config = config
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
@@ -41,70 +43,88 @@ class Evaluation:
         sums, samples = [], []
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, settings)
-            values, metrics = {}, {}
+            values, logged = {}, {}
             if self.names:
-                values, metrics = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)
+                values, logged = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)
             judged = self.judged(rollouts.texts)
-            own = {name: (x.sum(), len(x)) for name, x in judged.items()}
-            own |= self.sums(policy, step, batch, rollouts, values, config)
+            measured = {}
+            for name, scores in judged.items():
+                measured[name] = scores.sum(), len(scores)
+            measured |= self.sums(policy, step, batch, rollouts, values, config)
             trained, total = self.trained(judged | values, rollouts)
             if trained and config.rewarded:
-                statistics = reward_statistics(total.view(rollouts.problems, -1))
-                own |= {name: tuple(map(float, pair)) for name, pair in statistics.items()}
-            if clashes := metrics.keys() & own.keys():
+                statistics = reward_statistics(rollouts.by_problem(total))
+                measured |= in_numbers(statistics)
+            clashes = logged.keys() & measured.keys()
+            if clashes:
                 raise taken(min(clashes))
-            sums.append(metrics | own)
-            for i in range(min(rollouts.problems, SHOWN - len(samples))):
+            sums.append(logged | measured)
+            shown = min(rollouts.problems, SHOWN - len(samples))
+            for i in range(shown):
                 samples.append(self.sample(batch, rollouts, i, total, trained))
-        return {name: float(total / count) for name, (total, count) in join(sums).items() if count}, samples
+        means = {}
+        for name, (total, count) in join(sums).items():
+            if count:
+                means[name] = float(total / count)
+        return means, samples
 
     def judged(self, texts):
-        """{name of a judge: its scores (N,)}, of those that are no function among the rewards"""
+        """{name of a judge: its scores (N,)}, of judges that are not among the reward functions"""
         return {}
 
     def trained(self, values, rollouts):
-        """({name of a reward of the run: (N,)}, their weighted sum (N,), which orders the samples). Without rewards
-        those are none, and a judge orders the samples. values: of rewards and judges"""
-        trained = {name: values[name].cpu() for name in getattr(self.rewards, "names", ())}
-        if trained:
-            return trained, self.rewards.total(trained, rollouts.group_size)
-        return {}, values.get("judge", torch.zeros(len(rollouts.target)))
+        """({name of a reward of the run: (N,)}, their weighted sum (N,), which orders the samples). Without rewards the
+        dictionary is empty, and a judge orders the samples. values: of rewards and judges"""
+        if self.rewards is None or not self.rewards.names:
+            unordered = torch.zeros(len(rollouts.target))
+            return {}, values.get("judge", unordered)
+        trained = {name: values[name].cpu() for name in self.rewards.names}
+        return trained, self.rewards.total(trained, rollouts.group_size)
 
     def model_sums(self, policy, rollouts, settings, every=1):
         """{metric: (sum, count)} of entropy and KL, of one completion in `every`. settings: StepSettings"""
         parts = []
         for problems in rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens):
-            part = with_reference(rollouts.select(problems)[0], self.reference, settings)
+            part, _ = rollouts.select(problems)
+            part = with_reference(part, self.reference, settings)
             scores = policy.score(part, settings.temperature)
             mask = part.mask[::every]
-            sums = {"entropy": ((scores.entropy[::every] * mask).sum(), mask.sum())}
-            if (kl := kl_per_token(scores, part, settings.kl_estimator)) is not None:
-                sums["kl"] = (kl[::every] * mask).sum(), mask.sum()
+            tokens = mask.sum()
+            entropy = scores.entropy[::every] * mask
+            sums = {"entropy": (entropy.sum(), tokens)}
+            kl = kl_per_token(scores, part, settings.kl_estimator)
+            if kl is not None:
+                kl = kl[::every] * mask
+                sums["kl"] = kl.sum(), tokens
             parts.append(sums)
         return join(parts)
 
     def sample(self, batch, rollouts, i, total, values):
         """Problem i: its texts and, in "group", its completions from the best to the worst by `total` (N,), each with
-        its text, its reward, the values of the rewards in it unless it is the value of one, and what else is known
-        about it. What was skipped is None."""
-        texts, G = rollouts.texts, rollouts.group_size
-        prompt = texts.columns.get("prompt", texts.prompts)[i * G]  # as the record has it, without the template
-        if not isinstance(prompt, str):
-            prompt = next((m["content"] for m in reversed(prompt) if m["role"] != "assistant"), "")
-        sample = {"problem": prompt}
+        its text, its reward, the value of each reward if there are several, or one with a weight, and what else is
+        known about it. A skipped value is None."""
+        texts = rollouts.texts
+        first = i * rollouts.group_size
+        end = first + rollouts.group_size
+        prompts = texts.columns.get("prompt", texts.prompts)  # as the record has it, without the template
+        sample = {"problem": last_question(prompts[first])}
         if "answer" in texts.columns:
-            sample["answer"] = texts.columns["answer"][i * G]
+            sample["answer"] = texts.columns["answer"][first]
         total = total.cpu()
-        worth = total[i * G : i * G + G].nan_to_num(-torch.inf, torch.inf, -torch.inf)
-        order = i * G + worth.argsort(descending=True, stable=True)
+        worth = total[first:end]
+        worth = worth.masked_fill(worth.isnan(), -torch.inf)
+        order = first + worth.argsort(descending=True, stable=True)
+        has_terms = values and tuple(self.rewards.weights) != (1.0,)
+        has_verdict = values and self.rewards.success in values
         sample["group"] = []
-        several = values and tuple(self.rewards.weights) != (1.0,)
         for n in order.tolist():
             about = {"text": texts.completions[n], "reward": rounded(total[n])}
-            if several:
+            if has_terms:
                 about["rewards"] = {name: rounded(x[n]) for name, x in values.items()}
-            if values and self.rewards.success in values and not (right := self.rewards.right(values)[n]).isnan():
-                about["right"] = bool(right)
+            if has_verdict:
+                correct = self.rewards.right(values)[n]
+                if not correct.isnan():
+                    about["right"] = bool(correct)
             sample["group"].append(about | self.marks(batch, rollouts, n))
         return sample
 
@@ -113,9 +133,27 @@ class Evaluation:
         return {}
 
 
+def last_question(prompt):
+    """The text of a prompt, which may be messages: of the last one that is not the assistant's."""
+    if isinstance(prompt, str):
+        return prompt
+    for message in reversed(prompt):
+        if message["role"] != "assistant":
+            return message["content"]
+    return ""
+
+
 def rounded(reward):
-    """A reward for people; None if it was skipped."""
-    return None if reward.isnan() else round(float(reward), 4)
+    """A reward for people; None if it was skipped, a text if it is infinite, for which JSON has no number."""
+    if reward.isnan():
+        return None
+    number = round(float(reward), 4)
+    return number if math.isfinite(number) else str(number)
+
+
+def in_numbers(sums):
+    """{metric: (sum, count)} as Python's numbers, whose quotient has the precision of float64."""
+    return {name: tuple(map(float, pair)) for name, pair in sums.items()}
 
 
 def sum_and_count(x):
@@ -132,26 +170,30 @@ def format_samples(records, color, completions):
     """The lines of samples for the console. color: colours what was sampled; completions: of each problem"""
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
-        best, worst = record["group"][0], record["group"][-1]
-        lines.append(f"  {'problem':<15} | {shortened(record['problem'], (), color)}")
-        for title, about in (("best", best), ("worst", worst)):
+        problem = shortened(record["problem"], (), color)
+        lines.append(f"  {'problem':<15} | {problem}")
+        for title, place in (("best", 0), ("worst", -1)):
+            about = record["group"][place]
             text = shortened(about["text"], about.get("filled", ()), color)
             lines.append(f"  {title:<8}{format_reward(about['reward']):>7} | {text}")
-            values = ", ".join(f"{name} {format_reward(x)}" for name, x in about.get("rewards", {}).items())
-            lines += [f"  {'':<15} | {line}" for line in textwrap.wrap(values, ROOM)]
+            rewards = about.get("rewards", {})
+            values = ", ".join(f"{name} {format_reward(x)}" for name, x in rewards.items())
+            for line in textwrap.wrap(values, ROOM):
+                lines.append(f"  {'':<15} | {line}")
     return "\n".join(lines)
 
 
 def format_reward(reward):
-    """A reward of samples; one of samples.jsonl is a text where it was infinite."""
+    """A reward of a sample for people."""
     return "skipped" if reward is None else format_number(float(reward))
 
 
 def shortened(text, spans, color):
     """A text on one line, without its middle if it is longer than ROOM. spans: [[first, end]] to colour"""
     shown = list(visible(text.replace("\n", "\u21b5")))
-    for first, end in spans if color else ():
-        shown[first:end] = [f"{GREEN}{c}{PLAIN}" for c in shown[first:end]]
+    if color:
+        for first, end in spans:
+            shown[first:end] = [f"{GREEN}{c}{PLAIN}" for c in shown[first:end]]
     if len(shown) > ROOM:
         half = (ROOM - 5) // 2
         shown[half:-half] = " ... "
@@ -163,40 +205,37 @@ def append_samples(out_dir, step, records):
     path = os.path.join(out_dir, SAMPLES)
     with writing(path), open(path, "a") as f:
         for record in records:
-            group = [for_json(about) for about in record["group"]]
-            f.write(json.dumps({"step": step, **record, "group": group}, default=str) + "\n")
-
-
-def for_json(x):
-    """A value, or a dictionary of them, for JSON, which has no NaN and nothing infinite."""
-    if isinstance(x, dict):
-        return {key: for_json(part) for key, part in x.items()}
-    if isinstance(x, float) and not math.isfinite(x):
-        return None if math.isnan(x) else str(x)
-    return x
-
-
-def finite(number):
-    """The number, or None for one that JSON cannot hold."""
-    return number if number is not None and math.isfinite(number) else None
+            line = json.dumps({"step": step, **record}, default=str)
+            f.write(line + "\n")
 
 
 def comparison_table(before, after):
     """A table of held-out metrics before and after training, one line for each metric."""
     rows = [("held-out", "before", "after", "change"), *compared(before, after)]
-    width = max(20, *(len(row[0]) + 1 for row in rows))
-    return "\n".join(f"  {name:<{width}}{first:>9}{last:>9}{change:>9}" for name, first, last, change in rows)
+    longest = max(len(name) for name, *_ in rows)
+    width = max(20, longest + 1)
+    lines = []
+    for name, first, last, change in rows:
+        lines.append(f"  {name:<{width}}{first:>9}{last:>9}{change:>9}")
+    return "\n".join(lines)
 
 
 def compared(before, after):
     """[(metric, before, after, change)] of held-out metrics, as texts; the change is "" without two measurements."""
     rows = []
-    for name in dict.fromkeys((*before, *after)):
-        first, last, change = before.get(name), after.get(name), ""
-        if finite(first) is not None and finite(last) is not None:
+    for name in before | after:
+        first, last = before.get(name), after.get(name)
+        change = ""
+        if is_finite(first) and is_finite(last):
             change = f"{round(last - first, 4) + 0.0:+.4f}"  # no -0.0
-        rows.append((name.removeprefix("eval/"), format_number(first), format_number(last), change))
+        metric = name.removeprefix("eval/")
+        rows.append((metric, format_number(first), format_number(last), change))
     return rows
+
+
+def is_finite(number):
+    """False for None too, which was not measured."""
+    return number is not None and math.isfinite(number)
 
 
 def held_out(record):

@@ -4,10 +4,10 @@ python grpo/tools/check_loss.py mine.py:loss --objective=dapo --clip_high=0.28
 
 tests/vectors/README.md has the arguments of the function; --help after it lists the settings.
 
-A loss is the mean of a policy term minus kl_beta times the mean of a KL, so its gradient is a sum of two known vectors.
-The checker makes the gradient of every published term, and of every term with a known mistake, under every way to
-average tokens. It then looks for the pairs of which your gradient is a combination, and reports the pair with the
-fewest mistakes. Only gradients are compared: a loss may differ by a constant.
+A loss is minus the mean of a policy term, plus kl_beta times the mean of a KL. So the checker makes the gradient of
+every published term, and of every term with a known mistake, under every way to average tokens. It then looks for pairs
+of a policy term and a KL of which your gradient is a combination, and reports the pair with the fewest mistakes. Only
+gradients are compared: a loss may differ by a constant.
 """
 
 import functools
@@ -68,7 +68,7 @@ class Weight(NamedTuple):
 
 
 class PolicyTerm(NamedTuple):
-    """A term that rewards the policy."""
+    """A term that a loss raises, without its KL."""
     row: Objective     # with its bounds and constants
     objectives: dict   # {name: row} of those that have this term, with these numbers
     faults: set
@@ -93,11 +93,11 @@ class Known(NamedTuple):
 
 class Verdict(NamedTuple):
     """An explanation of a gradient."""
-    rank: object   # the best of several verdicts has the lowest
-    names: list    # of objectives
-    row: Objective
-    average: str   # a name in AVERAGES
-    kl: str        # the estimator of a KLTerm, or "unknown"
+    rank: object      # the best of several verdicts has the lowest
+    names: list       # of objectives
+    term: PolicyTerm
+    average: str      # a name in AVERAGES
+    kl: str           # the estimator of a KLTerm, or "unknown"
     faults: list
 
 
@@ -108,7 +108,8 @@ BY_RANK = operator.attrgetter("rank")
 
 def load_step(name):
     """A step of the vectors: its inputs as tensors, the micro-batches of all its ranks in one list."""
-    values = json.loads((VECTORS / "v2" / f"{name}.json").read_text())
+    path = VECTORS / "v2" / f"{name}.json"
+    values = json.loads(path.read_text())
     for key in ("logp", "old_logp", "ref_logp", "mask"):
         values[key] = torch.tensor(values[key], dtype=torch.float64)                     # (N, M)
     step = SimpleNamespace(**values)
@@ -121,11 +122,12 @@ def load_step(name):
 
 
 def joined(steps):
-    """The completions of several steps as those of one step. Those of shorter steps get padding that no user's function
-    sees, and `inside` is 0 there."""
+    """The completions of several steps as those of one step, so that each term is differentiated once. Shorter ones get
+    padding that no user's function sees; `inside` is 0 there."""
     tensors = {}
     for key in ("logp", "old_logp", "ref_logp", "mask", "inside", "A"):
-        tensors[key] = join([vars(step)[key] for step in steps])
+        of_steps = [vars(step)[key] for step in steps]
+        tensors[key] = join(of_steps)
     return SimpleNamespace(**tensors)
 
 
@@ -149,7 +151,8 @@ def loss_on(step, function):
         of_part = [x[rows] for x in inputs]
         with others("it failed", "correct it", definition(function)):
             part = function(*of_part, **given)
-        if not isinstance(part, Tensor) or part.numel() != 1 or not part.requires_grad:
+        is_scalar = isinstance(part, Tensor) and part.numel() == 1
+        if not is_scalar or not part.requires_grad:
             raise Mistake(f"{definition(function)}: it returned {shown(part)}; return a scalar tensor that depends on "
                           "logp")
         loss = loss + part.double().sum()
@@ -254,14 +257,19 @@ def ratios(step, kind):
 
 
 def surrogate(step, row, r, low, high):
-    """What an objective with the ratio r and these bounds raises (N, 1 or M)."""
+    """The term that an objective with the ratio r and these bounds raises, (N, 1 or M)."""
     return SURROGATES[row.surrogate](r, low, high, step.logp, step.A, **row.constants)
 
 
 def faulty_surrogates(step, row, r, correct):
-    """Yields a fault and what an objective with the ratio r then raises (N, 1 or M). correct: what it should raise"""
-    A, logp = step.A, step.logp
-    low, high = row.clip_low, row.clip_high
+    """Yields a fault and the term that an objective then raises, (N, 1 or M).
+
+    r: the ratio, with or without a fault of its own; correct: the term with this ratio and no other fault
+    """
+    A = step.A
+    logp = step.logp
+    low = row.clip_low
+    high = row.clip_high
     yield "no ratio", A * logp
     yield "only positive advantages", correct * (A > 0)
     if low is not None:
@@ -274,7 +282,8 @@ def faulty_surrogates(step, row, r, correct):
         is_near = (moved <= high) & (moved >= -low)
         yield "masked on both sides", r * A * is_near
     elif row.surrogate == "sigmoid_gate":
-        tau = torch.where(A > 0, row.constants["tau_pos"], row.constants["tau_neg"])
+        tau = torch.full_like(A, row.constants["tau_neg"])
+        tau[A > 0] = row.constants["tau_pos"]
         yield "no 4 / tau", correct * tau / 4
     elif row.surrogate == "clip":
         larger = torch.max(r * A, clipped)
@@ -287,7 +296,7 @@ def faulty_surrogates(step, row, r, correct):
 
 
 def policy_terms(step, row):
-    """Yields faults and what an objective raises, (N, 1 or M); the first is correct."""
+    """Yields faults and the term that an objective raises, (N, 1 or M); the first is correct."""
     for faults, r in ratios(step, row.ratio):
         correct = surrogate(step, row, r, row.clip_low, row.clip_high)
         yield faults, correct
@@ -304,10 +313,13 @@ def added_estimators():
 
 def kl_terms(step):
     """Yields an estimator, its faults and the KL of each token (N, M); the first is no KL."""
-    logp, old, ref = step.logp, step.old_logp, step.ref_logp
+    logp = step.logp
+    old = step.old_logp
+    ref = step.ref_logp
     r = (logp - old).exp()
     of_sequence = mean(logp - old, step.mask).exp()
-    mean_logp, mean_ref = mean(logp, step.mask), mean(ref, step.mask)
+    mean_logp = mean(logp, step.mask)
+    mean_ref = mean(ref, step.mask)
     yield "none", set(), 0.0 * logp
     yield "none", {"KL to the policy that sampled"}, k2(logp, old)
     yield "none", {"KL to the policy that sampled"}, k3(logp, old)
@@ -369,7 +381,7 @@ def others_of(row):
 
 
 def asked(c):
-    """The rows of OBJECTIVES that the settings ask for, {name: row}."""
+    """{name: row} of the OBJECTIVES that the settings ask for."""
     if c.objective is None:
         return OBJECTIVES
     row = OBJECTIVES[c.objective]
@@ -456,7 +468,8 @@ def fits(g, P, K):
     size = g @ g
     squared_error = size - a * pg - b * kg
     # A difference of squares, in which half of the digits cancel, finds the candidates; their error is then measured
-    for i, j in (squared_error <= TOLERANCE * size).nonzero().tolist():
+    candidates = (squared_error <= TOLERANCE * size).nonzero()
+    for i, j in candidates.tolist():
         x = a[i, j].item()
         y = b[i, j].item()
         error = g - x * P[i] - y * K[j]
@@ -534,8 +547,10 @@ def explanations(g, known, c):
                 continue  # the same is true of every term
             weight, faults, a = kl_weight, {"no policy gradient"}, 1.0
         names, wrong = identity(term, weight.average, known)
-        faults = faults | wrong | weight.faults | faults_of_scales(kl, a, b, c.kl_beta)
-        if c.kl is not None and c.kl not in kl.estimator.split(", "):
+        faults = faults | weight.faults | wrong
+        faults |= faults_of_scales(kl, a, b, c.kl_beta)
+        estimators = kl.estimator.split(", ")
+        if c.kl is not None and c.kl not in estimators:
             faults.add("no KL" if kl.estimator == "none" else f"a KL ({kl.estimator})")
         if has_kl:
             faults |= kl.faults | kl_weight.faults
@@ -544,20 +559,20 @@ def explanations(g, known, c):
         is_odd_scale = round(a, 4) not in (1, *SCALES)
         rank = len(faults), is_odd_scale, bool(kl.faults)
         average = weight.average or OBJECTIVES[names[0]].average
-        yield Verdict(rank, names, term.row, average, kl.estimator, sorted(faults))
+        yield Verdict(rank, names, term, average, kl.estimator, sorted(faults))
 
 
 def nearest(g, known, faults):
     """The Verdict on a gradient (T,) that nothing explains: the objective whose gradient is nearest, and faults."""
     found = []
     for average in AVERAGES:
-        correct = known.gradients[known.weights.index(Weight(average, set()))]           # (I, T)
-        for term, gradient in zip(known.terms, correct, strict=True):
+        w = known.weights.index(Weight(average, set()))
+        for term, gradient in zip(known.terms, known.gradients[w], strict=True):
             names = [name for name, row in term.objectives.items() if row.average == average]
             if names and not term.faults:
                 size = g.norm() + gradient.norm()
                 distance = (g - gradient).norm() / size
-                found.append(Verdict(distance.item(), names, term.row, average, "unknown", faults))
+                found.append(Verdict(distance.item(), names, term, average, "unknown", faults))
     return min(found, key=BY_RANK)
 
 
@@ -565,31 +580,32 @@ def verdict_on(gradient, known, c):
     """The best Verdict on a gradient (T,). Numbers that are not finite are left out, and reported."""
     finite = gradient.isfinite()
     g = gradient[finite]
-    of_terms, of_kls = known.gradients[..., finite], known.kl_gradients[..., finite]
+    of_terms = known.gradients[..., finite]
+    of_kls = known.kl_gradients[..., finite]
     known = known._replace(gradients=of_terms, kl_gradients=of_kls)
     lost = [] if finite.all() else ["not finite"]
     best = None
     if g.any():
-        best = min(explanations(g, known, c), key=BY_RANK, default=None)
+        verdicts = explanations(g, known, c)
+        best = min(verdicts, key=BY_RANK, default=None)
     if best is not None:
         return best._replace(faults=best.faults + lost)
     if lost:
         return nearest(g, known, lost)
     if g.any():
         return nearest(g, known, ["no known fault explains it"])
-    return nearest(g, known, ["no policy gradient"])._replace(kl="none")
+    verdict = nearest(g, known, ["no policy gradient"])
+    return verdict._replace(kl="none")
 
 
 def correct_gradient(verdict, known, beta):
     """The gradient (T,) of the objective of a verdict, with the KL that it names."""
     w = known.weights.index(Weight(verdict.average, set()))
-    correct = 0.0
-    for term, gradient in zip(known.terms, known.gradients[w], strict=True):
-        if term.row is verdict.row and not term.faults:
-            correct = correct + gradient
-    for kl, gradient in zip(known.kls, known.kl_gradients[w], strict=True):
-        if kl.estimator == verdict.kl and not kl.faults:
-            correct = correct + beta * gradient
+    term = verdict.term._replace(faults=set())
+    correct = known.gradients[w, known.terms.index(term)]
+    kl = KLTerm(verdict.kl, set())
+    if kl in known.kls:
+        correct = correct + beta * known.kl_gradients[w, known.kls.index(kl)]
     return correct
 
 
@@ -616,21 +632,24 @@ def main(argv):
     found = []
     with others("its gradient cannot be taken", "correct it", definition(function)):
         for step in known.steps:
-            gradient, = torch.autograd.grad(loss_on(step, function), step.logp)
+            loss = loss_on(step, function)
+            gradient, = torch.autograd.grad(loss, step.logp)
             found.append(gradient)
     found = join(found)                                                                  # (N, M) of all steps
     verdict = verdict_on(found.flatten(), known, c)
     is_correct = CONVENTIONS.issuperset(verdict.faults)
     word = "right" if is_correct else "nearest"
     names = ", ".join(verdict.names)
-    print(f"{word}: {names} ({numbers_of(verdict.row)}); KL: {verdict.kl}; relative errors of the gradient:")
-    correct = correct_gradient(verdict, known, c.kl_beta).view_as(found)
+    print(f"{word}: {names} ({numbers_of(verdict.term.row)}); KL: {verdict.kl}; relative errors of the gradient:")
+    correct = correct_gradient(verdict, known, c.kl_beta)
+    correct = correct.view_as(found)
     sizes = [len(step.logp) for step in known.steps]
     pairs_of_steps = zip(found.split(sizes), correct.split(sizes), strict=True)
     for name, (gradient, expected) in zip(SETS, pairs_of_steps, strict=True):
         error = (gradient - expected).norm() / expected.norm()
         print(f"  {name:14} {error:.0e}")
-    meanings = json.loads((VECTORS / "faults.json").read_text())
+    path = VECTORS / "faults.json"
+    meanings = json.loads(path.read_text())
     for fault in verdict.faults:
         meaning = f": {meanings[fault]}" if fault in meanings else ""
         print(f"- {fault}{meaning}")

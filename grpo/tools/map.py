@@ -16,25 +16,34 @@ from core.errors import UsageError, run_script
 
 
 def in_order(paths):
-    """The files of a folder as [(path, syntax tree)], each after those of them that it imports, else by name."""
-    trees = {path.relative_to(ROOT): ast.parse(path.read_bytes()) for path in sorted(paths)}
-    modules = {".".join(path.with_suffix("").parts): path for path in trees}
+    """The files of a folder as [(path, syntax tree)], each after those of the folder that it imports, else by name."""
+    trees, modules = {}, {}
+    for path in sorted(paths):
+        path = path.relative_to(ROOT)
+        trees[path] = ast.parse((ROOT / path).read_bytes())
+        modules[".".join(path.with_suffix("").parts)] = path
     order = TopologicalSorter()
     for path, tree in trees.items():
-        found = (modules.get(node.module) for node in tree.body if isinstance(node, ast.ImportFrom))
-        order.add(path, *filter(None, found))
+        order.add(path)
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and node.module in modules:
+                order.add(path, modules[node.module])
     return [(path, trees[path]) for path in order.static_order()]
 
 
 def main(argv):
     """Prints the map of the folders of a command line."""
-    if not all((ROOT / folder).is_dir() and ROOT in (ROOT / folder).resolve().parents for folder in argv):
-        raise UsageError("python grpo/tools/map.py [FOLDER...], with folders of this repository")
+    for top in argv:
+        folder = (ROOT / top).resolve()
+        if not folder.is_dir() or ROOT not in folder.parents:
+            raise UsageError("python grpo/tools/map.py [FOLDER...], with folders of this repository")
     for top in argv or ("core", "grpo", "bench"):
-        for folder in sorted({path.parent for path in (ROOT / top).rglob("*.py")}):
+        folders = {path.parent for path in (ROOT / top).rglob("*.py")}
+        for folder in sorted(folders):
             print(f"\n{folder.relative_to(ROOT)}/")
             for path, tree in in_order(folder.glob("*.py")):
-                about = (ast.get_docstring(tree) or "").partition("\n")[0]
+                docstring = ast.get_docstring(tree) or ""
+                about, _, _ = docstring.partition("\n")
                 if about:
                     print(f"  {path.name:22} {about}")
 

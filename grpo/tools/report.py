@@ -6,8 +6,9 @@ python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 ou
 
 import os
 import sys
+from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
@@ -20,38 +21,48 @@ from grpo.report.page import draw_curves, write_report
 
 def report_seeds(folders, picture=None):
     """Prints a table over the runs with a row for each held-out metric, and draws their curves."""
-    runs = [evaluations(each_metrics(os.path.join(folder, METRICS))) for folder in folders]
+    runs = []
+    for folder in folders:
+        records = each_metrics(os.path.join(folder, METRICS))
+        runs.append(evaluations(records))
     steps = [[record["step"] for record in run] for run in runs]
     if len(steps[0]) < 2 or any(x != steps[0] for x in steps):
         raise Mistake(f"{folders} must be finished runs of grpo/train_grpo.py, evaluated at the same steps")
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
     for metric in held_out(runs[0][0]):
-        ends = [(run[0].get(metric), run[-1].get(metric)) for run in runs]               # (before, after) of each run
-        print(f"| {visible(metric.removeprefix('eval/'))} | {seeds_row(ends)} |")
+        before = [run[0].get(metric) for run in runs]
+        after = [run[-1].get(metric) for run in runs]
+        name = visible(metric.removeprefix("eval/"))
+        print(f"| {name} | {seeds_row(before, after)} |")
     if picture:
         draw_curves(runs, picture)
 
 
-def seeds_row(ends):
-    """A metric before and after training, and its change over runs; dashes if one of them did not measure it."""
-    if None in sum(ends, ()):
+def seeds_row(before, after):
+    """A metric of each run before and after training, and its change; dashes if one of them did not measure it."""
+    if None in before + after:
         return "- | - | - | - | -"
-    ends = np.array(ends)                                                                # (runs, 2)
-    change = ends[:, 1] - ends[:, 0]
+    change = np.subtract(after, before)
+    first, last = np.mean(before), np.mean(after)
     sd = change.std(ddof=1) if len(change) > 1 else 0.0
-    before, after = ends.mean(0)
-    return (f"{before:.4f} | {after:.4f} | {after - before:+.4f} ± {sd:.4f} | {change.min():+.4f} | "
-            f"{(change > 0).sum()}/{len(change)}")
+    rose = (change > 0).sum()
+    cells = [
+        f"{first:.4f}",
+        f"{last:.4f}",
+        f"{last - first:+.4f} ± {sd:.4f}",
+        f"{change.min():+.4f}",
+        f"{rose}/{len(change)}"]
+    return " | ".join(cells)
 
 
 def main(argv):
     folders = [x for x in argv[1:] if not x.startswith("-")]
+    pictures = [x.partition("=")[2] for x in argv if x.startswith("--picture=")]
     match argv:
-        case ["html", folder] if not folder.startswith("-"):
-            print(write_report(folder))
+        case ["html", _] if folders:
+            print(write_report(*folders))
         case ["seeds", *_] if folders:
-            pictures = [x.partition("=")[2] for x in argv if x.startswith("--picture=")]
             report_seeds(folders, *pictures[-1:])
         case _:
             raise UsageError("python grpo/tools/report.py html FOLDER, or seeds FOLDER... [--picture=FILE]")

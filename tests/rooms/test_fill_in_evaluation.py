@@ -1,6 +1,7 @@
 """The held-out evaluation of fill-in: its figures are those of a loop over completions."""
 
 import dataclasses
+import random
 import re
 import statistics
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import torch
 
 from core.distributions import sampling_logp
 from grpo.build import FILL_IN, Models, fill_in_evaluation, make_rewards
-from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation
+from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, touched_words
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.registry import reward
 from grpo.sampling_settings import SamplingSettings
@@ -42,6 +43,54 @@ def test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it(
     evaluation = SimpleNamespace(data=SimpleNamespace(tokenizer=Pieces()), words={"dog", "cat"})
     found = FillInEvaluation._word_sums(evaluation, batch, rollouts)
     assert found == {"word_validity": (3, 5), "words_recovered": (1, 5)}
+
+
+def words_of(text):
+    """[(start, end)] of the words of a text, by a walk over its characters."""
+    found, start = [], None
+    for i, c in enumerate(f"{text} "):
+        is_letter = c.isascii() and c.isalpha()
+        if is_letter and start is None:
+            start = i
+        if not is_letter and start is not None:
+            found.append((start, i))
+            start = None
+    return found
+
+
+def test_touched_words_are_those_of_a_walk_over_characters():
+    random.seed(0)
+    count = 0
+    for _ in range(300):
+        pieces = ["".join(random.choice("ab, ") for _ in range(random.choice((1, 1, 2, 3)))) for _ in range(8)]
+        masked = [random.random() < 0.3 for _ in pieces]
+        owner = [n for n, piece in enumerate(pieces) for _ in piece]  # the token of each character
+        text, expected = "".join(pieces), []
+        for start, end in words_of(text):
+            tokens = sorted(set(owner[start:end]))
+            if 0 < start and end < len(text) and any(masked[n] for n in tokens):
+                held = "".join(pieces[n] for n in tokens)
+                before = start - owner.index(tokens[0])
+                after = before + end - start
+                expected.append((slice(tokens[0], tokens[-1] + 1), held[:before], held[before:after], held[after:]))
+        assert touched_words(Pieces(), pieces, masked) == expected
+        count += len(expected)
+    assert count > 100
+
+
+def test_the_credit_beside_a_filled_token_is_the_mean_log_odds_around_it(dataset):
+    evaluation = evaluation_of(dataset, None, reader(), credit_window=2, judge_checkpoint="j",
+                               reward_functions=("judge",), task_type="general")
+    _, shown = evaluation(fill_policy(scale=3.0), 1.0)
+    batch = evaluation.data.batch("val", 0)
+    for i, sample in enumerate(shown):
+        places = np.flatnonzero(batch["mask"][i])
+        for about in sample["group"]:
+            ids = torch.tensor([TOKENIZER.encode(about["text"])])
+            p = judge(5)(ids).sigmoid()[0].clamp(1e-3, 1 - 1e-3).tolist()
+            odds = [np.log(x / (1 - x)) for x in p]
+            expected = [np.mean(odds[max(0, place - 2) : place + 3]) for place in places]
+            assert about["credit"] == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("unmask_steps", [1, 2])

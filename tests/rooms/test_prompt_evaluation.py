@@ -1,9 +1,11 @@
 """The held-out evaluation of prompts: its figures are those of a loop over completions."""
 
+import itertools
 import math
 import re
 import statistics
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -89,6 +91,24 @@ def test_kl_and_entropy_are_means_over_tokens(prompts, estimator):
                        "exact": float((p[place].exp() * (p[place] - q[place])).sum())}[estimator])
     assert metrics["kl"] == pytest.approx(np.mean(kl), rel=1e-3)
     assert metrics["entropy"] == pytest.approx(np.mean(entropy), rel=1e-3)
+
+
+def test_accuracies_and_pass_at_k_of_every_pattern_of_verdicts():
+    """1 is correct, 0 is not, NaN was not scored: two problems of two completions, and a greedy one of each."""
+    for pattern in itertools.product((0.0, 1.0, math.nan), repeat=6):
+        sampled, greedy = torch.tensor(pattern[:4]), torch.tensor(pattern[4:])
+        rewards = SimpleNamespace(success="x", right=lambda values: values)
+        rewards.score = lambda *_, greedy=greedy: (greedy, {})
+        evaluation = SimpleNamespace(rewards=rewards, config=settings(group_size=2))
+        policy = SimpleNamespace(greedy=lambda *_: None)
+        found = PromptEvaluation._accuracy_sums(evaluation, policy, None, sampled)
+        groups = [pair for pair in (pattern[:2], pattern[2:4]) if not any(map(math.isnan, pair))]
+        expected = {
+            "greedy_accuracy": [x for x in pattern[4:] if x == x],
+            "sampled_accuracy": [x for x in pattern[:4] if x == x],
+            "pass_at_k": [max(pair) for pair in groups]}
+        for name, numbers in expected.items():
+            assert tuple(map(float, found[name])) == (sum(numbers), len(numbers)), (name, pattern)
 
 
 def is_late(text):

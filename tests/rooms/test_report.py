@@ -2,10 +2,14 @@
 
 import json
 import math
+import random
 import re
+import statistics
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from grpo.report.page import draw_curves, write_report
 from grpo.tools import report
@@ -33,9 +37,9 @@ def page_of(tmp_path):
     return made
 
 
-def numbers_of(svg):
-    """The points of a curve as [[step, number]], by the labels of its axes."""
-    path = svg.find("path[@class='raw']").get("d")
+def numbers_of(svg, kind="raw"):
+    """The points of a curve as [[step, number]], by the labels of its axes. kind: raw, or line, its running mean"""
+    path = svg.find(f"path[@class='{kind}']").get("d")
     found = [tuple(map(float, pair)) for pair in re.findall(r"[ML]([-\d.]+) ([-\d.]+)", path)]
     labels = {"x": [], "y": []}
     for label in svg.findall("text")[1:]:  # the first names the axis
@@ -66,6 +70,82 @@ def test_the_numbers_on_a_page_are_those_of_metrics_jsonl(page_of, numbers):
     span = max(numbers) - min(numbers)
     for (step, x), at, number in zip(charts["loss"], steps, numbers, strict=True):
         assert step == pytest.approx(at, abs=1) and x == pytest.approx(number, abs=span / 100)
+
+
+def curve(root, metric, kind="raw"):
+    """The steps and the numbers of the curve of a metric on a page."""
+    figure, = (figure for figure in root.iter("figure") if figure[0].text.strip() == metric)
+    return zip(*numbers_of(figure[1], kind), strict=True)
+
+
+def test_the_page_of_a_long_run_has_every_evaluation_and_the_last_step(page_of):
+    records = [{"step": step, "loss": float(step)} for step in range(1, 1704)]
+    at = (0, 3, 500, 1501)
+    records += [{"step": step, "eval/a": step / 7} for step in at]
+    _, root, _ = page_of(sorted(records, key=lambda record: record["step"]))
+    steps, values = curve(root, "eval/a")
+    assert steps == pytest.approx(at, abs=2) and values == pytest.approx([step / 7 for step in at], abs=2)
+    steps, values = curve(root, "loss")
+    assert 250 < len(steps) < 600 and steps[-1] == pytest.approx(1703, abs=2)
+    assert values == pytest.approx(steps, abs=5)
+
+
+def test_the_line_of_a_curve_is_the_mean_of_the_numbers_around_each(page_of):
+    random.seed(3)
+    numbers = [random.gauss(0, 1) for _ in range(160)]
+    numbers[50] = None
+    _, root, _ = page_of([{"step": step, "loss": x} for step, x in enumerate(numbers)])
+    expected = []
+    for i in range(160):  # up to a fortieth of the curve to each side
+        near = [numbers[j] for j in range(160) if abs(i - j) <= 4 and numbers[j] is not None]
+        if i != 50:
+            expected.append(sum(near) / len(near))
+    _, found = curve(root, "loss", "line")
+    assert found == pytest.approx(expected, abs=0.05)
+
+
+def test_colours_of_rewards_are_their_standard_deviations_above_the_mean_of_the_group(page_of):
+    random.seed(1)
+    for _ in range(5):
+        rewards = [round(random.gauss(0, 1) ** 3, 3) for _ in range(6)] + [None]
+        group = [{"text": "a", "reward": x} for x in rewards]
+        _, root, _ = page_of([{"step": 1, "loss": 0.0}], [{"step": 1, "problem": "?", "group": group}])
+        scored = [min(rewards[:6]) if x is None else x for x in rewards]
+        mean, sd = statistics.fmean(scored), statistics.pstdev(scored)
+        levels = [max(-2, min(2, round((x - mean) / sd))) for x in scored]
+        found = [span.get("class") for span in root.iterfind(".//td[1]//span")]
+        assert found == [f"a{level}" for level in levels] and len(set(levels)) > 2
+
+
+def test_a_page_shows_the_samples_of_the_first_and_of_the_latest_evaluations(page_of):
+    group = [{"text": "a", "reward": 1.0}]
+    samples = [{"step": 10 * i, "problem": str(j), "group": group} for i in range(20) for j in range(2)]
+    _, root, tables = page_of([{"step": 1, "loss": 0.0}], samples)
+    found = [(details[0].text, details.get("open")) for details in root.iter("details")]
+    assert [step for step, _ in found] == ["step 0", *(f"step {10 * i}" for i in range(9, 20))]
+    assert [is_open is not None for _, is_open in found] == [False] * 11 + [True]
+    assert [table[0] for table in tables[:2]] == [["problem", "0"], ["problem", "1"]]
+
+
+def test_curves_are_means_over_runs_with_a_band_of_one_standard_deviation(monkeypatch):
+    drawn, steps = [], [0, 10, 30]
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **settings: drawn.append(figure))
+    rng = np.random.default_rng(0)
+    runs = [[{"step": step, "eval/a": rng.random(), "eval/b": rng.random()} for step in steps] for _ in range(3)]
+    for some in (runs, runs[:1]):
+        draw_curves(some, "unwritten.png")
+        for axis, name in zip(drawn.pop().axes, ("eval/a", "eval/b"), strict=True):
+            values = [[run[i][name] for run in some] for i in range(3)]
+            mean = [statistics.mean(x) for x in values]
+            sd = [statistics.stdev(x) if len(x) > 1 else 0.0 for x in values]
+            line, start = axis.lines
+            assert list(line.get_xdata()) == steps and list(line.get_ydata()) == pytest.approx(mean)
+            assert set(start.get_ydata()) == {line.get_ydata()[0]}
+            band, = axis.collections
+            x, y = band.get_paths()[0].vertices.T
+            for i, step in enumerate(steps):
+                ends = y[x == step]
+                assert (ends.min(), ends.max()) == pytest.approx((mean[i] - sd[i], mean[i] + sd[i]))
 
 
 def test_tokens_of_a_group_have_the_colours_of_their_rewards_and_the_headline_has_both_ends(page_of):

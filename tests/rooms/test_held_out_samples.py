@@ -1,0 +1,110 @@
+"""Means over problems, and the samples of an evaluation: in order, in one line on a console, and in valid JSON."""
+
+import json
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from core.logger import GREEN, PLAIN
+from grpo.evaluation.samples import (
+    ROOM, Evaluation, append_samples, comparison_table, format_samples, last_question, rounded, shortened)
+from tests.tiny import config
+
+
+class Shares(Evaluation):
+    """Batches of these numbers of problems; a judge gives the number that a completion is."""
+
+    def __init__(self, sizes, c):
+        super().__init__(None, None, [], c)
+        self.batches = [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+
+    def judged(self, texts):
+        return {"judge": torch.tensor([float(text) for text in texts.completions])}
+
+    def sums(self, policy, step, batch, rollouts, values, config):
+        return {"never": (0.0, 0.0)}
+
+
+def written(batch, step, settings):
+    """As if a policy wrote two completions of each problem: its number times 10, and 5 more."""
+    numbers = [10 * (step + i) + j for i in range(batch) for j in (0, 5)]
+    texts = SimpleNamespace(prompts=["?"] * len(numbers), completions=list(map(str, numbers)), columns={})
+    return SimpleNamespace(problems=batch, group_size=2, texts=texts, target=torch.zeros(len(numbers), 1))
+
+
+def test_held_out_means_are_over_all_completions_and_samples_are_sorted():
+    policy = SimpleNamespace(sample=written)
+    means, samples = Shares((3, 1), config())(policy, 1.0)
+    assert means == {"judge": pytest.approx(sum(10 * i + j for i in range(4) for j in (0, 5)) / 8)}
+    assert [[about["text"] for about in sample["group"]] for sample in samples] == [
+        ["5", "0"], ["15", "10"], ["25", "20"]], "the first three problems, from the best to the worst"
+    _, samples = Shares((1, 1, 1, 1), config())(policy, 1.0)
+    assert [sample["group"][0]["reward"] for sample in samples] == [5.0, 15.0, 25.0]
+
+
+def test_the_question_of_messages_is_the_last_one_that_is_not_the_models():
+    random.seed(0)
+    for _ in range(20):
+        roles = [random.choice(("system", "user", "assistant")) for _ in range(5)]
+        expected = ""
+        for i, role in enumerate(roles):
+            expected = expected if role == "assistant" else str(i)
+        assert last_question([{"role": role, "content": str(i)} for i, role in enumerate(roles)]) == expected
+    assert last_question("as it is") == "as it is"
+
+
+def strict(text):
+    """The value of a JSON text, in which NaN and Infinity are none."""
+    def refuse(constant):
+        raise AssertionError(constant)
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_samples_are_valid_json_whatever_rewards_are(tmp_path):
+    rewards = [rounded(torch.tensor(x)) for x in (math.nan, math.inf, -math.inf, 0.25)]
+    group = [{"text": "\ud800", "reward": x, "rewards": {"a": x}, "credit": [0.5]} for x in rewards]
+    for step in (1, 2):
+        append_samples(tmp_path, step, [{"problem": "?", "group": group}])
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+    found = [strict(line) for line in lines]
+    assert [record["step"] for record in found] == [1, 2]
+    for key, expected in (("reward", [None, "inf", "-inf", 0.25]), ("text", ["\ud800"] * 4)):
+        assert [about[key] for about in found[1]["group"]] == expected
+    assert [about["rewards"]["a"] for about in found[1]["group"]] == [None, "inf", "-inf", 0.25]
+
+
+def test_a_text_is_one_line_with_both_ends_and_colours_only_what_was_sampled():
+    random.seed(2)
+    for length in (1, ROOM - 1, ROOM, ROOM + 1, 3 * ROOM):
+        text = "".join(random.choice("ab\n") for _ in range(length))
+        spans = sorted([start, min(start + 2, length)] for start in random.sample(range(length), min(length, 3)))
+        line = text.replace("\n", "\u21b5")
+        marked = ""
+        for i, c in enumerate(line):
+            marked += f"{GREEN}{c}{PLAIN}" if any(first <= i < end for first, end in spans) else c
+        plain, coloured = shortened(text, spans, False), shortened(text, spans, True)
+        assert coloured.replace(GREEN, "").replace(PLAIN, "") == plain and len(plain) <= ROOM
+        if length <= ROOM:
+            assert (plain, coloured) == (line, marked)
+        else:
+            start, end = plain.split(" ... ")
+            assert line.startswith(start) and line.endswith(end) and abs(len(start) - len(end)) <= 1
+            assert len(plain) > ROOM - 4
+
+
+def test_the_console_shows_the_best_and_the_worst_of_each_problem():
+    group = [{"text": text, "reward": x} for text, x in (("good", 2.0), ("fair", 1.0), ("bad", None))]
+    text = format_samples([{"problem": "one\ntwo", "group": group}] * 2, False, 3)
+    lines = [[part.strip() for part in line.split(" | ")] for line in text.splitlines()[1:]]
+    assert lines == [["problem", "one\u21b5two"], ["best     2.0000", "good"], ["worst   skipped", "bad"]] * 2
+
+
+def test_the_table_before_and_after_has_changes_only_of_what_was_measured_twice():
+    before = {"eval/a": 0.1, "eval/b": None, "eval/c": 1.0, "eval/d": math.inf, "eval/e": 0.25}
+    after = {"eval/a": 0.35, "eval/b": 2.0, "eval/d": 1.0, "eval/e": 0.249999, "eval/f": 3.0}
+    head, *rows = [line.split() for line in comparison_table(before, after).splitlines()]
+    assert rows == [["a", "0.1000", "0.3500", "+0.2500"], ["b", "-", "2.0000"], ["c", "1.0000", "-"],
+                    ["d", "inf", "1.0000"], ["e", "0.2500", "0.2500", "+0.0000"], ["f", "-", "3.0000"]]
