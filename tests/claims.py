@@ -246,6 +246,14 @@ CLAIMS = {
             "data/test_calculator.py::test_calls_are_answered_with_the_number",
         "the report of a judge that knows the true texts is perfect":
             "data/test_judge_training.py::test_the_report_of_a_judge_that_knows_the_true_texts",
+        "the report of a judge equals loops over texts, tokens and pairs":
+            "data/test_judge_training.py::test_the_report_of_a_judge_equals_loops",
+        "generator, temperature and tokens of a judge's text are those that a loop draws":
+            "data/test_judge_training.py::test_the_texts_of_a_judge_are_those_of_a_loop",
+        "generators, temperatures and clean texts of a judge have their frequencies":
+            "data/test_judge_training.py::test_the_generators_temperatures_and_clean_texts_of_a_judge_have_their_frequencies",
+        "the texts of a judge do not depend on micro-batches and ranks":
+            "data/test_judge_training.py::test_the_texts_of_a_judge_are_the_same_however_a_step_is_cut",
     },
     "runs": {
         "two to ten prompts alone train, are evaluated on, and said to be":
@@ -357,8 +365,22 @@ CLAIMS = {
             "runs/test_optimizer_step.py::test_a_step_that_is_empty_or_not_finite_moves_neither_weights_nor_momentum",
         "the supervised gradient is that of the mean loss over all micro-batches":
             "runs/test_supervised_training.py::test_the_gradient_is_that_of_the_mean_loss_over_all_micro_batches",
-        "a resumed supervised run equals the uninterrupted one bit for bit":
+        "a resumed supervised run, of a judge too, equals the uninterrupted one bit for bit":
             "runs/test_supervised_training.py::test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit",
+        "supervised training on two ranks equals one with twice the batch":
+            "runs/test_supervised_training.py::test_two_ranks_equal_one_with_twice_the_batch",
+        "supervised losses and accuracies equal loops":
+            "runs/test_supervised_training.py::test_accuracy_counts_what_was_predicted_right",
+        "validation numbers are means over all tokens of all batches, without dropout":
+            "runs/test_supervised_training.py::test_the_validation_numbers_are_those_of_a_loop_over_all_batches",
+        "every generator that a judge learns from has its own report":
+            "runs/test_supervised_training.py::test_every_generator_of_a_judge_has_its_own_report",
+        "a supervised step that is not finite is skipped, and too many in a row end the run":
+            "runs/test_supervised_training.py::test_a_run_whose_steps_are_all_skipped_ends_and_counts_them",
+        "a new model starts from another's weights but for an output layer of another kind":
+            "runs/test_supervised_training.py::test_a_new_model_starts_from_the_weights_of_another_but_for_an_output_layer_of_another_kind",
+        "the export of a supervised run is the final model in half precision":
+            "runs/test_supervised_training.py::test_the_export_is_the_final_model_in_half_precision",
         "fine-tuning of a Hugging Face model has the loss and gradient of transformers":
             "runs/test_supervised_training.py::test_a_hugging_face_model_learns_the_completions_with_the_loss_of_transformers",
         "ranks wait at a barrier, not for ever; torchrun restarts them":
