@@ -89,9 +89,9 @@ TYPES = {  # {type: what an error calls it}
 TUPLES = {  # {type of the items: what an error calls the tuple}
     str: "texts, such as ('a', 'b')",
     float: "numbers, such as (1.0, 0.5)"}
-COMMAND = "command line"  # the place where a setting was set; else a file
+COMMAND = "command line"  # the place of settings that no file sets
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # helpers of a config file
-WITH_CODE = set()  # the config files that import something, perhaps to add an objective
+WITH_CODE = set()  # the config files that import something, perhaps to add an objective; a resume needs them again
 WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
 NAMES = re.compile(f"{WORD.pattern}(, ?{WORD.pattern})*")  # one that can stand for the tuple of its names
 TEXTS = "stop_sequences"  # a tuple of texts, which may contain commas; all others are of names
@@ -155,7 +155,7 @@ def settings_in(argument, known):
         name = symbol.get_name()
         if symbol.is_imported():
             imported.add(name)
-        # `learning_rate: 1e-4` is no assignment in Python
+        # `learning_rate: 1e-4` is a type hint to Python, and would be ignored without a word
         if symbol.is_annotated() and name not in names and not name.startswith("_"):
             raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
     settings = {}
@@ -190,9 +190,9 @@ def add_saved_settings(cls, values, origin):
     """Adds the settings of the run in out_dir, perhaps of an earlier version, to those of the command, which win."""
     known = settings_of(cls)
     out_dir = values.get("out_dir", cls.out_dir)
-    values["out_dir"] = out_dir  # the saved one may be of before the folder was moved
+    values["out_dir"] = out_dir  # the folder may have been moved since it was saved
     path = os.path.join(out_dir, CONFIG)
-    # With auto a command that says what to train is a new run if there is none
+    # resume='auto' may begin a new run, so a command that names its model or data brings all its settings itself
     is_complete = "generator_checkpoint" not in known or "generator_checkpoint" in values or "dataset" in values
     if not os.path.isfile(path) or (values["resume"] is not True and is_complete):
         return

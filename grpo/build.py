@@ -50,14 +50,17 @@ def check_features(config):
         check_version("torch.distributed.fsdp", torch.__version__, "parallel='fsdp'", "-r requirements.txt")
 
 
-def make_sampler(policy, config, dist):
-    """A Sampler (grpo/samplers/sampler.py), or None if the policy samples in the step itself."""
-    if config.sampler != "local":
-        return import_module(f"grpo.samplers.{config.sampler}").build(policy, config, dist)
-    if config.max_staleness:
-        from grpo.samplers.sampler import LocalSampler
-        return LocalSampler(policy, config)
-    return None
+def make_prefetcher(policy, problems, config, dist):
+    """A Prefetcher (grpo/samplers/sampler.py) of the sampler that the config names, or None if the policy samples in
+    the step itself. problems: iteration -> the problems of this rank"""
+    if config.sampler == "local" and config.max_staleness == 0:
+        return None
+    from grpo.samplers.sampler import LocalSampler, Prefetcher
+    if config.sampler == "local":
+        sampler = LocalSampler(policy, config)
+    else:
+        sampler = import_module(f"grpo.samplers.{config.sampler}").build(policy, config, dist)
+    return Prefetcher(sampler, policy, problems, config.max_staleness)
 
 
 def build_what_is_missing(config, dist, plan):

@@ -1,7 +1,7 @@
-"""The settings of grpo/train_grpo.py, in the order of the data flow, and which of them cannot be together.
+"""The settings of grpo/train_grpo.py, in the order of the data flow, and the rules about several of them.
 
 A new setting is a line of GRPOConfig, with its comment behind it or in deeper lines right below it. One that has an
-effect only with another is also named in `features`, one that cannot be with another in a row of `conflicts_of_...`.
+effect only with another is also named in `features`, one that excludes another in a row of `conflicts_of_...`.
 """
 
 import math
@@ -19,8 +19,12 @@ from grpo.losses import (
 from grpo.reference import REFERENCE_MODES
 from grpo.reward_functions.presets import PRESET_TEMPLATE, PRESETS
 
-ROW = {"advantage": ADVANTAGES, "average": AVERAGES, "ratio": RATIOS, "surrogate": SURROGATES,
-       "kl_estimator": KL_ESTIMATORS}  # of OBJECTIVES
+ROW = {  # {part of a row of OBJECTIVES: the table that must have it}
+    "advantage": ADVANTAGES,
+    "average": AVERAGES,
+    "ratio": RATIOS,
+    "surrogate": SURROGATES,
+    "kl_estimator": KL_ESTIMATORS}
 # http://host:port/path, without a name or password, which config.json would keep
 ADDRESS = re.compile(r"https?://([\w.-]+|\[[\da-f:]+\])(:\d{1,5})?(/[\w./-]*)?")
 
@@ -32,9 +36,9 @@ class GRPOConfig(RunConfig):
     # Model
     generator_checkpoint: Name | None = None
         # the model that is trained: a file of this project, a folder in Hugging Face format, or hf:owner/name
-    lora_rank: Annotated[int, "[0, 1e5]"] = 0  # size of a LoRA adapter, which alone is trained; 0: no adapter
+    lora_rank: Annotated[int, "[0, 1e5]"] = 0  # rank of a LoRA adapter; only the adapter is trained; 0: no adapter
     lora_init_from: Name | None = None  # the folder of an adapter to start from
-    lora_alpha: Positive | None = None  # the adapter's output counts lora_alpha / lora_rank times; None: twice
+    lora_alpha: Positive | None = None  # the adapter's output is scaled by lora_alpha / lora_rank; None: by 2
     lora_targets: str = "all-linear"
         # layers with an adapter: all but the output layer, or names of layers, as in q_proj,v_proj
     load_in_4bit: bool = False  # hold the weights that are not trained in 4 bits (CUDA, CPU)
@@ -92,7 +96,7 @@ class GRPOConfig(RunConfig):
     stop_sequences: tuple[str, ...] = ()  # texts that end a completion, besides the end tokens
     temperature: Temperature = 0.8  # sampling temperature; scoring uses the same
     top_p: Share = 0.95  # nucleus sampling; 1.0 turns it off
-    top_k: Natural = 0  # sample from the k likeliest tokens; 0 turns it off
+    top_k: Natural = 0  # sample from the k most likely tokens; 0 turns it off
     min_p: Fraction = 0.0  # min-p: drop tokens below min_p times the top probability
     sample_rows: Annotated[int, "[1, 1e9]"] | None = None
         # completions sampled in parallel; None: one batch on a CPU, all of an iteration on a GPU
@@ -132,7 +136,8 @@ class GRPOConfig(RunConfig):
     kl_target: Positive | None = None  # kl_beta is adapted to reach this mean_kl; None: kl_beta stays
     reference_checkpoint: Name | None = None  # the model that the KL penalty is to; None: the generator at step 0
     reference_mode: Annotated[str, REFERENCE_MODES] = "static"
-        # static: the initial model; ema: a moving average; periodic: a copy now and then; none
+        # static: the initial model; ema: a moving average of the policy; periodic: a copy of it every
+        # reference_update_freq iterations; none
     ema_alpha: Annotated[float, "[0, 1]"] = 0.99  # share of the reference that stays after each iteration
     reference_update_freq: Steps = 500  # iterations between two copies of the policy
     ref_offload: bool = False  # keep the reference on the CPU while it is not used
@@ -183,7 +188,7 @@ class GRPOConfig(RunConfig):
     seed: Annotated[int, "[0, 1e18]"] = 1337  # of data order, sampling and new weights
     device: str = "auto"  # auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-        # float32 or bfloat16; auto: bfloat16 on GPUs that compute in it
+        # float32 or bfloat16; auto: bfloat16 on GPUs that support it
     compile: bool = False  # torch.compile: half a minute at the start, then faster; for long runs
     parallel: Literal["ddp", "fsdp"] = "ddp"
         # several processes: ddp (each holds whole models) or fsdp (each holds a shard)
@@ -218,11 +223,14 @@ class GRPOConfig(RunConfig):
 
     def __post_init__(self, origin):
         if self.objective not in OBJECTIVES:
-            in_lower_case = {name.lower(): name for name in OBJECTIVES}
-            vars(self)["objective"] = in_lower_case.get(str(self.objective).lower(), self.objective)
-        row = OBJECTIVES.get(self.objective)
-        for part, table in ROW.items():
-            check_value(part, getattr(row, part, None), table, f"the row of objective={self.objective!r}")
+            for name in OBJECTIVES:
+                if name.lower() == str(self.objective).lower():
+                    vars(self)["objective"] = name
+        # The row may be of a config file. Conflicts read it, so it is checked before them
+        if self.objective in OBJECTIVES:
+            row = vars(OBJECTIVES[self.objective])
+            for part, table in ROW.items():
+                check_value(part, row[part], table, f"the row of objective={self.objective!r}")
         super().__post_init__(origin)
         if self.sample_interval is None:
             vars(self)["sample_interval"] = self.eval_interval
@@ -237,7 +245,7 @@ class GRPOConfig(RunConfig):
 
     @property
     def baseline(self):
-        """A name in ADVANTAGES, of what rewards are compared with: the setting, or what pass@k needs, or the
+        """The name in ADVANTAGES of how rewards are compared: the setting, or the one that pass@k needs, or the
         objective's own."""
         if self.advantage is not None:
             return self.advantage
@@ -248,10 +256,15 @@ class GRPOConfig(RunConfig):
     @property
     def objective_row(self):
         """The row of OBJECTIVES, with what settings replace in it."""
-        given = {"clip_low": self.clip_low, "clip_high": self.clip_high, "kl_estimator": self.kl_estimator}
-        given = {key: value for key, value in given.items() if value is not None}
         row = OBJECTIVES[self.objective]
-        return replace(row, advantage=self.baseline, entropy_bonus=self.entropy_bonus, **given)
+        row = replace(row, advantage=self.baseline, entropy_bonus=self.entropy_bonus)
+        if self.clip_low is not None:
+            row = replace(row, clip_low=self.clip_low)
+        if self.clip_high is not None:
+            row = replace(row, clip_high=self.clip_high)
+        if self.kl_estimator is not None:
+            row = replace(row, kl_estimator=self.kl_estimator)
+        return row
 
     @property
     def kl_weight(self):
@@ -259,27 +272,31 @@ class GRPOConfig(RunConfig):
         return self.kl_beta if self.teacher_checkpoint is None else self.distill_beta
 
     def kl_estimator_of(self, policy):
-        """The kl_estimator of the settings or the objective's row, or the policy's own. KL in the reward needs an
-        estimator from samples; a teacher teaches more with its whole distribution."""
+        """The kl_estimator of the settings or of the objective's row, or the one that suits the run. KL in the reward
+        needs an estimator from samples; a teacher teaches more with its whole distribution."""
         named = self.objective_row.kl_estimator
         if named is not None:
             return named
         if self.kl_in_reward:
             return "k3"
-        return policy.kl_estimator if self.teacher_checkpoint is None else "exact"
+        if self.teacher_checkpoint is not None:
+            return "exact"
+        return policy.kl_estimator
 
     @property
     def reward_names(self):
-        """The names of the rewards; none if a teacher alone teaches."""
+        """The names of the rewards; none if only a teacher teaches."""
         if self.reward_functions or self.teacher_checkpoint is not None:
             return tuple(self.reward_functions)
         return PRESETS[self.task_type]
 
     @property
     def rewarded(self):
-        """False if a teacher alone teaches: no reward has a weight."""
-        weighted = self.reward_functions and (not self.reward_weights or any(self.reward_weights))
-        return self.teacher_checkpoint is None or bool(weighted)
+        """False if only a teacher teaches: no reward has a weight."""
+        if self.teacher_checkpoint is None:
+            return True
+        weighted = not self.reward_weights or any(self.reward_weights)
+        return bool(self.reward_functions) and weighted
 
     @property
     def reference_adapter(self):
@@ -291,41 +308,49 @@ class GRPOConfig(RunConfig):
     def for_evaluation(self, seed):
         """Settings for sampling in evaluation."""
         rows = self.sample_rows or self.batch_size * self.group_size
-        return self.varied(group_size=self.eval_completions, sample_rows=rows, fill_estimator="trajectory", seed=seed)
+        return self.varied(
+            group_size=self.eval_completions, sample_rows=rows, fill_estimator="trajectory", seed=seed)
 
 
-# Conflicts, as Settings.conflicts yields them; a row names the settings that are to blame
+# Conflicts, as Settings.conflicts yields them: (is it there, the settings, why and the remedy)
 
 def conflicts_of_sampling(c):
     """Conflicts of how completions are written, and where."""
+    uses_ray = c.sampler == "ray"
+    uses_vllm = c.sampler == "vllm"
     truncating = names(top_p=c.top_p < 1, top_k=c.top_k, min_p=c.min_p)
     of_samples = names(kl_in_reward=c.kl_in_reward, ratio_to=c.ratio_to == "sampler")
-    read_again = names(
-        generator_checkpoint=(c.has_adapter or c.sampler == "ray") and lies_in(c.generator_checkpoint, c.out_dir),
-        judge_checkpoint=c.sampler == "ray" and lies_in(c.judge_checkpoint, c.out_dir),
-        teacher_checkpoint=lies_in(c.teacher_checkpoint, c.out_dir))
-    yield read_again, f"{read_again} out_dir", READ_AGAIN
+
+    generator_is_moved = lies_in(c.generator_checkpoint, c.out_dir)
+    yield generator_is_moved and (c.has_adapter or uses_ray), "generator_checkpoint out_dir", READ_AGAIN
+    yield uses_ray and lies_in(c.judge_checkpoint, c.out_dir), "judge_checkpoint out_dir", READ_AGAIN
+    yield lies_in(c.teacher_checkpoint, c.out_dir), "teacher_checkpoint out_dir", READ_AGAIN
+
     yield "" in c.stop_sequences, "stop_sequences", "has a text that is empty; leave that out"
     yield (c.fill_estimator == "one_step" and (truncating or of_samples), f"fill_estimator {truncating} {of_samples}",
            "one_step estimates log-probabilities of the whole distribution, not of what was sampled; leave it out, or "
            "set top_p=1.0, top_k=0, min_p=0.0, kl_in_reward=False, ratio_to='policy'")
     yield (depends_on_policy(c.unmask_order) and of_samples, f"unmask_order {of_samples}",
            "the order depends on the policy, and log-probabilities are those of the tokens alone; set another order")
-    yield (c.sampler == "vllm" and c.vllm_url is None, "sampler",
+
+    yield (uses_vllm and c.vllm_url is None, "sampler",
            "needs the address of the server; set vllm_url, as in http://localhost:8000")
     yield (c.vllm_url is not None and not ADDRESS.fullmatch(c.vllm_url), "vllm_url",
            "must be an address such as http://localhost:8000, without a password; a server's key is read from "
            "VLLM_API_KEY in the environment")
-    yield (c.sampler == "vllm" and not 0.01 <= c.temperature <= 2, "temperature sampler",
+    yield (uses_vllm and not 0.01 <= c.temperature <= 2, "temperature sampler",
            "a vLLM server draws at temperatures of 0.01 to 2; set one of these")
-    yield (c.sampler == "vllm" and truncating, f"sampler {truncating}",
+    yield (uses_vllm and truncating, f"sampler {truncating}",
            "a vLLM server does not tell which tokens could have been drawn; set top_p=1.0, top_k=0, min_p=0.0")
-    yield ("environment" in c.reward_functions and c.environment is None, "reward_functions",
+
+    has_environment = c.environment is not None
+    has_its_reward = "environment" in c.reward_functions
+    yield (has_its_reward and not has_environment, "reward_functions",
            "has the reward environment, which needs one; set environment to a class of reward_file")
-    yield (c.environment is not None and "environment" not in c.reward_functions, "environment",
+    yield (has_environment and not has_its_reward, "environment",
            "needs its reward; add 'environment' to reward_functions")
-    alone = names(overlong_buffer=c.overlong_buffer, response_prefix=c.response_prefix, sampler=c.sampler == "vllm")
-    yield (c.environment is not None and alone, f"environment {alone}",
+    of_one_turn = names(overlong_buffer=c.overlong_buffer, response_prefix=c.response_prefix, sampler=uses_vllm)
+    yield (has_environment and of_one_turn, f"environment {of_one_turn}",
            "an episode has answers of an environment and several of the policy, so it can have no overlong_buffer, "
            "response_prefix or vLLM server; leave them out")
 
@@ -333,83 +358,102 @@ def conflicts_of_sampling(c):
 def conflicts_of_rewards(c):
     """Conflicts of rewards, what changes them, and how they are compared."""
     decides = "objective" if c.advantage is None else "advantage"
+    has_credits = c.credit_window is not None
     changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer)
-    per_token = names(credit_window=c.credit_window is not None)
-    all_changes = f"{changes} {per_token}".strip()
+    all_changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer, credit_window=has_credits)
+
     yield (not c.rewarded and c.task_type != "fill_in", "task_type teacher_checkpoint",
            "with a teacher rewards are those of reward_functions, or none; leave task_type out")
-    yield (not all(map(math.isfinite, c.reward_weights)), "reward_weights", "must be finite numbers")
+    yield not all(map(math.isfinite, c.reward_weights)), "reward_weights", "must be finite numbers"
     yield (c.reward_weights and len(c.reward_weights) != len(c.reward_names), "reward_weights",
            f"must have a number for each reward ({', '.join(c.reward_names)}); () weights them alike")
-    yield (c.group_size == 1 and c.rewarded, "group_size",
+
+    is_single = c.group_size == 1
+    yield (is_single and c.rewarded, "group_size",
            "works only with teacher_checkpoint and no rewards: a reward is compared with the others of its group; "
            "raise it")
-    yield (c.group_size == 1 and changes, f"group_size {changes}",
+    yield (is_single and changes, f"group_size {changes}",
            "a reward is compared with the others of its group; raise group_size")
     yield (c.overlong_buffer > c.max_new_tokens, "overlong_buffer",
            f"is more than the {c.max_new_tokens} tokens of a completion (max_new_tokens); lower it")
+
+    has_pass_k = c.train_pass_k > 1
     yield (c.train_pass_k > c.group_size, "train_pass_k",
            f"is more than the {c.group_size} completions of a problem (group_size); lower it")
-    yield (c.train_pass_k > 1 and c.baseline != "leave_one_out", "train_pass_k advantage",
+    yield (has_pass_k and c.baseline != "leave_one_out", "train_pass_k advantage",
            "the gradient of pass@k needs leave-one-out advantages; set advantage='leave_one_out'")
-    yield (c.train_pass_k > 1 and all_changes, f"train_pass_k {all_changes}",
+    yield (has_pass_k and all_changes, f"train_pass_k {all_changes}",
            "train_pass_k weights whole completions by a factor that is meant for their success; leave out what else "
            "changes the reward")
     yield (c.baseline == "max_rl" and all_changes, f"{decides} {all_changes}",
            "max_rl divides by the share of a group's completions that are correct; leave out what else changes the "
            "reward")
-    yield (c.baseline == "gdpo" and per_token, f"{decides} credit_window",
+    yield (c.baseline == "gdpo" and has_credits, f"{decides} credit_window",
            "gdpo normalises rewards, and the credits of tokens would not be; set another advantage")
+
+    leaves_out = c.zero_std != "keep"
     keep = "so groups of equal rewards teach too; set zero_std='keep'"
-    yield (c.zero_std != "keep" and c.baseline == "step", f"zero_std {decides}",
+    yield (leaves_out and c.baseline == "step", f"zero_std {decides}",
            f"rewards are compared over the whole step, {keep}")
-    yield (c.zero_std != "keep" and c.kl_in_reward, "zero_std kl_in_reward",
+    yield (leaves_out and c.kl_in_reward, "zero_std kl_in_reward",
            f"the KL differs within a group of equal rewards, {keep}")
-    yield (c.zero_std != "keep" and not c.rewarded, "zero_std teacher_checkpoint",
+    yield (leaves_out and not c.rewarded, "zero_std teacher_checkpoint",
            f"the teacher teaches without rewards, {keep}")
-    beside_the_judge = names(reward_weights=tuple(c.reward_weights) not in ((), (1.0,)))
-    if c.reward_names != ("judge",):
-        beside_the_judge += " reward_functions" if c.reward_functions else " task_type"
-    yield (per_token and beside_the_judge, f"credit_window {beside_the_judge}",
-           "credit_window divides the judge's score among tokens; use it with the reward judge alone, without weights")
+
+    has_weights = tuple(c.reward_weights) not in ((), (1.0,))
+    has_others = c.reward_names != ("judge",)
+    beside_the_judge = names(
+        reward_weights=has_weights, reward_functions=has_others and c.reward_functions,
+        task_type=has_others and not c.reward_functions)
+    yield (has_credits and beside_the_judge, f"credit_window {beside_the_judge}",
+           "credit_window divides the judge's score among tokens; use it with the judge as the only reward, without "
+           "weights")
 
 
 def conflicts_of_the_kl(c):
     """Conflicts of the KL, its reference and the teacher."""
     decides = "objective" if c.advantage is None else "advantage"
     of_reference = names(
-        kl_beta=c.kl_beta, kl_target=c.kl_target is not None, reference_checkpoint=c.reference_checkpoint is not None,
+        kl_beta=c.kl_beta,
+        kl_target=c.kl_target is not None,
+        reference_checkpoint=c.reference_checkpoint is not None,
         reference_mode=c.reference_mode != "static")
     yield (c.teacher_checkpoint is not None and of_reference, f"teacher_checkpoint {of_reference}",
            "the teacher takes the place of the reference, and distill_beta that of kl_beta; set kl_beta=0.0, and leave "
            "out kl_target, reference_checkpoint and reference_mode")
     yield (c.reference_mode == "none" and c.kl_beta, "reference_mode kl_beta",
            "the KL penalty would have no reference; set kl_beta=0.0")
-    yield (c.kl_in_reward and KL_ESTIMATORS[c.objective_row.kl_estimator or "k3"] is None, "kl_estimator kl_in_reward",
+
+    estimator = c.objective_row.kl_estimator or "k3"
+    keeps_std = c.baseline not in ("leave_one_out", "group_mean")
+    yield (c.kl_in_reward and KL_ESTIMATORS[estimator] is None, "kl_estimator kl_in_reward",
            "the KL in the reward is of samples; set kl_estimator='k3'")
-    yield (c.kl_in_reward and not c.rewarded and c.baseline not in ("leave_one_out", "group_mean"),
-           f"kl_in_reward teacher_checkpoint {decides}",
+    yield (c.kl_in_reward and not c.rewarded and keeps_std, f"kl_in_reward teacher_checkpoint {decides}",
            "a standard deviation of the KL alone would cancel distill_beta; set advantage='leave_one_out'")
+
     yield (c.has_adapter and c.reference_mode == "ema" and c.kl_beta, "reference_mode lora_rank lora_init_from",
            "the average of two adapters' matrices is not the average of what they add to the weights; set "
            "reference_mode='periodic'")
-    yield (c.has_adapter and c.ref_offload and not (c.reference_checkpoint or c.teacher_checkpoint),
-           "ref_offload lora_rank lora_init_from",
+    is_of_policy = c.reference_checkpoint is None and c.teacher_checkpoint is None
+    yield (c.has_adapter and c.ref_offload and is_of_policy, "ref_offload lora_rank lora_init_from",
            "the reference of an adapter is the policy's own weights without it; set ref_offload=False")
 
 
 def conflicts_of_steps(c):
     """Conflicts of the optimizer steps and the run."""
-    bounds = names(clip_low=c.clip_low is not None, clip_high=c.clip_high is not None)
-    whole = names(optimizer=c.optimizer == "muon", ref_offload=c.ref_offload, compile=c.compile,
-                  load_in_4bit=c.load_in_4bit)
     yield (c.minibatches > c.problems, "minibatches",
            f"is more than the {c.problems} problems of an iteration (batch_size * gradient_accumulation_steps); lower "
            "it")
     yield (c.resume and c.max_iters == 0, "resume max_iters",
            "max_iters=0 evaluates a model and trains nothing; leave out one of them")
+    whole = names(
+        optimizer=c.optimizer == "muon",
+        ref_offload=c.ref_offload,
+        compile=c.compile,
+        load_in_4bit=c.load_in_4bit)
     yield (c.parallel == "fsdp" and whole, f"parallel {whole}",
            "FSDP2 cuts every weight, which muon, ref_offload, compile and load_in_4bit need whole; leave them out")
+    bounds = names(clip_low=c.clip_low is not None, clip_high=c.clip_high is not None)
     yield (bounds and OBJECTIVES[c.objective].clip_low is None, f"{bounds} objective",
            "this objective clips nothing; leave the bound out")
 

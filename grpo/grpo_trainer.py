@@ -18,7 +18,7 @@ from core.logger import Logger, format_number
 from core.optim import set_learning_rate
 from core.run import Run
 from core.settings.setting import Settings
-from grpo.build import make_sampler
+from grpo.build import make_prefetcher
 from grpo.evaluation.samples import append_samples, comparison_table, format_samples, held_out
 from grpo.grpo_training_step import grpo_training_step
 from grpo.metrics import Timer
@@ -144,10 +144,7 @@ class GRPOTrainer(Run):
 
     def open(self) -> None:
         """Starts the sampler, if it is not the policy."""
-        sampler = make_sampler(self.policy, self.config, self.dist)
-        if sampler is not None:
-            from grpo.samplers.sampler import Prefetcher
-            self.prefetcher = Prefetcher(sampler, self.policy, self.problems_of, self.config.max_staleness)
+        self.prefetcher = make_prefetcher(self.policy, self.problems_of, self.config, self.dist)
 
     def close(self) -> None:
         if self.prefetcher is not None:

@@ -60,17 +60,11 @@ class Settings:
                     raise Mistake(f"{setting} has an effect only with {switch}; set that, or leave {key} out")
         for is_so, keys, why in self.conflicts():
             if is_so:
-                raise Mistake(self.about(keys.split(), why, origin))
-
-    def about(self, keys, why, origin):
-        """The error about these settings: those that the user set, then `why`."""
-        named = [key for key in keys if key in origin]
-        if not named:
-            named = keys[:1]
-        settings = ", ".join(assignment(self, key, origin) for key in named)
-        if len(keys) > 1:
-            return f"{settings}: {why}"
-        return f"{settings} {why}"
+                keys = keys.split()
+                named = [key for key in keys if key in origin] or keys[:1]
+                settings = ", ".join(assignment(self, key, origin) for key in named)
+                colon = ":" if len(keys) > 1 else ""
+                raise Mistake(f"{settings}{colon} {why}")
 
     def varied(self, **changes):
         """A copy with other values, unchecked: for what no user sets."""
@@ -102,22 +96,23 @@ def settings_of(cls):
 
 def kinds_of(hint):
     """({type: its parameters}, what is allowed) of the type of a setting: of Count | None, int and None, "[1, 1e6]"."""
-    origin = typing.get_origin(hint)
-    parts = typing.get_args(hint)
-    if origin is Annotated:
-        kinds, _ = kinds_of(parts[0])
-        return kinds, parts[1]
-    if origin is Literal:
-        return {type(value): () for value in parts}, parts
-    if origin not in (types.UnionType, typing.Union):
-        return {origin or hint: parts}, None
     kinds = {}
     allowed = None
-    for part in parts:
-        more, limits = kinds_of(part)
-        kinds |= more
-        if limits is not None:
-            allowed = limits
+    hints = [hint]
+    while hints:
+        hint, *hints = hints
+        origin = typing.get_origin(hint)
+        parts = typing.get_args(hint)
+        if origin is Annotated:
+            hint, allowed = parts
+            hints = [hint, *hints]
+        elif origin is Literal:
+            allowed = parts
+            kinds |= {type(value): () for value in parts}
+        elif origin in (types.UnionType, typing.Union):
+            hints = [*parts, *hints]
+        else:
+            kinds[origin or hint] = parts
     return kinds, allowed
 
 

@@ -23,9 +23,9 @@ class PretrainConfig(RunConfig):
     tied: bool = True  # one matrix for reading and writing tokens
     init_from: Name | None = None
         # weights to start from; a judge takes any trunk of its size; a Hugging Face model is fine-tuned as it is
-    lora_rank: Annotated[int, "[0, 1e5]"] = 0  # size of a LoRA adapter, which alone is trained; 0: no adapter
+    lora_rank: Annotated[int, "[0, 1e5]"] = 0  # rank of a LoRA adapter; only the adapter is trained; 0: no adapter
     lora_init_from: Name | None = None  # the folder of an adapter to start from
-    lora_alpha: Positive | None = None  # the adapter's output counts lora_alpha / lora_rank times; None: twice
+    lora_alpha: Positive | None = None  # the adapter's output is scaled by lora_alpha / lora_rank; None: by 2
     lora_targets: str = "all-linear"
         # layers with an adapter: all but the output layer, or names of layers, as in q_proj,v_proj
     load_in_4bit: bool = False  # hold the weights that are not trained in 4 bits (CUDA, CPU)
@@ -93,7 +93,7 @@ class PretrainConfig(RunConfig):
     seed: Annotated[int, "[0, 1e18]"] = 1337  # of data order, sampling and new weights
     device: str = "auto"  # auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-        # float32 or bfloat16; auto: bfloat16 on GPUs that compute in it
+        # float32 or bfloat16; auto: bfloat16 on GPUs that support it
     compile: bool = False  # torch.compile: half a minute at the start, then faster; for long runs
 
     def features(self):

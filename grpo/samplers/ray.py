@@ -28,14 +28,17 @@ from grpo.sampling_settings import SamplingSettings
 
 START_SECONDS = 300  # for a worker to import and to load its model
 MOST_TRIES = 5       # of the same problems, by workers that die
+ADDRESS = "RAY_ADDRESS"  # the variable, which Ray itself reads, that names a cluster: host:port, or auto
 ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is no rank of the trainer's
-# Ray listens on all interfaces and runs what it is sent, so it takes a token that only this run knows.
-# Ray's default niceness, 15, would make workers wait for every other process of the machine
-OWN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
-       "RAY_worker_niceness": "0"}
+VARIABLES = {  # of a Ray that this run starts
+    # Ray listens on all interfaces and runs what it is sent, so it takes a token that only this run knows
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    # Its default niceness of 15 would make workers wait for every other process of the machine
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0"}
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 FEWER = "lower ray_workers, or OMP_NUM_THREADS (CPUs per worker)"
-ADDRESS = "RAY_ADDRESS"      # the variable, which Ray itself reads, that names a cluster: host:port, or auto
 
 
 def check(config):
@@ -49,7 +52,8 @@ def build(policy, config, dist):
     with others(f"the function of unmask_order={name!r} cannot be sent to a worker",
                 "let it use nothing but numbers, tensors and modules", definition(order[name])):
         require_ray().cloudpickle.dumps(order)
-    make = partial(policy_of_worker, type(policy), policy.tokenizer, threads_of_worker(config), order)
+    threads = threads_of_worker(config)
+    make = partial(policy_of_worker, type(policy), policy.tokenizer, threads, order)
     return RaySampler(make, policy, config, dist)
 
 
@@ -70,7 +74,7 @@ def policy_of_worker(kind, tokenizer, threads, order, config):
 
 
 class RayWorker:
-    """The policy in a worker, make(config). Each call brings its weights, for a worker that Ray has restarted too."""
+    """The policy in a worker, make(config). Each call brings its weights: Ray may have restarted the worker."""
 
     def __init__(self, make, config):
         self.policy = make(config)
@@ -81,11 +85,12 @@ class RayWorker:
         """Returns once the policy is built."""
 
     def sample(self, problems, iteration, version, packed):
-        """(Rollouts, on the CPU; what was said of environments, which Ray does not show)"""
+        """(Rollouts, on the CPU; warnings about environments, which Ray does not show)"""
         if version != self.version:
             weights = {}
             for name, x in self.policy.weights().items():
-                weights[name] = torch.from_numpy(packed[name].copy()).view(x.dtype).view(x.shape)
+                data = torch.from_numpy(packed[name].copy())  # Ray's own memory is read-only
+                weights[name] = data.view(x.dtype).view(x.shape)
             self.policy.load_weights(weights)
             self.version = version
         rollouts = self.policy.sample(problems, iteration, self.settings)
@@ -100,7 +105,8 @@ class RaySampler:
     """
 
     def __init__(self, make, policy, config, dist):
-        self.policy, self.config = policy, config
+        self.policy = policy
+        self.config = config
         self.starts = deque()  # for each start the object references of RayWorker.sample
         self.weights = None    # (version, object reference of packed weights) of the last sync
         self.workers = []
@@ -108,12 +114,15 @@ class RaySampler:
         self.ray = require_ray()
         self.joined = not self.ray.is_initialized()  # otherwise the caller started it, and ends it
         with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
+            undo.callback(self.close)  # if something fails on the way to pop_all
             if self.joined:
                 join_ray(self.ray, config, dist)
-            actor = self.ray.remote(**worker_options(self.ray, config, dist))(RayWorker)
-            self.workers = [actor.remote(make, config) for _ in range(config.ray_workers)]
-            self._values([worker.ready.remote() for worker in self.workers], START_SECONDS, FEWER)
+            options = worker_options(self.ray, config, dist)
+            actor = self.ray.remote(**options)(RayWorker)
+            for _ in range(config.ray_workers):
+                self.workers.append(actor.remote(make, config))
+            ready = [worker.ready.remote() for worker in self.workers]
+            self._wait_for(ready, START_SECONDS, FEWER)
             undo.pop_all()
 
     def sync(self, weights, version):
@@ -121,20 +130,24 @@ class RaySampler:
 
     def start(self, problems, iteration):
         answers = []
-        shares = np.array_split(np.arange(len(problems["number"])), len(self.workers))
+        everything = np.arange(len(problems["number"]))
+        shares = np.array_split(everything, len(self.workers))
         for worker, share in zip(self.workers, shares, strict=True):
             if len(share):
-                part = {key: x[share[0] : share[-1] + 1] for key, x in problems.items()}
+                part = {key: x[share] for key, x in problems.items()}
                 answers.append(worker.sample.remote(part, iteration, *self.weights))
         self.starts.append(answers)
 
     def finish(self):
-        again = f"resume with {resume_command(self.out_dir)}" if states(self.out_dir) else "start again"
+        again = "start again"
+        if states(self.out_dir):
+            again = f"resume with {resume_command(self.out_dir)}"
+        answers = self.starts.popleft()
         remedy = f"lower batch_size or max_new_tokens and {again}"
         parts = []
-        for rollouts, said in self._values(self.starts.popleft(), LONGEST_CALL, remedy):
+        for rollouts, warnings in self._wait_for(answers, LONGEST_CALL, remedy):
             parts.append(rollouts)
-            for key, line in said.items():
+            for key, line in warnings.items():
                 warn(key, line)
         return moved(join(parts), self.policy.device)
 
@@ -146,8 +159,8 @@ class RaySampler:
         if self.joined:
             self.ray.shutdown()
 
-    def _values(self, answers, seconds, remedy):
-        """Returns what workers return. Raises Mistake if they are late, fail, or die too often."""
+    def _wait_for(self, answers, seconds, remedy):
+        """The results of calls of workers. Raises Mistake if they are late, fail, or die too often."""
         try:
             return self.ray.get(answers, timeout=seconds)
         except self.ray.exceptions.RayTaskError as error:
@@ -164,22 +177,27 @@ def pack(weights):
     packed = {}
     for name, x in weights.items():
         x = x.detach().to("cpu", copy=True)  # FSDP could not free a storage that numpy has seen
-        packed[name] = x.reshape(-1).view(torch.uint8).numpy()
+        flat = x.reshape(-1).view(torch.uint8)
+        packed[name] = flat.numpy()
     return packed
 
 
 def join_ray(ray, config, dist):
-    """Joins the cluster at RAY_ADDRESS, or starts a Ray for this rank alone."""
+    """Joins the cluster at RAY_ADDRESS, or starts a Ray for this rank only."""
     address = cluster()
-    code = {"PYTHONPATH": os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH"))))}
+    path = ROOT
+    if os.environ.get("PYTHONPATH"):
+        path += os.pathsep + os.environ["PYTHONPATH"]
+    variables = {"PYTHONPATH": path}
     try:
         if address:
-            ray.init(address, runtime_env={"env_vars": code}, **QUIET)
-        else:
-            gpus = gpus_beside(dist)
-            if gpus:
-                code["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-            start_ray(ray, code, num_cpus=config.ray_workers * threads_of_worker(config), num_gpus=len(gpus))
+            ray.init(address, runtime_env={"env_vars": variables}, **QUIET)
+            return
+        gpus = gpus_beside(dist)
+        if gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        cpus = config.ray_workers * threads_of_worker(config)
+        start_ray(ray, variables, num_cpus=cpus, num_gpus=len(gpus))
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise Mistake(f"sampler='ray': no Ray at {ADDRESS}={address} ({last_line(error)}); docs/scaling.md has "
                       "the command for a cluster") from None
@@ -194,7 +212,7 @@ def cluster():
 def start_ray(ray, variables, **settings):
     """Starts a Ray with these environment variables, which only processes of this run can join."""
     before = dict(os.environ)
-    os.environ.update(OWN | variables)
+    os.environ.update(VARIABLES | variables)
     try:
         ray._raylet.Config.initialize("")  # Ray read RAY_AUTH_MODE when it was imported
         ray.init("local", include_dashboard=False, **settings, **QUIET)
@@ -204,23 +222,31 @@ def start_ray(ray, variables, **settings):
 
 
 def gpus_beside(dist):
-    """The GPUs for the workers of this rank: its share of those behind the ranks' own, else its own."""
+    """The GPUs for the workers of this rank: its share of those that no rank trains on, else its own."""
     if dist.device.type != "cuda":
         return []
+    names = [str(i) for i in range(torch.cuda.device_count())]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    if visible:
+        names = visible.split(",")
     rank = int(os.environ.get("LOCAL_RANK", 0))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return names[ranks:][rank::ranks] or [names[dist.device.index]]
+    spare = names[ranks:]
+    return spare[rank::ranks] or [names[dist.device.index]]
 
 
 def worker_options(ray, config, dist):
     """Ray's options for a worker: its threads, or its share of a GPU."""
     options = {"num_cpus": threads_of_worker(config), "max_restarts": -1, "max_task_retries": MOST_TRIES - 1}
-    gpus = ray.cluster_resources().get("GPU", 0) if dist.device.type == "cuda" else 0
+    gpus = 0
+    if dist.device.type == "cuda":
+        gpus = ray.cluster_resources().get("GPU", 0)
     if gpus:
-        workers = config.ray_workers * (dist.world if cluster() else 1)  # the ranks share a cluster
-        options |= {"num_cpus": 1, "num_gpus": 1 / math.ceil(workers / gpus)}  # no worker has halves of two GPUs
+        workers = config.ray_workers
+        if cluster():  # the ranks share it
+            workers *= dist.world
+        options["num_cpus"] = 1
+        options["num_gpus"] = 1 / math.ceil(workers / gpus)  # no worker has halves of two GPUs
     return options
 
 
@@ -233,5 +259,6 @@ def threads_of_worker(config):
 
 
 def last_line(error):
-    """The last line of what an error says: Ray puts the worker's traceback before it."""
-    return one_line(str(error).strip().rpartition("\n")[2]) or type(error).__name__
+    """The last line of an error's text: Ray puts the worker's traceback before it."""
+    lines = str(error).strip().split("\n")
+    return one_line(lines[-1]) or type(error).__name__

@@ -1,6 +1,6 @@
 """The interface of samplers, and sampling in this process or ahead of training.
 
-grpo/build.py: make_sampler decides who samples. grpo/samplers/NAME.py is the module of sampler=NAME. It has two
+grpo/build.py: make_prefetcher decides who samples. grpo/samplers/NAME.py is the module of sampler=NAME. It has two
 functions:
 
     check(config)               raises Mistake if its package or its server is missing; starts nothing

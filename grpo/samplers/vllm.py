@@ -50,14 +50,15 @@ class VllmSampler:
     policy: the trainer's, causal. Rank 0 brings the weights, each rank asks for its own share of the completions"""
 
     def __init__(self, policy, config, dist):
-        self.never = never_sampled(policy)
         if policy.model.mode != LANGUAGE_MODEL:
             raise Mistake(f"generator_checkpoint={config.generator_checkpoint} needs sampler='local' or 'ray': a "
                           "vLLM server writes from left to right")
-        self.policy, self.config, self.dist = policy, config, dist
+        self.policy = policy
+        self.config = config
+        self.dist = dist
         self.settings = SamplingSettings.of(config)
-        self.has_adapter = getattr(policy.model, "has_adapter", False)
-        self.stop = Stop(policy.tokenizer, self.settings.stop_sequences, self.settings.response_prefix)
+        self.stop = Stop(policy.tokenizer, config.stop_sequences, config.response_prefix)
+        self.never = never_sampled(policy)
         self.folder = os.path.join(config.absolute_out_dir, VLLM_WEIGHTS)
         nonce = dist.keys_of_all([secrets.token_hex(4)])[0]
         self.prefix = f"nano-grpo-{nonce}-"  # begins the names of weights, so that those of no two runs are equal
@@ -66,27 +67,37 @@ class VllmSampler:
         self.name = None                     # of the weights of the last sync
         self.server = Server(config.vllm_url)
         answer = self.server.ask("GET", "/v1/models")
-        with self._reading():  # of the base model, until the first adapter
-            self.model = [card["id"] for card in json.loads(answer)["data"] if card.get("parent") is None][0]
+        with self._reading():
+            cards = json.loads(answer)["data"]
+            base = [card["id"] for card in cards if card.get("parent") is None]
+            self.model = base[0]             # until the first adapter
 
     def start(self, problems, iteration):
         bodies = []
-        for row, padding, number in zip(problems["input"], problems["padding"], problems["number"], strict=True):
-            seed = np.random.default_rng([SEEDS, self.settings.seed, iteration, int(number)]).integers(2**62)
-            bodies.append(self._request(row[int(padding) :].tolist(), int(seed)))
+        columns = problems["input"], problems["padding"], problems["number"]
+        for row, padding, number in zip(*columns, strict=True):
+            prompt = row[int(padding) :].tolist()
+            rng = np.random.default_rng([SEEDS, self.config.seed, iteration, int(number)])
+            seed = int(rng.integers(2**62))
+            bodies.append(self._request(prompt, seed))
         self.starts.append((problems, self.server.begin("/v1/completions", bodies)))
 
     def finish(self):
         problems, answers = self.starts.popleft()
-        completions = [row for answer in answers for row in self._completions(answer.result())]
-        ids, logp, cut = zip(*completions, strict=True)
+        completions = []
+        for answer in answers:
+            completions += self._completions(answer.result())
+        ids, logp, truncated = zip(*completions, strict=True)
         ones = [torch.ones(len(row)) for row in ids]
-        target, logp, mask = (pad_sequence(rows, batch_first=True) for rows in (ids, logp, ones))  # (N, M) each
-        generation = Generation(target, mask, logp, None, torch.tensor(cut))
-        return self.policy.rollouts(problems, moved(generation, self.policy.device), self.settings)
+        target = pad_sequence(ids, batch_first=True)                                 # (N, M)
+        mask = pad_sequence(ones, batch_first=True)                                  # (N, M)
+        logp = pad_sequence(logp, batch_first=True)                                  # (N, M)
+        generation = Generation(target, mask, logp, None, torch.tensor(truncated))
+        generation = moved(generation, self.policy.device)
+        return self.policy.rollouts(problems, generation, self.settings)
 
     def sync(self, weights, version):
-        if not self.has_adapter:  # weights may not change while the server samples with them
+        if not self.config.has_adapter:  # weights may not change while the server samples with them
             for _, answers in self.starts:
                 wait(answers)
             self.dist.barrier()
@@ -95,10 +106,12 @@ class VllmSampler:
             path = os.path.join(self.folder, self.name)
             with writing(path):
                 save_for_vllm(self.policy, path, weights)
-            bring = self._bring_adapter if self.has_adapter else self._bring_weights
-            bring(path)
+            if self.config.has_adapter:
+                self._bring_adapter(path)
+            else:
+                self._bring_weights(path)
         self.dist.barrier()
-        if self.has_adapter:
+        if self.config.has_adapter:
             self.model = self.name
 
     def close(self):
@@ -114,19 +127,21 @@ class VllmSampler:
         return others(f"{self.server.named} answered otherwise than a vLLM server", f"start it with {COMMAND}")
 
     def _completions(self, text):
-        """(ids, log-probabilities, whether it was truncated) of each completion of one prompt, in order."""
+        """The completions of one prompt, in order, from the text of an answer: of each the ids of its tokens, their
+        log-probabilities, and whether it ran out of room before its end."""
         found = []
         with self._reading():
             choices = json.loads(text)["choices"]
             assert len(choices) == self.settings.group_size, f"{len(choices)} completions of a prompt"
             for choice in sorted(choices, key=lambda choice: choice["index"]):
-                ids = choice["token_ids"]
-                logp = choice["logprobs"]["token_logprobs"]
+                ids, logp = choice["token_ids"], choice["logprobs"]["token_logprobs"]
                 assert ids and len(ids) == len(logp), f"{len(logp)} log-probabilities of {len(ids)} token_ids"
-                assert all(type(i) is int and 0 <= i < self.policy.vocabulary for i in ids), "ids of another vocabulary"
-                ends = self.stop(torch.tensor([ids]), 0)[0]
+                known = range(self.policy.vocabulary)
+                assert all(type(i) is int and i in known for i in ids), "ids of another vocabulary"
+                ids, logp = torch.tensor(ids), torch.tensor(logp)
+                ends = self.stop(ids[None], 0)[0]
                 assert not ends[:-1].any(), f"a completion of {len(ids)} tokens that goes on behind its end"
-                found.append((torch.tensor(ids), torch.tensor(logp), not ends[-1]))
+                found.append((ids, logp, not ends[-1]))
         return found
 
     def _request(self, prompt, seed):
@@ -143,7 +158,7 @@ class VllmSampler:
             "top_k": 0,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
-            "logit_bias": {str(i): NEVER for i in self.never},
+            "logit_bias": dict.fromkeys(self.never, NEVER),
             "stop_token_ids": list(self.policy.tokenizer.stop_token_ids),
             "ignore_eos": True,
             "stop": list(c.stop_sequences),
@@ -155,7 +170,8 @@ class VllmSampler:
 
     def _bring_adapter(self, path):
         """Loads the adapter, and unloads the oldest once no start needs it."""
-        self.server.ask("POST", "/v1/load_lora_adapter", {"lora_name": self.name, "lora_path": path})
+        body = {"lora_name": self.name, "lora_path": path}
+        self.server.ask("POST", "/v1/load_lora_adapter", body)
         self.loaded.append(self.name)
         if len(self.loaded) > self.config.max_staleness + 1:
             self._unload(self.loaded.popleft())
@@ -168,9 +184,10 @@ class VllmSampler:
 
     def _bring_weights(self, path):
         """The server replaces its weights by those of a folder, and clears its cache."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         self.server.ask("POST", "/pause?mode=wait&clear_cache=true", {})
         try:
-            self.server.ask("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+            self.server.ask("POST", "/collective_rpc", body)
         finally:
             self.server.ask("POST", "/resume", {})
         shutil.rmtree(path, ignore_errors=True)
@@ -183,10 +200,12 @@ class Server:
     """
 
     def __init__(self, url):
-        self.named, self.timeout = f"vllm_url={one_line(url, 100)}", LONGEST_CALL
+        self.named = f"vllm_url={one_line(url, 100)}"
+        self.timeout = LONGEST_CALL
         self.url = urlsplit(url.rstrip("/"))
         self.headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY, "").strip():
+        key = os.environ.get(KEY, "").strip()
+        if key:
             self.headers["Authorization"] = f"Bearer {key}"
         self.threads = ThreadPoolExecutor(CONNECTIONS)
 
@@ -220,8 +239,9 @@ class Server:
     def _try(self, method, path, body):
         """(status, text) of one try."""
         content = None if body is None else json.dumps(body)
-        make = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
-        with contextlib.closing(make(self.url.netloc, timeout=self.timeout)) as connection:
+        kind = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
+        connection = kind(self.url.netloc, timeout=self.timeout)
+        with contextlib.closing(connection):
             connection.request(method, self.url.path + path, content, self.headers)
             response = connection.getresponse()
             return response.status, response.read().decode(errors="replace")
@@ -229,8 +249,10 @@ class Server:
 
 def never_sampled(policy):
     """Ids that the policy never samples: banned tokens, and rows of a Hugging Face model beyond its vocabulary."""
-    rows = policy.vocabulary if isinstance(policy.model, GPT) else policy.model.config.vocab_size
-    return [*policy.tokenizer.banned_token_ids, *range(policy.vocabulary, rows)]
+    ids = list(policy.tokenizer.banned_token_ids)
+    if not isinstance(policy.model, GPT):
+        ids += range(policy.vocabulary, policy.model.config.vocab_size)
+    return ids
 
 
 def save_for_vllm(policy, path, weights):
