@@ -143,12 +143,13 @@ def check_settings(settings: dict, names: tuple) -> None:
     """Raises Mistake for reward_settings that no reward has, or, of our rewards, a value of another type than the
     default. A number must be below 10^12."""
     for key, value in settings.items():
-        takers = [REWARDS[name] for name in names if key in REWARDS[name].settings]
+        takers = [name for name in names if key in REWARDS[name].settings]
         if not takers:
             raise Mistake(f"reward_settings: {key!r} is not a setting (a parameter behind *) of {' or '.join(names)}; "
                           "correct the name")
         is_number = isinstance(value, (int, float)) and abs(value) < 1e12
-        for taker in takers:
+        for name in takers:
+            taker = REWARDS[name]
             if not is_own_function(taker.fn):
                 continue
             default = taker.parameters[key].default
@@ -158,8 +159,8 @@ def check_settings(settings: dict, names: tuple) -> None:
             if isinstance(default, (int, float)) and not is_number:
                 kind = "a number"
             if kind:
-                raise Mistake(f"reward_settings: {key}={shown(value)} must be {kind}, as its default {shown(default)} "
-                              "is")
+                raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be {kind}, as its "
+                              f"default {shown(default)} is")
 
 
 def success(config: Settings) -> str | None:
