@@ -230,7 +230,7 @@ def arguments(name, texts, known, empty):
     """The Call of a reward.
 
     texts: has prompts, completions, completion_ids and columns {field: list of N}
-    known: {name: value} for keyword-only parameters, and trainer_state; it wins over a field of the same name
+    known: {name: value} for keyword-only parameters, and trainer_state; a value here wins over a field of its name
     empty: the fields of the data, some of which these records may lack
     """
     function = REWARDS[name]

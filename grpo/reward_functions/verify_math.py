@@ -45,8 +45,8 @@ def math_answer(prompts, completions, answer, **columns):
     """Solution vs `answer`: 5 equal, 3.5 stripped, 2 in 10%, 1.5 in 20%, -2.5 further off, -4.5 no number, -2 no block.
 
     5 and 3.5 compare texts: equal numbers in different notation (1,000 and 1000) get 2. Distances are shares of
-    |answer|, the limits included. If the answer is not a number, only the texts are compared. Of a list the best
-    counts.
+    |answer|, the limits included. If the answer is not a number, only the texts are compared. Of a list of answers the
+    best one counts.
     """
     scores = []
     for text, own in zip(completions, answer, strict=True):
@@ -77,7 +77,7 @@ def math_verify(prompts, completions, answer, *, log_metric, **columns):
     cannot read `answer`.
 
     The formula is the one in \\boxed{}, or else the last one in $ $, or else the last number; `answer` is LaTeX: bare,
-    or a text with such a formula. What takes longer than 5 seconds counts as not equal.
+    or a text with such a formula. A comparison that takes longer than 5 seconds counts as unequal.
     """
     package = require("math_verify", "reward math_verify", "math-verify[antlr4_13_2]")
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # else it prints formulas that take too long
@@ -104,7 +104,8 @@ def math_working(prompts, completions, **columns):
     for text in completions:
         working_out, end, _ = text.partition(END)
         working_out = working_out.partition(">")[2]  # behind <start_working_out>
-        true, count = 0, 0
+        true = 0
+        count = 0
         for part in re.split("[,;\n]", working_out):
             left, equals, right = part.partition("=")
             if end and equals:
@@ -172,7 +173,7 @@ def score_answer(block, answer):
 
 
 def number(text):
-    """The exact value of a text that is a finite number, commas and outer white space aside, or None."""
+    """The exact value of a text; None unless it is a finite number. Commas and outer white space are ignored."""
     text = text.replace(",", "").strip()
     if len(text) <= MAX_DIGITS and NUMBER.fullmatch(text) and math.isfinite(float(text)):
         return Fraction(text)

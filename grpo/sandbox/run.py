@@ -130,26 +130,28 @@ def exchange(process, messages, end):
     output = b""
     unsent = b""  # the rest of the current message
     asked = 0     # messages so far, with the current one
-    os.set_blocking(process.stdin.fileno(), False)
+    stdin = process.stdin.fileno()
+    stdout = process.stdout.fileno()
+    os.set_blocking(stdin, False)  # a child that does not read must not keep this process from the clock
     while len(output) <= MOST_BYTES and time.monotonic() < end:
         if not unsent and asked < len(messages) and output.count(b"\n") >= asked:
             unsent = messages[asked]
             asked += 1
         watched = select.poll()  # select.select fails in a process with many open files
-        watched.register(process.stdout, select.POLLIN)
+        watched.register(stdout, select.POLLIN)
         if unsent:
-            watched.register(process.stdin, select.POLLOUT)
+            watched.register(stdin, select.POLLOUT)
         ready = {number for number, _ in watched.poll(POLL_SECONDS * 1000)}
-        if unsent and process.stdin.fileno() in ready:
+        if stdin in ready:
             try:
-                sent = os.write(process.stdin.fileno(), unsent[: 1 << 16])
+                sent = os.write(stdin, unsent[: 1 << 16])
                 unsent = unsent[sent:]
             except BrokenPipeError:  # nobody reads it
                 unsent = b""
         if not unsent and asked == len(messages):
             process.stdin.close()  # a program reads to the end of its input
-        if process.stdout.fileno() in ready:
-            part = os.read(process.stdout.fileno(), 1 << 16)
+        if stdout in ready:
+            part = os.read(stdout, 1 << 16)
             output += part
             if not part:
                 return output, True
