@@ -9,7 +9,6 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import difflib
-import inspect
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -50,7 +49,7 @@ class Rewards:
         for name in self.names:
             check_reward(name, config.reward_file, self.models)
         check_settings(config.reward_settings or {}, self.names)
-        self.success = success(config)
+        self.success = success_reward(config)
         self.workers = None
         if config.reward_workers and any(REWARDS[name].slow for name in self.names):
             from grpo.reward_functions.workers import Workers
@@ -163,7 +162,7 @@ def check_settings(settings: dict, names: tuple) -> None:
                               f"default {shown(default)} is")
 
 
-def success(config: Settings) -> str | None:
+def success_reward(config: Settings) -> str | None:
     """The reward whose highest value means that a completion is correct; None if there is none."""
     names = config.reward_names
     without_model = [name for name in names if REWARDS[name].settings.isdisjoint(MODELS)]
@@ -191,7 +190,7 @@ def main(argv: list[str]) -> None:
         raise UsageError(f"{argv[0]}: there are no options")
     import_rewards()
     for name, function in REWARDS.items():
-        docstring = inspect.getdoc(function.fn) or ""  # python -OO has none
+        docstring = function.fn.__doc__ or ""  # python -OO has none
         summary = docstring.partition("\n")[0]
         print(f"{name:<18}{function.range:<16}{summary}")
     print("\npresets (task_type)")

@@ -49,9 +49,9 @@ def math_answer(prompts, completions, answer, **columns):
     best one counts.
     """
     scores = []
-    for text, own in zip(completions, answer, strict=True):
+    for text, correct in zip(completions, answer, strict=True):
         block = solution(text)
-        scores.append(max(score_answer(block, truth) for truth in answer_texts(own)))
+        scores.append(max(score_answer(block, truth) for truth in answer_texts(correct)))
     return scores
 
 
@@ -60,14 +60,14 @@ def math_number(prompts, completions, answer, **columns):
     """First number in the SOLUTION block against `answer`, or one of a list: 3.5 equal, -1.5 unequal, -2.5 no number or
     no block."""
     scores = []
-    for text, own in zip(completions, answer, strict=True):
+    for text, correct in zip(completions, answer, strict=True):
         block = solution(text) or ""
         found = NUMBER.search(block.replace(",", ""))
         guess = number(found[0]) if found else None
         if guess is None:
             scores.append(-2.5)
         else:
-            scores.append(3.5 if guess in map(number, answer_texts(own)) else -1.5)
+            scores.append(3.5 if guess in map(number, answer_texts(correct)) else -1.5)
     return scores
 
 
@@ -82,9 +82,9 @@ def math_verify(prompts, completions, answer, *, log_metric, **columns):
     package = require("math_verify", "reward math_verify", "math-verify[antlr4_13_2]")
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # else it prints formulas that take too long
     scores = []
-    for text, own in zip(completions, answer, strict=True):
+    for text, correct in zip(completions, answer, strict=True):
         expected = []
-        for truth in answer_texts(own):
+        for truth in answer_texts(correct):
             if "$" not in truth and "\\boxed" not in truth:  # a bare formula
                 truth = f"\\boxed{{{truth}}}"
             parsed = package.parse(truth)
