@@ -72,7 +72,9 @@ class Call(NamedTuple):
 REWARDS: dict[str, Reward] = {}
 ENVIRONMENTS = {}  # {name: class}, see grpo/environments.py
 OWN_MASKS = dict(data.MASKS)
-DECORATED: dict[int, Reward] = {}  # {id of a function or object with @reward: its Reward}
+# {id of a function or object with @reward: its Reward}. By id, because an object of the user's need not be hashable. No
+# other object gets this id, because the Reward keeps the object
+DECORATED: dict[int, Reward] = {}
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
 # Metrics that the trainer adds to those of a step, and prefixes by which it tells metrics apart
 RESERVED = re.compile("step|lr|kl_beta|tokens_per_second|(eval|time|skipped)/.*")
@@ -137,7 +139,8 @@ def add_reward(name, new):
 
 def load_reward_file(path):
     """Runs a Python file, only once. Afterwards the tables have its rewards, masks and environments, and those of no
-    other file of the user's. Returns {name: function or class} of the file; {} if the path is None."""
+    other file of the user's: runs of one process, each with a file of its own, may take turns.
+    Returns {name: function or class} of the file; {} if the path is None."""
     root, names, added = run_reward_file(path)
     for table, new in zip(tables(), added, strict=True):
         for name, entry in list(table.items()):

@@ -179,7 +179,10 @@ def truth(node):
 
 
 def compiled(node, questions):
-    """A part of a test as a function: answer -> value. Appends the part's questions to `questions`."""
+    """A part of a test as a function: answer -> value. Appends the part's questions to `questions`.
+
+    Of `abs(f(2) - 4) < 1e-6` the question is f(2), and the function computes abs(answer - 4) < 1e-6 without eval.
+    """
     if is_question(node):
         questions.append(ast.unparse(node))
         return lambda answer: answer

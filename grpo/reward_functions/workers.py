@@ -13,7 +13,7 @@ from core.errors import Mistake, libraries_first
 from grpo.reward_functions.registry import load_reward_file, run_reward
 from grpo.rollout import join
 
-PROCESSES = multiprocessing.get_context("spawn")
+PROCESSES = multiprocessing.get_context("spawn")  # a forked process would have the run's threads' locks and its GPU
 
 
 class Workers:
@@ -47,7 +47,8 @@ class Workers:
             wait(jobs, self.timeout, FIRST_EXCEPTION)
             for i, job in enumerate(jobs):
                 if job.done() and not isinstance(job.exception(), BrokenProcessPool):
-                    (values[i],), logged = job.result()
+                    numbers, logged = job.result()
+                    values[i] = numbers[0]
                     metrics.append(logged)
                     done += 1
         finally:

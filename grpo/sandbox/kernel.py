@@ -141,7 +141,12 @@ def restrict_calls(lines):
 
 
 def filter_program():
-    """The filter of this process, an array of struct sock_filter. Raises OSError on an unknown architecture."""
+    """The filter of this process, an array of struct sock_filter. Raises OSError on an unknown architecture.
+
+    A line is (instruction, lines to skip if it holds, lines to skip if not, operand). The filter kills the process at a
+    call of another architecture, whose numbers mean other calls. Then it compares the call's number with each one of
+    the table: behind an equal number stand the lines that allow or refuse it, which are skipped for any other number.
+    """
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
