@@ -77,7 +77,7 @@ class Rewards:
         known = settings | self.models | {"group_size": group_size, "texts": texts}
         values, metrics = {}, {}
         for name in names or self.names:
-            slow = REWARDS[name].slow
+            slow = REWARDS[name].slow  # it may run in another process, which gets neither models nor all texts
             call = arguments(name, texts, settings if slow else known, self.fields)
             run = self.workers.call if slow and self.workers else run_reward
             numbers, logged = run(call)
