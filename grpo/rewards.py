@@ -9,7 +9,6 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import difflib
-import inspect
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -50,7 +49,7 @@ class Rewards:
         for name in self.names:
             check_reward(name, config.reward_file, self.models)
         check_settings(config.reward_settings or {}, self.names)
-        self.success = success(config)
+        self.success = success_reward(config)
         self.workers = None
         if config.reward_workers and any(REWARDS[name].slow for name in self.names):
             from grpo.reward_functions.workers import Workers
@@ -78,7 +77,7 @@ class Rewards:
         known = settings | self.models | {"group_size": group_size, "texts": texts}
         values, metrics = {}, {}
         for name in names or self.names:
-            slow = REWARDS[name].slow
+            slow = REWARDS[name].slow  # it may run in another process, which gets neither models nor all texts
             call = arguments(name, texts, settings if slow else known, self.fields)
             run = self.workers.call if slow and self.workers else run_reward
             numbers, logged = run(call)
@@ -143,12 +142,13 @@ def check_settings(settings: dict, names: tuple) -> None:
     """Raises Mistake for reward_settings that no reward has, or, of our rewards, a value of another type than the
     default. A number must be below 10^12."""
     for key, value in settings.items():
-        takers = [REWARDS[name] for name in names if key in REWARDS[name].settings]
+        takers = [name for name in names if key in REWARDS[name].settings]
         if not takers:
             raise Mistake(f"reward_settings: {key!r} is not a setting (a parameter behind *) of {' or '.join(names)}; "
                           "correct the name")
         is_number = isinstance(value, (int, float)) and abs(value) < 1e12
-        for taker in takers:
+        for name in takers:
+            taker = REWARDS[name]
             if not is_own_function(taker.fn):
                 continue
             default = taker.parameters[key].default
@@ -158,11 +158,11 @@ def check_settings(settings: dict, names: tuple) -> None:
             if isinstance(default, (int, float)) and not is_number:
                 kind = "a number"
             if kind:
-                raise Mistake(f"reward_settings: {key}={shown(value)} must be {kind}, as its default {shown(default)} "
-                              "is")
+                raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be {kind}, as its "
+                              f"default {shown(default)} is")
 
 
-def success(config: Settings) -> str | None:
+def success_reward(config: Settings) -> str | None:
     """The reward whose highest value means that a completion is correct; None if there is none."""
     names = config.reward_names
     without_model = [name for name in names if REWARDS[name].settings.isdisjoint(MODELS)]
@@ -190,7 +190,7 @@ def main(argv: list[str]) -> None:
         raise UsageError(f"{argv[0]}: there are no options")
     import_rewards()
     for name, function in REWARDS.items():
-        docstring = inspect.getdoc(function.fn) or ""  # python -OO has none
+        docstring = function.fn.__doc__ or ""  # python -OO has none
         summary = docstring.partition("\n")[0]
         print(f"{name:<18}{function.range:<16}{summary}")
     print("\npresets (task_type)")

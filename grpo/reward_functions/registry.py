@@ -53,7 +53,7 @@ class Reward:
         """The fields that every record must have: parameters without a default."""
         without_default = [key for key, p in self.parameters.items()
                            if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
-        return [key for key in without_default if key not in OF_THE_RUN]
+        return [key for key in without_default if key not in FROM_THE_RUN]
 
     def accepts(self, key):
         """True if the function accepts an argument of this name: it has such a parameter, or **columns."""
@@ -72,11 +72,13 @@ class Call(NamedTuple):
 REWARDS: dict[str, Reward] = {}
 ENVIRONMENTS = {}  # {name: class}, see grpo/environments.py
 OWN_MASKS = dict(data.MASKS)
-DECORATED: dict[int, Reward] = {}  # {id of a function or object with @reward: its Reward}
+# {id of a function or object with @reward: its Reward}. By id, because an object of the user's need not be hashable. No
+# other object gets this id, because the Reward keeps the object
+DECORATED: dict[int, Reward] = {}
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
 # Metrics that the trainer adds to those of a step, and prefixes by which it tells metrics apart
 RESERVED = re.compile("step|lr|kl_beta|tokens_per_second|(eval|time|skipped)/.*")
-OF_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
+FROM_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
 RUNNER = asyncio.Runner()  # one event loop for all calls, so that connections of async rewards stay open
 
@@ -110,7 +112,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None, tags=()):
         new = Reward(fn, float(low), float(high), slow, check, tuple(all_tags), messages=False)
         DECORATED[id(fn)] = new
         if hasattr(fn, "__name__"):
-            add(one_line(fn.__name__), new)
+            add_reward(one_line(fn.__name__), new)
         return fn
 
     return register
@@ -123,7 +125,7 @@ def import_rewards(names=None):
             importlib.import_module(f"grpo.reward_functions.{module}")
 
 
-def add(name, new):
+def add_reward(name, new):
     """Adds a Reward to the table. Raises Mistake if one of ours has this name."""
     known = REWARDS.get(name, new).fn
     module = str(known.__module__)
@@ -137,7 +139,8 @@ def add(name, new):
 
 def load_reward_file(path):
     """Runs a Python file, only once. Afterwards the tables have its rewards, masks and environments, and those of no
-    other file of the user's. Returns {name: function or class} of the file; {} if the path is None."""
+    other file of the user's: runs of one process, each with a file of its own, may take turns.
+    Returns {name: function or class} of the file; {} if the path is None."""
     root, names, added = run_reward_file(path)
     for table, new in zip(tables(), added, strict=True):
         for name, entry in list(table.items()):
@@ -167,7 +170,7 @@ def run_reward_file(path):
     for file in [*neighbours, module]:  # the file comes last: of two objects of one name its own counts
         for name, x in vars(file).items():
             if id(x) in DECORATED and not hasattr(x, "__name__"):
-                add(name, DECORATED[id(x)])
+                add_reward(name, DECORATED[id(x)])
     added = []
     for table, old in zip(tables(), before, strict=True):
         new = {name: x for name, x in table.items() if x is not old.get(name)}
@@ -189,7 +192,7 @@ def register_functions(names, path):
     for name in set(names) & set(functions):
         function = functions[name]
         if not str(function.__module__).startswith("grpo."):  # such as @environment
-            add(name, DECORATED.get(id(function)) or Reward(function))
+            add_reward(name, DECORATED.get(id(function)) or Reward(function))
 
 
 def check_records(name, records):
@@ -223,21 +226,21 @@ def check_answer(answer, **columns):
     alternatives = answer if isinstance(answer, (list, tuple)) else [answer]
     nested = [each for each in alternatives if each is None or isinstance(each, (dict, list, tuple))]
     if nested or not alternatives:
-        raise Mistake(f"answer={shown(answer)} must be a text, a number, or a list of them, each of which is right")
+        raise Mistake(f"answer={shown(answer)} must be a text, a number, or a list of them, each of which is correct")
 
 
-def arguments(name, texts, known, empty):
+def arguments(name, texts, known, all_fields):
     """The Call of a reward.
 
     texts: has prompts, completions, completion_ids and columns {field: list of N}
-    known: {name: value} for keyword-only parameters, and trainer_state; it wins over a field of the same name
-    empty: the fields of the data, some of which these records may lack
+    known: {name: value} for keyword-only parameters, and trainer_state; a value here wins over a field of its name
+    all_fields: the names of fields in the data; these records may lack some
     """
     function = REWARDS[name]
     settings = {key: known[key] for key in function.settings & known.keys()}
     if function.accepts("trainer_state"):
         settings["trainer_state"] = known["trainer_state"]
-    columns = fields_of_texts(texts, function.messages, empty)
+    columns = fields_of_texts(texts, function.messages, all_fields)
     columns = names_of_others(columns) | columns
     fields = {}
     for key, values in columns.items():
@@ -246,7 +249,7 @@ def arguments(name, texts, known, empty):
     return Call(name, fields, settings, len(texts.completions))
 
 
-def fields_of_texts(texts, messages, empty):
+def fields_of_texts(texts, messages, all_fields):
     """{field: list of N} of texts, as a reward gets them. The prompt is the record's, before a template rendered it.
     messages: the completion of a prompt of messages is a list with a message, as in TRL"""
     prompts = texts.columns.get("prompt", texts.prompts)
@@ -257,9 +260,9 @@ def fields_of_texts(texts, messages, empty):
             if not isinstance(prompt, str):
                 text = [{"role": "assistant", "content": text}]
             completions.append(text)
-    lacking = dict.fromkeys(empty, [None] * len(completions))
-    of_the_run = {"prompts": prompts, "completions": completions, "completion_ids": texts.completion_ids}
-    return lacking | texts.columns | of_the_run
+    lacking = dict.fromkeys(all_fields, [None] * len(completions))
+    from_the_run = {"prompts": prompts, "completions": completions, "completion_ids": texts.completion_ids}
+    return lacking | texts.columns | from_the_run
 
 
 def names_of_others(columns):

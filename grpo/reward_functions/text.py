@@ -34,8 +34,8 @@ def length_penalty(prompts, completions, *, length_min=20, length_max=500, **col
 def exact_match(prompts, completions, answer, **columns):
     """1 if the completion is the record's `answer`, or one of a list, white space around both aside; else 0."""
     scores = []
-    for text, own in zip(completions, answer, strict=True):
-        scores.append(float(text.strip() in stripped_texts(own)))
+    for text, correct in zip(completions, answer, strict=True):
+        scores.append(float(text.strip() in stripped_texts(correct)))
     return scores
 
 
@@ -44,8 +44,8 @@ def contains(prompts, completions, answer, **columns):
     """1 if the record's `answer`, or one of a list, is somewhere in the completion, else 0; nothing contains an empty
     answer."""
     scores = []
-    for text, own in zip(completions, answer, strict=True):
-        scores.append(float(any(truth in text for truth in stripped_texts(own) if truth)))
+    for text, correct in zip(completions, answer, strict=True):
+        scores.append(float(any(truth in text for truth in stripped_texts(correct) if truth)))
     return scores
 
 

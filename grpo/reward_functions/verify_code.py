@@ -53,7 +53,7 @@ def code_correctness(prompts, completions, **columns):
 
 def read_tests(tests, **columns):
     """The tests of a record as Claims, a text, or a list of inputs and outputs. Raises Mistake for another form."""
-    kinds = {type(test) for test in tests} if isinstance(tests, list) else set()
+    kinds = set(map(type, tests)) if isinstance(tests, list) else set()
     if kinds == {dict}:
         inputs = [test.get("input") for test in tests]
         outputs = [test.get("output") for test in tests]
@@ -132,7 +132,7 @@ def cut(tests):
 
 def split(statements, names):
     """The (question, claim) of each assert. Raises one of ERRORS for a statement of another form.
-    names: {name: the node that replaces it}; an import is replaced by its name in <>, which no test can write"""
+    names: {name: the node that replaces it}; of an imported module it is its name in <>, which no code can contain"""
     found = []
     functions = {}  # {name: (its parameter, its body)}
     for statement in statements:
@@ -174,12 +174,15 @@ class Named(ast.NodeTransformer):
 
 
 def truth(node):
-    """The node of bool(...). The child computes it of a bare call: the value itself may have no literal."""
+    """The node of bool(...). In `assert f(2)` the child is asked for bool(f(2)): the value may have no literal."""
     return ast.Call(ast.Name("bool"), [node], [])
 
 
 def compiled(node, questions):
-    """A part of a test as a function: answer -> value. Appends the part's questions to `questions`."""
+    """A part of a test as a function: answer -> value. Appends the part's questions to `questions`.
+
+    Of `abs(f(2) - 4) < 1e-6` the question is f(2), and the function computes abs(answer - 4) < 1e-6 without eval.
+    """
     if is_question(node):
         questions.append(ast.unparse(node))
         return lambda answer: answer

@@ -45,13 +45,13 @@ def math_answer(prompts, completions, answer, **columns):
     """Solution vs `answer`: 5 equal, 3.5 stripped, 2 in 10%, 1.5 in 20%, -2.5 further off, -4.5 no number, -2 no block.
 
     5 and 3.5 compare texts: equal numbers in different notation (1,000 and 1000) get 2. Distances are shares of
-    |answer|, the limits included. If the answer is not a number, only the texts are compared. Of a list the best
-    counts.
+    |answer|, the limits included. If the answer is not a number, only the texts are compared. Of a list of answers the
+    best one counts.
     """
     scores = []
-    for text, own in zip(completions, answer, strict=True):
+    for text, correct in zip(completions, answer, strict=True):
         block = solution(text)
-        scores.append(max(score_answer(block, truth) for truth in answer_texts(own)))
+        scores.append(max(score_answer(block, truth) for truth in answer_texts(correct)))
     return scores
 
 
@@ -60,14 +60,14 @@ def math_number(prompts, completions, answer, **columns):
     """First number in the SOLUTION block against `answer`, or one of a list: 3.5 equal, -1.5 unequal, -2.5 no number or
     no block."""
     scores = []
-    for text, own in zip(completions, answer, strict=True):
+    for text, correct in zip(completions, answer, strict=True):
         block = solution(text) or ""
         found = NUMBER.search(block.replace(",", ""))
         guess = number(found[0]) if found else None
         if guess is None:
             scores.append(-2.5)
         else:
-            scores.append(3.5 if guess in map(number, answer_texts(own)) else -1.5)
+            scores.append(3.5 if guess in map(number, answer_texts(correct)) else -1.5)
     return scores
 
 
@@ -77,14 +77,14 @@ def math_verify(prompts, completions, answer, *, log_metric, **columns):
     cannot read `answer`.
 
     The formula is the one in \\boxed{}, or else the last one in $ $, or else the last number; `answer` is LaTeX: bare,
-    or a text with such a formula. What takes longer than 5 seconds counts as not equal.
+    or a text with such a formula. A comparison that takes longer than 5 seconds counts as unequal.
     """
     package = require("math_verify", "reward math_verify", "math-verify[antlr4_13_2]")
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # else it prints formulas that take too long
     scores = []
-    for text, own in zip(completions, answer, strict=True):
+    for text, correct in zip(completions, answer, strict=True):
         expected = []
-        for truth in answer_texts(own):
+        for truth in answer_texts(correct):
             if "$" not in truth and "\\boxed" not in truth:  # a bare formula
                 truth = f"\\boxed{{{truth}}}"
             parsed = package.parse(truth)
@@ -104,7 +104,8 @@ def math_working(prompts, completions, **columns):
     for text in completions:
         working_out, end, _ = text.partition(END)
         working_out = working_out.partition(">")[2]  # behind <start_working_out>
-        true, count = 0, 0
+        true = 0
+        count = 0
         for part in re.split("[,;\n]", working_out):
             left, equals, right = part.partition("=")
             if end and equals:
@@ -172,7 +173,7 @@ def score_answer(block, answer):
 
 
 def number(text):
-    """The exact value of a text that is a finite number, commas and outer white space aside, or None."""
+    """The exact value of a text; None unless it is a finite number. Commas and outer white space are ignored."""
     text = text.replace(",", "").strip()
     if len(text) <= MAX_DIGITS and NUMBER.fullmatch(text) and math.isfinite(float(text)):
         return Fraction(text)

@@ -13,7 +13,7 @@ from core.errors import Mistake, libraries_first
 from grpo.reward_functions.registry import load_reward_file, run_reward
 from grpo.rollout import join
 
-PROCESSES = multiprocessing.get_context("spawn")
+PROCESSES = multiprocessing.get_context("spawn")  # a forked process would have the run's threads' locks and its GPU
 
 
 class Workers:
@@ -29,8 +29,8 @@ class Workers:
     def call(self, call):
         """(N values, {metric: (sum, count)}) of a reward, which gets each completion in a call of its own.
 
-        A completion is late if it is not done after `timeout` seconds, or if a process ends before: its value is NaN,
-        and the processes are replaced. Raises Mistake if the reward does, or if the processes cannot start.
+        A completion is late if its call is not done after `timeout` seconds, or if a process ends before: its value is
+        NaN, and the processes are replaced. Raises Mistake if the reward does, or if the processes cannot start.
         """
         if self.pool is None:
             self.start()
@@ -41,12 +41,14 @@ class Workers:
         try:
             with contextlib.suppress(BrokenProcessPool):
                 for i in range(call.N):
-                    fields = {key: x[i : i + 1] for key, x in call.fields.items()}
-                    jobs.append(self.pool.submit(run_reward, call._replace(fields=fields, N=1)))
+                    fields = {key: [x[i]] for key, x in call.fields.items()}
+                    one = call._replace(fields=fields, N=1)
+                    jobs.append(self.pool.submit(run_reward, one))
             wait(jobs, self.timeout, FIRST_EXCEPTION)
             for i, job in enumerate(jobs):
                 if job.done() and not isinstance(job.exception(), BrokenProcessPool):
-                    (values[i],), logged = job.result()
+                    numbers, logged = job.result()
+                    values[i] = numbers[0]
                     metrics.append(logged)
                     done += 1
         finally:
@@ -78,8 +80,13 @@ def begin(path, folder):
     """Sets up a worker process, which ends with the run, however that ends. folder: for its temporary files"""
     if os.name == "posix":  # Ctrl-C ends the run after its step, which needs the workers
         os.setpgid(0, 0)
-    run = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
+    threading.Thread(target=end_with_the_run, daemon=True).start()
     tempfile.tempdir = folder
     libraries_first()  # the process has run the head of the script, which puts the root first
     load_reward_file(path)
+
+
+def end_with_the_run():
+    """Waits for the end of the process that started this one, then ends this one."""
+    multiprocessing.parent_process().join()
+    os._exit(1)

@@ -92,7 +92,10 @@ def new_module(name, names=()):
 
 
 def literal(x):
-    """A value as a Python literal, of a subclass as one of its base class; "..." for a value without one."""
+    """A value as a Python literal, of a subclass as one of its base class; "..." for a value without one.
+
+    repr() would call the class of the value, which may be the code's and could write whatever it likes.
+    """
     for kind in (bool, int, complex, str, bytes, type(None)):
         if isinstance(x, kind):
             return kind.__repr__(x)

@@ -57,7 +57,11 @@ IOCTL = (0x5401, 0x5421, 0x5450, 0x5451, 0x541B)  # TCGETS, FIONBIO, FIONCLEX, F
 AF_UNIX = 1
 # Calls that are allowed only for some values of an argument: {name: (which argument, values)}. sendto: a length of 0,
 # because an address leads outside
-CHECKED = {"socketpair": (0, [AF_UNIX]), "sendto": (5, [0]), "fcntl": (1, FCNTL), "ioctl": (1, IOCTL)}
+CHECKED = {
+    "socketpair": (0, [AF_UNIX]),
+    "sendto": (5, [0]),
+    "fcntl": (1, FCNTL),
+    "ioctl": (1, IOCTL)}
 
 
 def protect(parts, parent):
@@ -74,18 +78,20 @@ def protect(parts, parent):
 
 
 def end_with(parent):
-    """The kernel ends this process with its parent, whose process id is `parent`."""
+    """Makes the kernel kill this process when its parent ends, whose process id is `parent`."""
     call("prctl", 1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it ended before the call
         os._exit(1)
 
 
 def enter_namespaces():
-    """Leaves the process a network without connections, and all files read-only but those of the working folder, which
-    is then in memory and holds at most FOLDER_BYTES."""
-    user, group = os.getuid(), os.getgid()
+    """Gives the process a network without connections, and makes all files read-only except those of the working
+    folder, which is then in memory and holds at most FOLDER_BYTES."""
+    user = os.getuid()
+    group = os.getgid()
     call("unshare", 0x10000000 | 0x20000 | 0x40000000 | 0x08000000)  # CLONE_NEWUSER, NEWNS, NEWNET, NEWIPC
-    for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+    files = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+    for name, line in files.items():
         with open(f"/proc/self/{name}", "w") as f:
             f.write(line)
     call("mount", b"none", b"/", None, 0x4000 | 0x40000, None)  # MS_REC, MS_PRIVATE
@@ -93,19 +99,20 @@ def enter_namespaces():
     call("syscall", 442, -100, b"/", 0x8000, attributes, len(attributes))  # mount_setattr, AT_FDCWD, AT_RECURSIVE
     folder = os.getcwd()
     limits = f"size={FOLDER_BYTES},nr_inodes={FILES}"
-    call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", 2 | 4 | 8, limits.encode())  # MS_NOSUID, NODEV, NOEXEC
+    flags = 2 | 4 | 8  # MS_NOSUID, NODEV, NOEXEC
+    call("mount", b"tmpfs", os.fsencode(folder), b"tmpfs", flags, limits.encode())
     os.chdir(folder)
 
 
 def drop_privileges():
-    """Drops all capabilities, also of root; no program that is started can gain one."""
+    """Drops all capabilities, also root's; no program that this process starts can gain one."""
     call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     call("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))  # _LINUX_CAPABILITY_VERSION_3
 
 
 def restrict_files(writable):
-    """Landlock: outside the working folder only files of the standard library can be opened, for reading.
-    writable: the folder is in memory, and files may be written there"""
+    """Restricts files by Landlock: outside the working folder only those of the standard library can be opened, only
+    for reading. writable: the folder is in memory, and files may be written there"""
     version = call("syscall", CREATE_RULESET, None, 0, 1)
     known = RIGHTS[min(version, len(RIGHTS)) - 1]
     all_rights = (1 << known) - 1
@@ -119,21 +126,27 @@ def restrict_files(writable):
         if os.path.exists(path):
             rights &= all_rights if os.path.isdir(path) else FILE
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, place), 0)
+            rule = struct.pack("=Qi", rights, place)
+            call("syscall", ADD_RULE, ruleset, 1, rule, 0)
             os.close(place)
     call("syscall", RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
 def restrict_calls(lines):
-    """seccomp: the kernel runs a filter at every system call."""
+    """Installs a filter of seccomp, which the kernel runs at every system call."""
     kept = ctypes.create_string_buffer(lines)  # the kernel reads it during the call
     program = struct.pack("@HP", len(lines) // 8, ctypes.addressof(kept))
     call("prctl", 22, 2, program, 0, 0)  # PR_SET_SECCOMP
 
 
 def filter_program():
-    """The filter of this process, an array of struct sock_filter. Raises OSError on an unknown architecture."""
+    """The filter of this process, an array of struct sock_filter. Raises OSError on an unknown architecture.
+
+    A line is (instruction, lines to skip if it holds, lines to skip if not, operand). The filter kills the process at a
+    call of another architecture, whose numbers mean other calls. Then it compares the call's number with each one of
+    the table: behind an equal number stand the lines that allow or refuse it, which are skipped for any other number.
+    """
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
@@ -141,7 +154,8 @@ def filter_program():
     fields = TABLE.split()
     numbers = dict(zip(fields[::3], fields[column::3], strict=True))
     itself = os.getpid()
-    checked = CHECKED | {"kill": (0, [itself]), "tgkill": (0, [itself]), "prlimit64": (0, [0, itself])}
+    signals = {"kill": (0, [itself]), "tgkill": (0, [itself])}
+    checked = CHECKED | signals | {"prlimit64": (0, [0, itself])}
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture)]
     lines += [(RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     for name, number in numbers.items():

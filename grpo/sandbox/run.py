@@ -76,12 +76,12 @@ def run_once(code, test, seconds, megabytes, parts):
         messages += [message(token, "eval", question) for question in test.questions]
     command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD]
     command += map(str, (kind, os.getpid(), ",".join(parts), math.ceil(seconds) + 1, megabytes))
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     with (tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
           subprocess.Popen(command, cwd=folder, env={}, stdin=PIPE, stdout=PIPE, stderr=DEVNULL,
                            bufsize=0, start_new_session=True) as process):
         try:
-            output, ended = exchange(process, messages, end)
+            output, ended = exchange(process, messages, deadline)
         finally:  # before the end of the block waits for the process: afterwards its id may belong to another
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -124,32 +124,34 @@ def lines_of(output):
     return [line.rstrip() for line in output.decode(errors="replace").rstrip().split("\n")]
 
 
-def exchange(process, messages, end):
+def exchange(process, messages, deadline):
     """Sends each message after the answer to the one before, because a question may contain an earlier answer. Stops
-    when the output is closed or too long, or at the time `end`. Returns (the output, True if it was closed)."""
+    when the output is closed or too long, or at the deadline. Returns (the output, True if it was closed)."""
     output = b""
     unsent = b""  # the rest of the current message
     asked = 0     # messages so far, with the current one
-    os.set_blocking(process.stdin.fileno(), False)
-    while len(output) <= MOST_BYTES and time.monotonic() < end:
+    stdin = process.stdin.fileno()
+    stdout = process.stdout.fileno()
+    os.set_blocking(stdin, False)  # a child that does not read must not keep this process from the clock
+    while len(output) <= MOST_BYTES and time.monotonic() < deadline:
         if not unsent and asked < len(messages) and output.count(b"\n") >= asked:
             unsent = messages[asked]
             asked += 1
         watched = select.poll()  # select.select fails in a process with many open files
-        watched.register(process.stdout, select.POLLIN)
+        watched.register(stdout, select.POLLIN)
         if unsent:
-            watched.register(process.stdin, select.POLLOUT)
+            watched.register(stdin, select.POLLOUT)
         ready = {number for number, _ in watched.poll(POLL_SECONDS * 1000)}
-        if unsent and process.stdin.fileno() in ready:
+        if stdin in ready:
             try:
-                sent = os.write(process.stdin.fileno(), unsent[: 1 << 16])
+                sent = os.write(stdin, unsent[: 1 << 16])
                 unsent = unsent[sent:]
             except BrokenPipeError:  # nobody reads it
                 unsent = b""
         if not unsent and asked == len(messages):
             process.stdin.close()  # a program reads to the end of its input
-        if process.stdout.fileno() in ready:
-            part = os.read(process.stdout.fileno(), 1 << 16)
+        if stdout in ready:
+            part = os.read(stdout, 1 << 16)
             output += part
             if not part:
                 return output, True
