@@ -69,12 +69,13 @@ class Policy:
 
         def token_scores(h, target, kept, reference):
             full = sampling_logp(self.project(h), temperature)                       # (K, V)
+            # The KL comes before the gather: backward adds the gradients of `full` up in the reverse order, and the last
+            # bit of a float32 sum depends on it
             drawn = restrict(full, kept)                                             # (K, V)
+            kl = [] if reference is None else [exact_kl(full, reference)]            # (K,)
             logp = drawn.gather(-1, target)                                          # (K, g)
             read = full if learn_entropy else full.detach()
-            if reference is None:
-                return logp, entropy(read)
-            return logp, entropy(read), exact_kl(full, reference)
+            return logp, entropy(read), *kl
 
         scores = in_parts(token_scores, self.vocabulary, h, target, kept, reference)
         return Scores(*[rollouts.by_token(x, index) for x in scores])
