@@ -69,8 +69,8 @@ class Policy:
 
         def token_scores(h, target, kept, reference):
             full = sampling_logp(self.project(h), temperature)                       # (K, V)
-            # The KL comes before the gather: backward adds up the gradients of `full` in reverse order, and the last bit
-            # of a float32 sum depends on that order
+            # The KL comes before the gather: backward adds up the gradients of `full` in reverse order, and the last
+            # bit of a float32 sum depends on that order
             drawn = restrict(full, kept)                                             # (K, V)
             kl = [] if reference is None else [exact_kl(full, reference)]            # (K,)
             logp = drawn.gather(-1, target)                                          # (K, g)
