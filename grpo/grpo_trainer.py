@@ -80,7 +80,7 @@ class GRPOTrainer(Run):
         timer = Timer(self.show)
         metrics = grpo_training_step(
             self.policy, self.reference, self.rewards, problems, self.optimizers,
-            self.iteration, c, self.dist, self.buffer, self.sample, timer=timer)
+            self.iteration, c, self.dist, self.buffer, self.sample, timer)
         self.step += 1
         self.spent += sum(timer.times.values())
         metrics["lr"] = lr
