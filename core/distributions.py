@@ -155,7 +155,7 @@ def in_parts(function: Callable, vocabulary: int, *inputs) -> tuple:
         columns.append(x.split(size) if has_rows else itertools.repeat(x))
     results = []
     for part in zip(*columns):
-        if torch.is_grad_enabled():  # checkpoint costs time, and could not be captured in a CUDA graph
+        if torch.is_grad_enabled():
             results.append(checkpoint(function, *part, use_reentrant=False))
         else:
             results.append(function(*part))
