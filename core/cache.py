@@ -26,7 +26,7 @@ def at_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def attention_over(add: Callable) -> Callable:
-    """Attention of new tokens to all tokens in a cache. add: adds keys and values to it, and returns those of all"""
+    """Attention of new tokens to all tokens in a cache. add: adds their keys and values, and returns all of them"""
     def read(q, k, v, mask, *settings):
         k, v = add(k, v)                                                             # (B, H, L, D) each
         return attend(q, k, v, mask, *settings)
@@ -58,7 +58,7 @@ class Cache:
         return attention_over(partial(self.add, i, before))
 
     def add(self, i: int, before: tuple | None, k: Tensor, v: Tensor) -> tuple:
-        """Adds keys and values of new tokens to layer i, which held `before`. Returns those of all tokens."""
+        """Adds keys and values of new tokens to layer i, which held `before`. Returns them for all tokens."""
         if before is None:
             self.layers[i:] = [(k, v)]
             return k, v
@@ -109,8 +109,8 @@ class RowCache:
         return (seen & real)[:, None, None]
 
     def add(self, i: int, k: Tensor, v: Tensor, *args, **settings) -> tuple:
-        """Writes keys and values (n, H, 1, D) into layer i. Returns those of all columns. The other arguments, which
-        transformers passes to a layer of a cache, are not needed."""
+        """Writes keys and values (n, H, 1, D) into layer i. Returns the keys and values of all columns. transformers
+        passes more arguments to a layer of a cache; they are not needed."""
         keys, values = self.layers[i]
         column = self.column[:, None, None]                                          # (n, 1, 1, 1)
         keys.scatter_(2, column.expand_as(k), k.to(keys.dtype))

@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from core.device import gpu_logits_at_once
 
-SAMPLING = 1               # the first number of the seeds here, so that the noise differs from that of other files
+SAMPLING = 1               # first number of the seeds here; other files have others, so their noise differs
 LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits on a CPU
-LARGE_VOCABULARY = 2**14   # from this size on a nucleus is first searched among the likeliest tokens: sorting is slow
-TOP_PART = 1024            # number of these likeliest tokens
+LARGE_VOCABULARY = 2**14   # from this size on a nucleus is sought among the most likely tokens first: sorting is slow
+TOP_PART = 1024            # number of these tokens
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -85,6 +85,7 @@ def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
     cdf = logp.to(uniform.device).exp().double().cumsum_(1)                          # (K, V)
     # The last number of the cdf is 1 only up to rounding. Scaled by it, no noise is beyond the last token.
     height = uniform * cdf[:, -1:]                                                   # (K, G)
+    # right=True: where a token of probability 0 leaves the cdf as it was, the next token is drawn
     ids = torch.searchsorted(cdf, height, right=True)                                # (K, G)
     return ids.clamp_(max=logp.shape[1] - 1).to(logp.device)
 
@@ -94,7 +95,7 @@ def sample_tokens(
         uniform: Tensor,                     # (K, G) noise in [0, 1)
         temperature: float | Tensor = 1.0,   # a number, or (K, 1)
         top_p: float = 1.0,                  # 1: all tokens
-        top_k: int = 0,                      # 0: all tokens; 1: the likeliest
+        top_k: int = 0,                      # 0: all tokens; 1: the most likely one
         min_p: float = 0.0) -> tuple:        # 0: all tokens
     """Draws G tokens from each of K distributions.
 
@@ -173,8 +174,8 @@ def concatenated(parts: Sequence) -> Any:
 # Truncation: the tokens that may be drawn, and how they are kept until they are scored
 
 def kept_tokens(logp: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
-    """Marks the tokens that may be drawn: the top_k likeliest (0: all); of these, the nucleus; of the nucleus, the
-    tokens at least min_p times as likely as the likeliest (arXiv 2407.01082). logp: (K, V). Returns (K, V) bool."""
+    """Marks the tokens that may be drawn: the top_k most likely (0: all); of these, the nucleus; of the nucleus, tokens
+    at least min_p times as likely as the most likely one (arXiv 2407.01082). logp: (K, V). Returns (K, V) bool."""
     kept = torch.ones_like(logp, dtype=torch.bool)
     among_top_k = logp
     if 0 < top_k < logp.shape[-1]:
@@ -184,8 +185,8 @@ def kept_tokens(logp: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float =
     if top_p < 1:
         kept &= nucleus(among_top_k, top_p)
     if min_p > 0:
-        likeliest = logp.amax(-1, keepdim=True)                                      # (K, 1)
-        kept &= logp >= likeliest + math.log(min_p)
+        highest = logp.amax(-1, keepdim=True)                                        # (K, 1)
+        kept &= logp >= highest + math.log(min_p)
     return kept
 
 

@@ -20,7 +20,7 @@ def left_to_right(noise: Tensor) -> Tensor:
 
 
 def confidence(logp: Tensor, ids: Tensor) -> Tensor:
-    """The likeliest of the drawn tokens first (LLaDA, arXiv 2502.09992)."""
+    """The most likely of the drawn tokens first (LLaDA, arXiv 2502.09992)."""
     return -logp.gather(1, ids)
 
 
@@ -28,7 +28,7 @@ def confidence(logp: Tensor, ids: Tensor) -> Tensor:
 # There are two kinds. One takes uniform noise (N, M) of the M hidden places of N texts, from left to right, and returns
 # numbers of the same shape. The other has the parameters `logp` (K, V), the log-probabilities at K places at
 # temperature 1 without truncation, and `ids` (K, G), the tokens that the pass drew there, and returns (K, G). Such an
-# order depends on the policy: a token's log-probability is then an estimate, since it leaves out that of the order.
+# order depends on the policy: a token's log-probability is then an estimate, since it leaves out the order's.
 UNMASK_ORDERS = {
     "random": random,
     "left_to_right": left_to_right,
@@ -98,8 +98,8 @@ def draw_hidden(
         padding: Tensor | None = None,     # (P,) number of leading columns without a token; None: none in any text
         unmask_order: str | None = None,   # an order of UNMASK_ORDERS that depends on the policy
         **truncation) -> tuple:
-    """Does what predict_and_sample_tokens does, and returns, third of four, the order of the tokens (P, G, M), or None
-    without unmask_order. Texts without a hidden token are not read."""
+    """Samples like predict_and_sample_tokens, and also returns, third of four, the order of the tokens (P, G, M), or
+    None without unmask_order. Texts without a hidden token are not read."""
     # `hidden` is on the CPU because on a GPU nonzero and unique would wait for the work before them
     device = input.device
     index = hidden.nonzero()                                                         # (K, 2)

@@ -39,7 +39,7 @@ def draw_passes(order: Tensor, hidden: Tensor, passes: int, block_length: int | 
 
 
 def count_passes(places: int, block_length: int | None, passes: int) -> int:
-    """The passes of all blocks of a text with this many hidden places. passes: those of a block"""
+    """The passes of all blocks of a text with this many hidden places. passes: number of passes of a block"""
     if block_length is None:
         return passes
     return math.ceil(places / block_length) * passes
@@ -57,9 +57,9 @@ def fill_in_passes(
         padding: Tensor | None = None,     # (P,) number of leading columns without a token; None: none in any text
         block_length: int | None = None,   # hidden tokens of a block; None: one block
         unmask_order: str = "random",      # a name in UNMASK_ORDERS
-        end_ids: Sequence[int] = (),       # a row ends with one of these, once all tokens before it are there
+        end_ids: Sequence[int] = (),       # a row ends with one of these, once all tokens before it are drawn
         **sampling) -> tuple:
-    """Fills in hidden tokens in several passes; passes=1 draws what predict_and_sample_tokens draws.
+    """Fills in hidden tokens in several passes; passes=1 draws the same tokens as predict_and_sample_tokens.
 
     If the order depends on the policy, each pass draws all hidden tokens of its block and keeps the first of them, as
     LLaDA does (arXiv 2502.09992). Passes then draw the same place again: uniform is (all passes, P, G, T). Places after

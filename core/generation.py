@@ -27,7 +27,7 @@ def generate(
         turns: Any = None,       # a grpo.environments.Episodes, which answers completions that end: they continue
         **sampling) -> "Generation":
     """Samples G completions of every prompt. Each prompt is read once, and all completions are decoded together.
-    sampling: temperature, top_p, top_k, min_p; top_k=1 takes the likeliest"""
+    sampling: temperature, top_p, top_k, min_p; top_k=1 takes the most likely token"""
     rows = Rows(uniform, padding, stop, turns, prompt.device)
     past = new_cache(model)
     h = model.states(prompt, past=past, padding=padding)[:, -1]                      # (P, C)
@@ -158,7 +158,7 @@ class Stop:
     def __call__(self, tokens: Tensor, first: int, turn: Sequence[int] | None = None) -> Tensor:
         """Marks the columns at which rows end: (n, t - first) bool. Only the first one of a row counts.
 
-        tokens: (n, t) so far, of which those from column `first` on are new
+        tokens: (n, t) so far; the columns from `first` on are new
         turn: n columns in which the current turns of rows begin, None: 0. A stop sequence does not reach back across it
         """
         new = tokens[:, first:]                                                      # (n, t - first)

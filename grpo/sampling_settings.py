@@ -8,7 +8,7 @@ from core.settings.setting import Settings
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """The settings with which completions are sampled. Their names and meanings are those of GRPOConfig."""
+    """The settings with which completions are sampled. GRPOConfig has the same names, with their meanings."""
     # Problems and completions
     seed: int
     batch_size: int

@@ -181,8 +181,8 @@ class CausalPolicy(ModelPolicy):
         return count
 
     def _plan(self, rollouts):
-        """Yields the indices of problems whose prompts are read together, and a list with the indices of those of their
-        completions that are."""
+        """Yields indices of problems, whose prompts are read together, and a list of indices of their completions, one
+        tensor for each part that is read together."""
         G = rollouts.group_size
         length = lengths(rollouts.inputs.chosen).flatten()                           # (N,)
         overhead = GPU_PART_TOKENS if self.device.type == "cuda" else PART_TOKENS
@@ -193,10 +193,10 @@ class CausalPolicy(ModelPolicy):
             yield problems, [completions[part] for part in parts]
 
     def greedy(self, problems: dict, settings: SamplingSettings) -> Texts:
-        """The likeliest completion of every prompt: Texts (P,)."""
+        """The greedy completion of every prompt: Texts (P,)."""
         rows = self.sampling_batch(settings)
-        likeliest = replace(settings, group_size=1, top_k=1, sample_rows=rows)
-        rollouts = self.sample(problems, 0, likeliest)
+        settings = replace(settings, group_size=1, top_k=1, sample_rows=rows)
+        rollouts = self.sample(problems, 0, settings)
         return rollouts.texts
 
 

@@ -26,7 +26,7 @@ class PromptFillPolicy(FillPolicy):
             model.answer_prompts()
         super().__init__(model, *settings)
 
-    greedy = CausalPolicy.greedy  # each token is the likeliest of its pass
+    greedy = CausalPolicy.greedy  # each token is the most likely one of its pass
 
     def sample_part(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
         prompt = self.put(torch.from_numpy(problems["input"]))                       # (P, T)
@@ -60,7 +60,7 @@ class PromptFillPolicy(FillPolicy):
         is_end = end.int()
         ends_before = is_end.cumsum(1) - is_end
         in_completion = drawn & (ends_before == 0)                                   # (N, L) up to the first end
-        if kept is not None:  # those of all drawn tokens
+        if kept is not None:  # it has one item for each drawn token
             stays = in_completion.cpu()[drawn.cpu()]
             kept = kept[stays]
 
