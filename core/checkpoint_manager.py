@@ -160,9 +160,9 @@ def check_same_step(dist, step, out_dir):
 
 
 def as_plain(x):
-    """Returns a dataclass, and those in it, as dictionaries and lists of tensors and values.
+    """Turns a dataclass, and the dataclasses in it, into dictionaries and lists of tensors and values.
 
-    dataclasses.asdict would copy the tensors one by one, and with each view all of the tensor that it is a part of.
+    dataclasses.asdict would copy the tensors one by one, and for each view all of the tensor that it shows a part of.
     """
     if is_dataclass(x):
         x = vars(x)

@@ -18,11 +18,12 @@ NVIDIA = "/dev/nvidia0"  # the first GPU of a Linux machine
 def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) -> torch.device:
     """The device that `name` asks for: 'auto' takes cuda, then mps unless the model is small, then cpu."""
     check_version("torch", torch.__version__, "this project", "-r requirements.txt")
-    kinds = ["cpu"]
-    if torch.backends.mps.is_available():
-        kinds.insert(0, "mps")
+    kinds = []
     if torch.cuda.is_available():
-        kinds.insert(0, "cuda")
+        kinds.append("cuda")
+    if torch.backends.mps.is_available():
+        kinds.append("mps")
+    kinds.append("cpu")
     kind, _, index = name.partition(":")
     if name == "auto":
         kind = kinds[0]
@@ -48,7 +49,7 @@ def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) 
 
 @functools.cache
 def ids_on(device: torch.device, *ids: int) -> torch.Tensor:
-    """These ids as a tensor on the device. Kept, because the CPU waits for their copy."""
+    """These ids as a tensor on the device. Cached, because the CPU waits for the copy."""
     return torch.tensor(ids, device=device)
 
 

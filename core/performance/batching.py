@@ -11,8 +11,8 @@ def parts_of_like_length(length, overhead):
     length: (n,) on the CPU; overhead: the cost of reading one more part, in tokens
     Returns a list of index tensors, the longest rows first; each is in ascending order
     """
-    # Sorted by falling length, rows of equal length stay together; D different lengths are cut into runs. The best cut
-    # of the first j lengths ends with a run from some i to j, behind the best cut of the first i.
+    # Rows of equal length stay together, so the D different lengths, from the longest on, are cut into runs. The best
+    # cut of the first j lengths is the best cut of the first i, for some i, and then one part from i to j.
     falling = -np.asarray(length)
     values, kind, count = np.unique(falling, return_inverse=True, return_counts=True)
     longest = -values                                                                # (D,)

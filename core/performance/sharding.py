@@ -58,9 +58,7 @@ def shard(model, dist):
 
 
 def layers_of(model):
-    """The modules of a model that are gathered one at a time in training."""
-    if hasattr(model, "layers"):
-        return model.layers
+    """The modules of a model that are gathered one at a time in training: the largest of its lists of modules."""
     lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
 
     def size(part):
