@@ -95,10 +95,10 @@ class HuggingFaceModel(nn.Module):
             start = tokens.new_tensor(self.start_ids).expand(B, -1)
             end = tokens.new_tensor(self.end_ids).expand(B, -1)
             if T == 1 and before and past.is_recurrent and torch.is_grad_enabled():
-                # For a single token the recurrent layers of transformers have a path of their own, which is meant for
-                # sampling: it changes the states in place and has no gradient with respect to them, so the prompt
-                # would learn nothing from completions of one token. Two tokens take the path of training. The second
-                # one is a copy: nobody reads its state or the cache behind it, because training continues no row.
+                # For a single token some recurrent layers (Mamba-2) have a path of their own, meant for sampling: it
+                # changes the states in place, and their gradient is lost, so a prompt would learn nothing from
+                # completions of one token. Two tokens take the path of training. The second one is a copy: nobody
+                # reads its state, or the cache after it, because training continues no row.
                 end = tokens
             inputs = self.inputs(torch.cat((start, tokens, end), 1), before, padding)
             if self.mode == LANGUAGE_MODEL:
