@@ -130,7 +130,7 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     try:
         config = GPTConfig(**header["config"])
         with torch.device("meta"):  # no memory yet: a damaged config may ask for more than there is
-            model = GPT(config)
+            empty = GPT(config)
     except (TypeError, ValueError) as error:
         raise Mistake(f"{named}: the config in its header is damaged ({described(error)}); {AGAIN}") from None
     if mode is not None and config.mode != mode:
@@ -138,7 +138,7 @@ def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoi
     if tokenizer is not None and not same_vocabulary(header["tokenizer"], tokenizer):
         raise Mistake(f"{named} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than the "
                       f"dataset or generator ({tokenizer.vocab_size}); use those of the same vocabulary")
-    wanted = {name: p.shape for name, p in model.state_dict().items()}
+    wanted = {name: p.shape for name, p in empty.state_dict().items()}
     weights = load_file(path)
     if wanted != {name: p.shape for name, p in weights.items()}:
         raise Mistake(f"{named}: its tensors are not those that the config in its header asks for; {AGAIN}")

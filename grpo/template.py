@@ -14,7 +14,7 @@ from grpo.rewards import REWARDS
 
 def with_template_of_prompts(config, origin):
     """The config of a run on prompts with a template: the one that it sets, or that of the run which it resumes, or
-    that of task_type. Then `origin` names the place."""
+    that of task_type. If the config sets none, `origin` gets the place from which it comes."""
     if config.template is None:
         template, where = template_of(config)
         if template != "plain":

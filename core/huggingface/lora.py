@@ -15,7 +15,7 @@ from core.settings.optional import local_name, require, say_opening
 from core.settings.setting import check_finite
 
 BASE = "the base model's weights (generator_checkpoint or init_from)"
-SUMMED = 64  # numbers of each weight of the base model that its sum has
+SUMMED = 64  # how many numbers of each base weight are summed
 WEIGHTS = "adapter_model.safetensors"
 MAMBA = "mamba2"  # peft refuses an adapter of its out_proj, which a fused kernel would not read
 ALL_LINEAR = "all-linear"

@@ -95,10 +95,10 @@ class HuggingFaceModel(nn.Module):
             start = tokens.new_tensor(self.start_ids).expand(B, -1)
             end = tokens.new_tensor(self.end_ids).expand(B, -1)
             if T == 1 and before and past.is_recurrent and torch.is_grad_enabled():
-                # For a single token the recurrent layers of transformers have a path of their own, which is meant for
-                # sampling: it changes the states in place and has no gradient with respect to them, so the prompt
-                # would learn nothing from completions of one token. Two tokens take the path of training. The second
-                # one is a copy: nobody reads its state or the cache behind it, because training continues no row.
+                # For a single token some recurrent layers (Mamba-2) have a path of their own, meant for sampling: it
+                # changes the states in place, and their gradient is lost, so a prompt would learn nothing from
+                # completions of one token. Two tokens take the path of training. The second one is a copy: nobody
+                # reads its state, or the cache after it, because training continues no row.
                 end = tokens
             inputs = self.inputs(torch.cat((start, tokens, end), 1), before, padding)
             if self.mode == LANGUAGE_MODEL:
@@ -405,21 +405,23 @@ class LayerWithRoom:
     """Methods of a layer of keys and values that writes new columns in place.
 
     transformers appends: it copies all keys of a layer for each token. With long prompts a step then takes 1.3 times
-    as long.
+    as long. `keys` and `values` stay those of the tokens read so far, because families read these attributes too.
     """
 
     def reserve(self, room):
         """Makes room for `room` columns after the present ones."""
-        pair = in_autocast(self.keys), in_autocast(self.values)
-        self.whole = [F.pad(x, (0, 0, 0, room)) for x in pair]                       # (n, H, before + room, D)
+        self.all_keys = F.pad(in_autocast(self.keys), (0, 0, 0, room))               # (n, H, before + room, D)
+        self.all_values = F.pad(in_autocast(self.values), (0, 0, 0, room))
 
     def update(self, keys, values, *args, **settings):
         before = self.get_seq_length()
         after = before + keys.shape[2]
-        for whole, new in zip(self.whole, (keys, values), strict=True):
-            whole[:, :, before:after] = new
-        self.keys, self.values = (x[:, :, :after] for x in self.whole)               # (n, H, after, D) each
+        self.all_keys[:, :, before:after] = keys
+        self.all_values[:, :, before:after] = values
+        self.keys = self.all_keys[:, :, :after]                                      # (n, H, after, D)
+        self.values = self.all_values[:, :, :after]
         return self.keys, self.values
 
-    def reorder_cache(self, rows):
-        self.whole = [x[rows] for x in self.whole]
+    def reorder_cache(self, rows):  # the next update cuts keys and values from these
+        self.all_keys = self.all_keys[rows]
+        self.all_values = self.all_values[rows]

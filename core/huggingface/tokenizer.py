@@ -122,7 +122,7 @@ def ids_to_show(backend, special):
 
     special: ids of the special tokens
     """
-    found = {i for i in special if i >= backend.vocab_size}  # behind the vocabulary that it was trained with
+    found = {i for i in special if i >= backend.vocab_size}  # after the vocabulary that it was trained with
     names = [str(token) for token in backend.extra_special_tokens]
     found.update(backend.convert_tokens_to_ids(names))
     roles = list(backend.special_tokens_map.values())
