@@ -1,11 +1,11 @@
-"""Environments: classes that answer what a model writes, so that a completion has several turns.
+"""Environments: classes that answer a model, so that a completion has several turns.
 
 from grpo.environments import environment
 
 @environment
 class Guess:
     def __init__(self, seed): ...      # only if it draws: all completions of a group get the same seed
-    def reset(self, record): ...       # gets the record, whose prompt the policy reads
+    def reset(self, record): ...       # gets the record with the prompt
     def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
     def close(self): ...               # optional
     metrics = ("name",)                # optional: attributes that are (sum, count), from reset on, logged as means
@@ -78,7 +78,7 @@ def check_begins(config, data):
     missing = episode.error
     if missing is not None:  # it may set its metrics only in its first step
         episode.errors.clear()
-        with contextlib.suppress(Mistake):  # of what it returns for an empty text
+        with contextlib.suppress(Mistake):  # an empty text may be no valid turn
             episode.step("")
         episode.measure()
     works = episode.error is None
@@ -265,7 +265,7 @@ def answer_and_reward(result):
 # All completions of an iteration
 
 class Episodes:
-    """The episodes of N = P * G completions, an Episode each. Those of a problem have the same seed and record.
+    """The episodes of N = P * G completions, an Episode each. The G episodes of a problem share its seed and record.
     given: (N, L) tokens of answers, by column; -1 where the policy writes"""
 
     def __init__(self, problems, iteration, settings, stop):
@@ -286,7 +286,7 @@ class Episodes:
         self.given = torch.full((len(self.episodes), settings.max_new_tokens), -1)
 
     def over(self, target, number, t, drawn):
-        """Answers the completions whose turn ends at column t. Returns (n,) bool: the episode of the row is over.
+        """Answers the completions that end a turn at column t. Returns (n,) bool: the episode of the row is over.
         target: (N, L) tokens so far; number: (n,) completions; drawn: (n,) bool: the policy wrote the token"""
         begin = [self.episodes[n].turns[-1] for n in number.tolist()]
         ends = self.stop(target[number, : t + 1], t, begin)[:, 0] & drawn            # (n,)
@@ -298,7 +298,8 @@ class Episodes:
         return torch.isin(number, number.new_tensor(over))
 
     def ends(self, n, written):
-        """Answers completion n, whose tokens so far, a list, end a turn. Returns whether the episode is over."""
+        """Answers completion n at the end of a turn. Returns True if the episode is over.
+        written: the list of its tokens so far"""
         episode = self.episodes[n]
         ids = written[episode.turns[-1] :]
         text = self.stop.text(ids)
@@ -315,7 +316,7 @@ class Episodes:
         return False
 
     def framed_answer(self, answer, last):
-        """The answer as the template frames it: the text after a turn whose last token is `last`."""
+        """The text of an answer as the template frames it. last: the last token of the turn before"""
         tokenizer = self.stop.tokenizer
         if isinstance(answer, str):
             if self.form.template == "plain":
@@ -346,6 +347,6 @@ class Episodes:
             failed = episode.error is not None
             measured.append({TURNS_OF_EACH: (begun, 1), FAILED: (failed, 1)})
             for error in episode.errors:
-                place = str(error).partition(" failed (")[0]  # what follows may be another text each time
+                place = str(error).partition(" failed (")[0]  # the rest may differ in each episode
                 warn((place, type(error.__cause__).__name__), f"{error}; it is counted as {FAILED}")
         return join(measured)
