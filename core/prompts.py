@@ -140,8 +140,8 @@ class PromptFormat:
     def after_turn(self, messages: Messages, tokenizer: Tokenizer) -> str:
         """The text of messages that follow a turn of the model: from the end of it to the beginning of the next.
 
-        Only the template knows the text between two turns. A chat is therefore rendered with a mark as the model's turn,
-        and cut at the mark.
+        Only the template knows the text between two turns. A chat is therefore rendered with a mark as the model's
+        turn, and cut at the mark.
         """
         mark = "what the model wrote"
         before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": mark}]

@@ -223,8 +223,8 @@ def is_split(name):
 
 
 def keys_of_lists(whole):
-    """The keys of the lists of records in a JSON object: all splits, or else the first one of LISTS. The result is empty
-    for a record, and for any other value."""
+    """The keys of the lists of records in a JSON object: all splits, or else the first one of LISTS. A record, or any
+    other value, has none."""
     if not isinstance(whole, dict) or not whole.keys().isdisjoint(("messages", *FIELDS["prompt"])):
         return []
     splits = [key for key in whole if is_split(key)]
