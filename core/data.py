@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "val")
 PROMPTS = "prompts.jsonl"
 FILES = (".jsonl", ".json", ".csv", ".parquet")  # a dataset with such an ending is a file of records
-# Our names of fields, and their names in other data sets, of which the first one counts
+# {our name of a field: its names in data sets}. If a record has several of them, the first one counts
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}
 OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that are not for rewards
@@ -106,7 +106,7 @@ def load_meta(folder: str, tokenizer: Tokenizer | None = None) -> tuple:
 
 def check_meta(folder: str, meta: dict, tokenizer: Tokenizer, masks: dict | None) -> None:
     """Raises Mistake unless windows of the dataset can be cut and masked with this tokenizer.
-    masks: {key of MASKS: weight}, or None where nothing is masked"""
+    masks: {key of MASKS: weight}, or None for a language model"""
     if not same_vocabulary(meta["tokenizer"], tokenizer):
         raise Mistake(f"dataset={folder} was prepared with another vocabulary "
                       f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "

@@ -202,7 +202,7 @@ def described(error: BaseException) -> str:
 
 
 def one_line(value: object, most: int = MOST, write: Callable = str) -> str:
-    """str(value), or what `write` makes of it, in one printable line."""
+    """A value in one printable line. most: characters; write: turns the value into a text"""
     try:
         text = write(value)
     except (Exception, SystemExit):  # a class of the user's may fail at that
@@ -270,7 +270,7 @@ def run_script(main: Callable) -> None:
         code = exit_code(main)
         sys.stdout.flush()
     except BrokenPipeError:  # of `| head`, which has read enough
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # for what Python writes at its end
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # takes the last output of Python
         os.dup2(nowhere, sys.stdout.fileno())
         code = 141
     if code:

@@ -140,8 +140,8 @@ class PromptFormat:
     def after_turn(self, messages: Messages, tokenizer: Tokenizer) -> str:
         """The text of messages that follow a turn of the model: from the end of it to the beginning of the next.
 
-        A chat is rendered with a mark as the turn, and cut at the mark: only the template itself knows what it writes
-        between two turns.
+        Only the template knows the text between two turns. A chat is therefore rendered with a mark as the model's
+        turn, and cut at the mark.
         """
         mark = "what the model wrote"
         before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": mark}]
@@ -269,14 +269,14 @@ class PromptConsumer:
                 raise Mistake(f"{record['where']}: no completion, which supervised training needs")
 
     def size(self) -> str:
-        """The numbers of prompts, in words."""
+        """The numbers of prompts, in words, for the start of a run."""
         return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
                 f"{self.longest} tokens; training prompts of more than {self.limit} tokens "
                 f"(max_prompt_length={self.format.max_prompt_length}) left out: {self.dropped}")
 
     def describe_prompts(self, problems: int) -> Iterator[str]:
         """Yields lines for the start of a run: the notes on records, repetitions of prompts in a step, the end of the
-        first prompt, and the tokens that end a completion. problems: that a step takes"""
+        first prompt, and the tokens that end a completion. problems: their number in a step"""
         yield from in_words(self.notes)
         tokenizer = self.tokenizer
         if OF_MODEL.get(self.format.template):

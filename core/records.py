@@ -14,7 +14,7 @@ from core.files import HUB, on_hub, value_from_json
 from core.settings.optional import quiet_hub, require, say_opening
 from core.settings.setting import shown
 
-# Names of the arguments of rewards, and of the place of a record: a field of a file may not have them
+# A field may not have these names: rewards have arguments of these names, and "where" is the place of a record
 RESERVED = ("prompts", "completions", "text", "tokens", "where")
 VALIDATION_PERCENT = 10
 TRAINING_NAMES = ("train", "training")
@@ -223,8 +223,8 @@ def is_split(name):
 
 
 def keys_of_lists(whole):
-    """The keys of a JSON value whose values are lists of records: all splits, or else the first one of LISTS. There are
-    none if the value is no object, or itself a record."""
+    """The keys of the lists of records in a JSON object: all splits, or else the first one of LISTS. A record, or any
+    other value, has none."""
     if not isinstance(whole, dict) or not whole.keys().isdisjoint(("messages", *FIELDS["prompt"])):
         return []
     splits = [key for key in whole if is_split(key)]
@@ -233,7 +233,7 @@ def keys_of_lists(whole):
 
 def records_of_list(rows, place, notes, split=None):
     """Yields the records of a list of rows.
-    place: where the list is, for errors; split: that of all records; None: of each record its own"""
+    place: the file and list, for errors; split: the split of all records; None: each record may name its own"""
     for number, row in enumerate(rows, 1):
         record = check_record(row, f"{place}, record {number}", notes)
         if split is not None:
@@ -242,7 +242,8 @@ def records_of_list(rows, place, notes, split=None):
 
 
 def records_of_table(rows, place, notes, split=None):
-    """Yields the records of rows {column: value}; None is an empty cell, a missing field. place, split: as above"""
+    """Yields the records of rows {column: value}. None is an empty cell: the record lacks the field.
+    place, split: as in records_of_list"""
     filled = []
     for row in rows:
         filled.append({column: value for column, value in row.items() if value is not None})
@@ -372,7 +373,7 @@ def unique_records(records, notes):
 
 
 def split_of(prompt):
-    """The split of a prompt, 'train' or 'val': the same in every file and Python version."""
+    """The split of a prompt by its hash, 'train' or 'val': the same in every file and Python version."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     percent = int(digest[:8], 16) % 100
@@ -380,8 +381,9 @@ def split_of(prompt):
 
 
 def choose_splits(records, notes):
-    """Gives a split to each record without one: that of a record with the same prompt, or else the choice of a hash of
-    the prompt. If no record has a split, and the hash would leave one empty, they stay without: they are in both."""
+    """Gives a split to each record without one: the split of a record with the same prompt, or else the choice of a
+    hash of the prompt. If no record names a split, and the hash would leave one empty, all records stay without: they
+    are in both."""
     named = {}
     for record in records:
         if record.get("split"):
@@ -410,8 +412,8 @@ def of_split(records, split):
 
 
 def write_prompts(folder, records, tokenizer, **facts):
-    """Writes prompts.jsonl and meta.json, and prints the facts and notes. Copies of a record are left out. A record
-    without a split gets that of choose_splits."""
+    """Writes prompts.jsonl and meta.json, and prints the facts and notes. Copies of a record are left out, and
+    choose_splits completes the splits."""
     notes = Counter()
     records = unique_records(records, notes)
     choose_splits(records, notes)

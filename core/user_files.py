@@ -1,5 +1,5 @@
-"""A Python file of the user's as a module of its own. Only its imports, and those of its neighbours, find the
-neighbours: the files and packages beside it.
+"""A Python file of the user's as a module of its own. The files and packages beside it, its neighbours, are found by
+imports in the file and in its neighbours, and by no others.
 
 The file /me/mine.py is the package core.user_files.%2Fme%2Fmine%2Epy, and helper.py beside it is the module `helper` of
 that package. A process that unpickles a function of the user's by its name therefore imports this file first, which
@@ -23,7 +23,7 @@ from types import ModuleType
 
 from core.errors import USER_FILES, others
 
-__path__ = []  # makes this module a package, whose modules the Finder finds
+__path__ = []  # makes this module a package; the Finder finds its modules
 PROJECT = ("core", "grpo")  # never neighbours: a copy of this project would have tables of its own
 
 
@@ -85,7 +85,7 @@ class Builtins(dict):
 
 
 class Loader(SourceFileLoader):
-    """Runs a file whose imports find the neighbours of the user's file."""
+    """Runs the user's file, or a neighbour, with an import that finds the neighbours."""
 
     def exec_module(self, module: ModuleType) -> None:
         root, *_ = self.name.removeprefix(USER_FILES).split(".")

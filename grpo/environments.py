@@ -1,11 +1,11 @@
-"""Environments: classes that answer what a model writes, so that a completion has several turns.
+"""Environments: classes that answer a model, so that a completion has several turns.
 
 from grpo.environments import environment
 
 @environment
 class Guess:
     def __init__(self, seed): ...      # only if it draws: all completions of a group get the same seed
-    def reset(self, record): ...       # gets the record, whose prompt the policy reads
+    def reset(self, record): ...       # gets the record with the prompt
     def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
     def close(self): ...               # optional
     metrics = ("name",)                # optional: attributes that are (sum, count), from reset on, logged as means
@@ -66,7 +66,7 @@ def check_begins(config, data):
     record = data.records["train"][0]
     episode = Episode(config)
     check_metrics(episode)
-    episode.make_one(0)
+    episode.construct(0)
     if episode.error is None:
         check_method(episode, "reset")
         episode.reset(record)
@@ -78,7 +78,7 @@ def check_begins(config, data):
     missing = episode.error
     if missing is not None:  # it may set its metrics only in its first step
         episode.errors.clear()
-        with contextlib.suppress(Mistake):  # of what it returns for an empty text
+        with contextlib.suppress(Mistake):  # an empty text may be no valid turn
             episode.step("")
         episode.measure()
     works = episode.error is None
@@ -89,8 +89,8 @@ def check_begins(config, data):
 
 def check_metrics(episode):
     """Raises Mistake for a metric that is no name of an attribute, or has the name of one of ours."""
-    about = f"{definition(episode.make)}: {episode.setting}"
-    for name in episode.make.metrics:
+    about = f"{definition(episode.cls)}: {episode.setting}"
+    for name in episode.cls.metrics:
         if not isinstance(name, str):
             raise Mistake(f"{about} has {shown(name)} among its metrics; write names of attributes, ('name',)")
         if metric_of(name) in (TURNS_OF_EACH, FAILED):
@@ -100,9 +100,9 @@ def check_metrics(episode):
 def check_method(episode, name):
     """Raises Mistake for a method that is missing, that cannot be called as METHODS says, or whose call does nothing.
     `close` is optional."""
-    place = definition(episode.make)
+    place = definition(episode.cls)
     with others(f"{episode.setting} failed", "correct it", place):
-        method = getattr(episode.one, name, None)  # it may be a property
+        method = getattr(episode.instance, name, None)  # it may be a property
     if inspect.ismethod(method):
         place = definition(method)
     about = f"{place}: {episode.setting}"
@@ -111,7 +111,7 @@ def check_method(episode, name):
     if method is None:
         if name == "close":
             return
-        raise Mistake(f"{about} has no method {name}; {remedy}{misspelled(name, episode.one)}")
+        raise Mistake(f"{about} has no method {name}; {remedy}{misspelled(name, episode.cls)}")
     if not callable(method):
         raise Mistake(f"{about}: its {name} is {shown(method)}, no method; {remedy}")
     if any(is_kind(method) for is_kind in NOT_AT_ONCE):
@@ -125,9 +125,9 @@ def check_method(episode, name):
         raise Mistake(f"{about}: its {name} cannot be called ({error}); {remedy}") from None
 
 
-def misspelled(name, one):
+def misspelled(name, cls):
     """A remedy with the method that may be a misspelled `name`, or ""."""
-    methods = {own.lower(): own for own in dir(type(one))}
+    methods = {own.lower(): own for own in dir(cls)}
     near = difflib.get_close_matches(name, methods, 1)
     return f", or rename {methods[near[0]]}" if near else ""
 
@@ -152,7 +152,7 @@ class Attempt(others):
 
     def __init__(self, episode, part="", remedy="correct it"):
         """part: the part of the environment that is used, for the error"""
-        super().__init__(f"{part}{episode.setting} failed", remedy, definition(episode.make))
+        super().__init__(f"{part}{episode.setting} failed", remedy, definition(episode.cls))
         self.episode = episode
 
     def __exit__(self, kind, error, trace):
@@ -166,7 +166,7 @@ class Attempt(others):
 class Episode:
     """The environment of one completion, and its turns. Raises Mistake for a value that a method must not return.
 
-    one: the user's object
+    cls: the user's class; instance: its object
     turns: the columns in which turns begin; ended: how many have; reward: the sum of theirs
     errors: a Mistake for each call that raised or took too long
     """
@@ -175,8 +175,8 @@ class Episode:
         """config: environment, reward_file, reward_timeout, max_turns"""
         self.config = config
         self.setting = f"environment={config.environment!r}"
-        self.make = find_environment(config.environment, config.reward_file)
-        self.one = None
+        self.cls = find_environment(config.environment, config.reward_file)
+        self.instance = None
         self.turns = [0]
         self.errors = []
         self.ended = 0
@@ -193,33 +193,33 @@ class Episode:
 
     def begin(self, seed, record):
         """Makes the environment and hands it the record."""
-        self.make_one(seed)
+        self.construct(seed)
         if self.error is None:
             self.reset(record)
 
-    def make_one(self, seed):
+    def construct(self, seed):
         """Makes the environment, with the seed if it takes one."""
         with Attempt(self), keep_torch_defaults(), self.deadline():
-            takes_a_seed = inspect.signature(self.make).parameters
-            self.one = self.make(seed) if takes_a_seed else self.make()
+            takes_a_seed = inspect.signature(self.cls).parameters
+            self.instance = self.cls(seed) if takes_a_seed else self.cls()
 
     def reset(self, record):
         """Hands the environment a copy of the record."""
         fields = {key: copy.deepcopy(value) for key, value in record.items() if key not in OF_CONSUMER}
         with Attempt(self), keep_torch_defaults(), self.deadline():
-            result = self.one.reset(fields)
+            result = self.instance.reset(fields)
             if result is not None:
-                self.refuse(self.one.reset, "reset must return None, because the prompt is the record's", result)
+                self.refuse(self.instance.reset, "reset must return None, because the prompt is the record's", result)
 
     def step(self, text):
         """Returns the answer to the text of a turn; None ends the episode."""
         if self.error is not None:
             return None
         with Attempt(self), keep_torch_defaults(), self.deadline():
-            result = self.one.step(text)
+            result = self.instance.step(text)
             found = answer_and_reward(result)
             if found is None:
-                self.refuse(self.one.step, "step must return (a text, messages or None, a finite number)", result)
+                self.refuse(self.instance.step, "step must return (a text, messages or None, a finite number)", result)
             answer, reward = found
             self.ended += 1
             self.reward += reward
@@ -228,11 +228,11 @@ class Episode:
     def measure(self):
         """Returns {"environment/name": (sum, count)} of the metrics of the environment."""
         metrics = {}
-        for name in self.make.metrics:
+        for name in self.cls.metrics:
             part = f"the metric {shown(name)} of "
             remedy = f"set self.{one_line(name)} in reset, to (sum, count)"
             with Attempt(self, part, remedy), keep_torch_defaults(), self.deadline():
-                total, count = getattr(self.one, name)
+                total, count = getattr(self.instance, name)
                 if not math.isfinite(total) or not math.isfinite(count):
                     raise ValueError("not finite")
                 metrics[metric_of(name)] = float(total), float(count)
@@ -241,7 +241,7 @@ class Episode:
     def close(self):
         """Ends the environment."""
         with Attempt(self), keep_torch_defaults(), self.deadline():
-            close = getattr(self.one, "close", None)
+            close = getattr(self.instance, "close", None)
             if close is not None:
                 close()
 
@@ -265,7 +265,7 @@ def answer_and_reward(result):
 # All completions of an iteration
 
 class Episodes:
-    """The episodes of N = P * G completions, an Episode each. Those of a problem have the same seed and record.
+    """The episodes of N = P * G completions, an Episode each. The G episodes of a problem share its seed and record.
     given: (N, L) tokens of answers, by column; -1 where the policy writes"""
 
     def __init__(self, problems, iteration, settings, stop):
@@ -286,7 +286,7 @@ class Episodes:
         self.given = torch.full((len(self.episodes), settings.max_new_tokens), -1)
 
     def over(self, target, number, t, drawn):
-        """Answers the completions whose turn ends at column t. Returns (n,) bool: the episode of the row is over.
+        """Answers the completions that end a turn at column t. Returns (n,) bool: the episode of the row is over.
         target: (N, L) tokens so far; number: (n,) completions; drawn: (n,) bool: the policy wrote the token"""
         begin = [self.episodes[n].turns[-1] for n in number.tolist()]
         ends = self.stop(target[number, : t + 1], t, begin)[:, 0] & drawn            # (n,)
@@ -298,7 +298,8 @@ class Episodes:
         return torch.isin(number, number.new_tensor(over))
 
     def ends(self, n, written):
-        """Answers completion n, whose tokens so far, a list, end a turn. Returns whether the episode is over."""
+        """Answers completion n at the end of a turn. Returns True if the episode is over.
+        written: the list of its tokens so far"""
         episode = self.episodes[n]
         ids = written[episode.turns[-1] :]
         text = self.stop.text(ids)
@@ -315,7 +316,7 @@ class Episodes:
         return False
 
     def framed_answer(self, answer, last):
-        """The answer as the template frames it: the text after a turn whose last token is `last`."""
+        """The text of an answer as the template frames it. last: the last token of the turn before"""
         tokenizer = self.stop.tokenizer
         if isinstance(answer, str):
             if self.form.template == "plain":
@@ -337,7 +338,8 @@ class Episodes:
     def close(self):
         """Ends the environments. Returns {name: (sum, count)} of their metrics. Each error is printed once per line of
         the user's file, part of the environment and type."""
-        measured = [{metric_of(name): (0.0, 0.0) for name in self.episodes[0].make.metrics}]
+        nothing = dict.fromkeys(map(metric_of, self.episodes[0].cls.metrics), (0.0, 0.0))
+        measured = [nothing]  # names all metrics, even if every episode failed
         for episode in self.episodes:
             if episode.error is None:
                 measured.append(episode.measure())
@@ -346,6 +348,6 @@ class Episodes:
             failed = episode.error is not None
             measured.append({TURNS_OF_EACH: (begun, 1), FAILED: (failed, 1)})
             for error in episode.errors:
-                place = str(error).partition(" failed (")[0]  # what follows may be another text each time
+                place = str(error).partition(" failed (")[0]  # the rest may differ in each episode
                 warn((place, type(error.__cause__).__name__), f"{error}; it is counted as {FAILED}")
         return join(measured)

@@ -226,6 +226,8 @@ CLAIMS = {
             "data/test_judge_training.py::test_auc_and_ranks_are_those_of_loops",
         "offline generators write what their rewards ask for; gsm8k, HumanEval, own prompts":
             "data/test_prepare.py::test_an_offline_generator_writes_what_its_reward_asks_for",
+        "the scripts that prepare data start without torch":
+            "data/test_prepare.py::test_the_scripts_that_prepare_data_start_without_torch",
         "your own text, in any encoding, is split without leaking":
             "data/test_prepare.py::test_your_own_text_in_any_form_is_split_without_leaking",
         "all 288 sudoku boards, split without renamings across, checked exactly":

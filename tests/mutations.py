@@ -115,6 +115,7 @@ FAULTS = [
      "first = micro * self.world * self.batch_size", "tests/data/test_text_windows.py tests/runs/test_ranks.py"),
     ("every step draws the same windows", "core/data.py", "SPLITS.index(split), step, *number])",
      "SPLITS.index(split), 0, *number])", "tests/data/test_text_windows.py"),
+    ("preparing data loads torch", "core/data.py", "if TYPE_CHECKING:", "if True:", "tests/data/test_prepare.py"),
     ("a share leaves out the prompts at the percentile", "core/prompts.py", "if count / len(lengths) >= share:",
      "if count / len(lengths) > share:", "tests/data/test_prompts.py"),
     ("prompts come in the order of the file", "core/prompts.py", "order = rng.permutation(len(records))",

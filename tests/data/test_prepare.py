@@ -4,6 +4,7 @@ import ast
 import gzip
 import importlib.util
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -164,3 +165,8 @@ def test_your_own_text_in_any_form_is_split_without_leaking(tmp_path, name, writ
     train, val = (tokenizer.decode(ids[split]) for split in ("train", "val"))
     assert (meta["train_tokens"], meta["val_tokens"]) == (len(train), len(val)) and val
     assert all((p in train) != (p in val) for p in paragraphs)
+
+
+def test_the_scripts_that_prepare_data_start_without_torch():
+    code = "import sys, core.records; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
