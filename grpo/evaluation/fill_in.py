@@ -34,7 +34,8 @@ def touched_words(tokenizer, truth, masked):
         if is_whole and any(masked[first:last]):
             before = text[ends[first] : start]
             after = text[end : ends[last]]
-            found.append((slice(first, last), before, match[0], after))
+            tokens = slice(first, last)
+            found.append((tokens, before, match[0], after))
     return found
 
 
@@ -49,7 +50,8 @@ class FillInEvaluation(Evaluation):
         names = []
         if rewards is not None:
             names = [name for name in rewards.names if name != "judge"]
-        super().__init__(reference, rewards, names, config.for_evaluation(data.seed + NOISE_SEED))
+        config = config.for_evaluation(data.seed + NOISE_SEED)
+        super().__init__(reference, rewards, names, config)
         self.data = data
         self.judges = judges
         self.credit = None  # (N, M) of each sampled token of the last batch, with a credit_window
@@ -64,7 +66,8 @@ class FillInEvaluation(Evaluation):
     @cached_property
     def words(self):
         """The words of the training text in lower case, decoded at first use: only one rank evaluates."""
-        return {word.lower() for word in WORD.findall(self.data.train_text())}
+        text = self.data.train_text()
+        return {word.lower() for word in WORD.findall(text)}
 
     def judged(self, texts):
         """The scores of the judges, of which one may be a reward."""
@@ -87,14 +90,15 @@ class FillInEvaluation(Evaluation):
         settings = replace(StepSettings.of(config, policy), kl_estimator="exact")
         first_pass = rollouts
         if config.unmask_steps > 1:
-            of_one_pass = replace(SamplingSettings.of(config), unmask_steps=1)
+            of_one_pass = SamplingSettings.of(config.varied(unmask_steps=1))
             first_pass = policy.sample(batch, step, of_one_pass)
         # All completions of a group start from the same text, so the first pass has the same distributions for each
         sums |= self.model_sums(policy, first_pass, settings, every=rollouts.group_size)
         target = rollouts.by_problem(rollouts.target)                                # (P, G, M)
         mask = rollouts.by_problem(rollouts.mask)                                    # (P, G, M)
         unique = unique_completions(target, mask)                                    # (P,)
-        return sums | {"unique_completions": (unique.sum(), len(unique))}
+        sums["unique_completions"] = unique.sum(), len(unique)
+        return sums
 
     def _word_sums(self, batch, rollouts):
         """{metric: (sum, count)} of words."""

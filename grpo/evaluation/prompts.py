@@ -20,7 +20,8 @@ class PromptEvaluation(Evaluation):
 
     def __init__(self, data, reference, rewards, config):
         """data: a PromptConsumer; config: the run's"""
-        super().__init__(reference, rewards, rewards.names, config.for_evaluation(NOISE_SEED))
+        config = config.for_evaluation(NOISE_SEED)
+        super().__init__(reference, rewards, rewards.names, config)
         self.data = data
         self.records = data.records["val"][: config.eval_problems]
 
@@ -37,7 +38,8 @@ class PromptEvaluation(Evaluation):
         sums = self._accuracy_sums(policy, batch, values)
         sums |= reward_sums(values)
         sums |= rollouts.texts.metrics
-        sums |= self.model_sums(policy, rollouts, StepSettings.of(config, policy))
+        settings = StepSettings.of(config, policy)
+        sums |= self.model_sums(policy, rollouts, settings)
         return in_numbers(sums)
 
     def _accuracy_sums(self, policy, batch, values):
@@ -45,8 +47,10 @@ class PromptEvaluation(Evaluation):
         if not self.rewards.success:
             return {}
         correct = self.rewards.right(values)                                         # (N,) NaN where not scored
-        solved = correct.view(-1, self.config.group_size).amax(1)                    # (P,) NaN with one not scored
-        texts = policy.greedy(batch, SamplingSettings.of(self.config))
+        groups = correct.view(-1, self.config.group_size)                            # (P, G)
+        solved = groups.amax(1)                                                      # (P,) NaN with one not scored
+        settings = SamplingSettings.of(self.config)
+        texts = policy.greedy(batch, settings)
         greedy, _ = self.rewards.score(texts, 1, [self.rewards.success])
         return {
             "greedy_accuracy": sum_and_count(self.rewards.right(greedy)),

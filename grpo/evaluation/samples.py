@@ -43,10 +43,11 @@ class Evaluation:
         sums, samples = [], []
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, settings)
+            texts = rollouts.texts
             values, logged = {}, {}
             if self.names:
-                values, logged = self.rewards.score(rollouts.texts, rollouts.group_size, self.names)
-            judged = self.judged(rollouts.texts)
+                values, logged = self.rewards.score(texts, rollouts.group_size, self.names)
+            judged = self.judged(texts)
             measured = {}
             for name, scores in judged.items():
                 measured[name] = scores.sum(), len(scores)
@@ -61,7 +62,8 @@ class Evaluation:
             sums.append(logged | measured)
             shown = min(rollouts.problems, SHOWN - len(samples))
             for i in range(shown):
-                samples.append(self.sample(batch, rollouts, i, total, trained))
+                sample = self.sample(batch, rollouts, i, total, trained)
+                samples.append(sample)
         means = {}
         for name, (total, count) in join(sums).items():
             if count:
@@ -125,7 +127,8 @@ class Evaluation:
                 correct = self.rewards.right(values)[n]
                 if not correct.isnan():
                     about["right"] = bool(correct)
-            sample["group"].append(about | self.marks(batch, rollouts, n))
+            about |= self.marks(batch, rollouts, n)
+            sample["group"].append(about)
         return sample
 
     def marks(self, batch, rollouts, n):
@@ -158,7 +161,8 @@ def in_numbers(sums):
 
 def sum_and_count(x):
     """(sum, count) of the values that are not NaN."""
-    return x.nansum(), (~x.isnan()).sum()
+    measured = ~x.isnan()
+    return x.nansum(), measured.sum()
 
 
 def reward_sums(values):

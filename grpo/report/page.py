@@ -33,17 +33,20 @@ HEADLINE = {  # these held-out metrics, and the rewards
 def write_report(folder, evaluated=None):
     """Writes report.html of the run in a folder. Returns its path; raises Mistake without a run.
     evaluated: the evaluations of its buffer; None: those of metrics.jsonl"""
-    records = read_metrics(Path(folder, METRICS))
+    path = Path(folder, METRICS)
+    records = read_metrics(path)
     if evaluated is not None:
         records = [record for record in records if not held_out(record)]
         records = sorted(records + evaluated, key=lambda record: record["step"])
     start = last_start(Path(folder, CONFIG))
-    status = status_of(start.pop("end", {}), records[-1]["step"])
+    end = start.pop("end", {})
+    status = status_of(end, records[-1]["step"])
     body = ""
     for heading, html in sections(folder, records, start):
         if html:
             body += f"<section><h2>{heading}</h2>\n{html}</section>\n"
-    name = os.path.basename(without_home(os.path.abspath(folder)))
+    shown_folder = without_home(os.path.abspath(folder))
+    name = os.path.basename(shown_folder)
     template = Path(__file__).with_name("report.html").read_text()
     style = Path(__file__).with_name("report.css").read_text()
     page = template.format(style=style, name=text(name), status=text(status), body=body)
@@ -227,7 +230,8 @@ def sample_table(sample):
     rewards = [drawable(about["reward"]) for about in group]
     lowest = min((x for x in rewards if x is not None), default=0.0)
     of_rewards = levels([[lowest if x is None else x] for x in rewards])  # a skipped one has the lowest colour
-    of_tokens = levels([about.get("credit", []) for about in group])
+    credit = [about.get("credit", []) for about in group]
+    of_tokens = levels(credit)
     for about, (level,), marks in zip(group, of_rewards, of_tokens, strict=True):
         title = f'<span class="{level}">{format_reward(about["reward"])}</span>'
         if "right" in about:
@@ -325,7 +329,8 @@ def ticks(low, high):
     for factor in (2, 5):
         if 2 * factor * power <= span * 1.000001:  # but for rounding
             size = factor * power
-    first, last = math.ceil(low / size), math.floor(high / size)
+    first = math.ceil(low / size)
+    last = math.floor(high / size)
     return [i * size for i in range(first, last + 1)]
 
 
