@@ -97,10 +97,11 @@ def launch(make: Callable, config: Settings, origin: dict, plan: list[str], colu
         if config.resume == "auto" and dist.is_main:
             resumes = bool(states(config.absolute_out_dir))
         resumes = bool(dist.agree(resumes))
-        run = make(create_logger(config, dist, config.max_iters, columns), dist)
+        logger = create_logger(config, dist, config.max_iters, columns)
+        run = make(logger, dist)
         if resumes:
             run.resume()
-        run.run(recorded(run, origin, plan, resumes))
+        run.run(recorded(run, origin, plan, resumes) if dist.is_main else None)
 
 
 # Before a run: what is missing is built
@@ -135,10 +136,11 @@ def build_missing(config, checkpoints, dist, plan=()):
 
 
 def build(key, path, recipe):
-    """Runs a prepare.py, which makes the file `path` beside it that the setting `key` names."""
+    """Runs a prepare.py, which makes the file `path` beside it. key: the setting that names it"""
     print(f"{key}: {path} is missing; building it with {recipe}")
+    command = [sys.executable, recipe, f"--out={os.path.dirname(path)}"]
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}  # prepare.py is not one of the ranks
-    done = subprocess.run([sys.executable, recipe, f"--out={os.path.dirname(path)}"], env=environment)
+    done = subprocess.run(command, env=environment)
     if done.returncode or not os.path.exists(path):
         raise Mistake(f"{key}: building {path} with {recipe} failed, see above; start again")
 
@@ -153,7 +155,7 @@ def check_run_folder(out_dir: str, resume: bool | str = False) -> None:
     foreign = [name for name in names if name not in (*STAYING, BEGUN)]
     of_a_run = {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS}.intersection(names)
     if foreign and not of_a_run:
-        raise Mistake(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
+        raise Mistake(f"out_dir={out_dir} holds {foreign[0]}, which no run has written; name a new or an empty folder")
 
 
 @contextlib.contextmanager
@@ -186,7 +188,7 @@ def set_aside(out_dir: str) -> str | None:
     folder = os.path.join(out_dir, PREVIOUS, str(number))
     with writing(folder):
         os.makedirs(folder)
-        for name in reversed(names):  # the states early, so that no run resumes half of another
+        for name in reversed(names):  # states before models: if this is cut short, no run resumes with another's
             file = os.path.join(out_dir, name)
             os.replace(file, os.path.join(folder, name))
     return folder
@@ -308,6 +310,7 @@ class Run:
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
         record: the block around it (`recorded`), which begins once everything works that the run needs"""
         self.open()
+        self.dist.barrier()  # every rank has read its checkpoints, which may be about to move, and can start
         with (record or contextlib.nullcontext(),
               self.checkpoints.keeping(),
               StopSignal(self.dist) as stop,
@@ -381,17 +384,13 @@ class Run:
 @contextlib.contextmanager
 def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
     """Records in config.json how the run of the block starts and ends: settings with their origin, hardware, command;
-    without the name of the user.
+    without the name of the user. Only rank 0 does.
 
     An earlier run in the folder, unless this one resumes it, is set aside when the block begins, so that a start that
     fails leaves it alone.
     resumes: the run has resumed; origin: {key: the file or argument that set it}; plan: lines for the user
     """
     config, logger = run.config, run.logger
-    run.dist.barrier()  # every rank has read its checkpoints, which may be about to move
-    if not run.dist.is_main:
-        yield
-        return
     path = os.path.join(config.absolute_out_dir, CONFIG)
     starts = []
     if resumes:

@@ -60,13 +60,13 @@ def hidden_tokens(text, tokenizer):
     """The ids of a text, a list, with the mask token for each HIDDEN."""
     mask = tokenizer.mask_token_id
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        # Texts name its mask token, and encoded in one piece it may take the space before it, as in training
+        # In one piece, as in training: the mask token may take in the space before it
         ids = tokenizer.encode(text.replace(HIDDEN, tokenizer.backend.mask_token))
     else:
-        first, *others = text.split(HIDDEN)
-        ids = list(tokenizer.encode(first))
-        for part in others:
-            ids += [mask, *tokenizer.encode(part)]
+        ids = []
+        for part in text.split(HIDDEN):
+            ids += [*tokenizer.encode(part), mask]
+        ids.pop()  # nothing is hidden behind the last part
     if not 0 < ids.count(mask) < len(ids):
         raise Mistake(f"--text={text!r} must have characters to go by and {HIDDEN!r} for a hidden token")
     return ids
@@ -113,10 +113,10 @@ def fills(model, tokenizer, config, device):
     passes = config.unmask_steps if depends_on_policy(config.unmask_order) else 1
     shape = (1 + passes, config.num_samples, text.shape[1])
     noise = draw_uniforms(config.seed, 0, [0], shape)
-    first, order, later = noise.split((1, 1, passes - 1), dim=1)                     # first, later: for tokens
-    uniform = torch.cat((first, later), 1).transpose(0, 1)                           # (passes, 1, num_samples, T)
+    first, order, *later = noise.unbind(1)                                           # (1, num_samples, T) each
+    uniform = torch.stack((first, *later))                                           # (passes, 1, num_samples, T)
     target, *_ = fill_in_passes(
-        model, text, position, hidden, uniform, order[:, 0],
+        model, text, position, hidden, uniform, order,
         passes=config.unmask_steps,
         unmask_order=config.unmask_order,
         temperature=config.temperature,
