@@ -47,7 +47,7 @@ OTHERS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models, fi
 SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{OTHERS})(\.tmp)?")
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
 BEGUN = f"{CONFIG}.tmp"  # the first file of earlier versions; a run that was killed then left it
-SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows lacks one
+SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows has no SIGHUP
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 MODELS = ("data/smollm2/model",)  # models that the prepare.py beside them makes
 MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
@@ -101,7 +101,8 @@ def launch(make: Callable, config: Settings, origin: dict, plan: list[str], colu
         run = make(logger, dist)
         if resumes:
             run.resume()
-        run.run(recorded(run, origin, plan, resumes) if dist.is_main else None)
+        record = recorded(run, origin, plan, resumes) if dist.is_main else None
+        run.run(record)
 
 
 # Before a run: what is missing is built

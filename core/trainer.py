@@ -18,8 +18,8 @@ from core.run import Run
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
 
 
-# The loss of each mode. Sums, not means: the mean over all micro-batches and ranks is the sum of the losses divided by
-# the sum of the counts, which a mean of means is not when one text has more masked tokens than another.
+# The loss of each mode. They are sums, because micro-batches and ranks have different numbers of masked tokens: the sum
+# of all losses divided by the sum of all counts is the mean over tokens, which a mean of means is not.
 
 def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple:
     """Sums over a batch, three tensors (): the loss, the correct predictions, and the count of predictions.
@@ -84,7 +84,7 @@ def training_step(model, batches: list, optimizers: list, grad_clip: float, dist
         sums += torch.stack((loss.detach(), correct, count))
     sums = dist.total(sums)
     dist.sum_gradients(model.parameters())
-    # Only now is the number of predictions known: divides the gradient of the sum of the losses into that of their mean
+    # So far it is the gradient of a sum. The count over all ranks, which makes it that of the mean, is known only now
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     torch._foreach_div_(gradients, sums[2].clamp(min=1))
     norm = clip_gradients(model.parameters(), grad_clip)

@@ -10,10 +10,10 @@ from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.judge import calculate_judge_scores, calculate_realness
 
-NOISE = 1          # added to a seed, keeps the noise of training apart from other noise
-REPORT_NOISE = 7   # the same for reports
-TEMPERATURE = 0.8  # of the fills of a report
-HIDDEN_SHARE = 0.3  # of the tokens of a text, which a generator fills in for the AUC of a report
+NOISE = 1           # added to a seed, keeps the noise of training apart from other noise
+REPORT_NOISE = 7    # the same for reports
+TEMPERATURE = 0.8   # of the fills of a report
+HIDDEN_SHARE = 0.3  # of each text's tokens, which a generator fills in for the AUC of a report
 
 
 @torch.no_grad()
@@ -94,6 +94,7 @@ def judge_report(judge, data, filler, device, batches):
     cls = data.tokenizer.cls_token_id
 
     def refilled(text, hidden, uniform):
+        """The texts (B, T), each with a token of the filler's in every hidden place."""
         masked = text.masked_fill(hidden.to(device), data.tokenizer.mask_token_id)
         texts = fill_once(filler, masked, hidden, uniform, temperature=TEMPERATURE)
         return texts[:, 0]
