@@ -115,7 +115,8 @@ def build_missing(config, checkpoints, dist, plan=()):
     """
     missing = False
     if dist.is_main:
-        paths = {"dataset": os.path.join(dataset_folder(config.dataset), "meta.json")}  # prepare.py writes it last
+        folder = dataset_folder(config.dataset)
+        paths = {"dataset": os.path.join(folder, "meta.json")}  # prepare.py writes it last
         for key in checkpoints:
             path = getattr(config, key)
             if path in MODELS:
@@ -196,7 +197,9 @@ def set_aside(out_dir: str) -> str | None:
 
 
 def listed(folder: str) -> list[str]:
-    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    if not os.path.isdir(folder):
+        return []
+    return sorted(os.listdir(folder))
 
 
 class StopSignal:
@@ -251,8 +254,10 @@ class Run:
 
     def __init__(self, learner: Any, write_model: Callable, identity: dict, config: Settings, logger: Logger,
                  dist: Distributed):
-        self.learner, self.config = learner, config
-        self.logger, self.dist = logger, dist
+        self.learner = learner
+        self.config = config
+        self.logger = logger
+        self.dist = dist
         self.optimizers = build_optimizers(learner, config, dist.device.type)
         decay_iters = config.lr_decay_iters or config.max_iters
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters, decay_iters)
@@ -363,8 +368,9 @@ class Run:
 
     def save(self) -> None:
         """Writes the model, and the state to resume from."""
+        weights = self.learner.weights()
         more = self.state() | {"evaluated": self.evaluated, "skipped_steps": self.skipped_steps}
-        self.checkpoints.save(self.step, self.learner.weights(), self.optimizers, self.last_evaluation, **more)
+        self.checkpoints.save(self.step, weights, self.optimizers, self.last_evaluation, **more)
         self.dist.barrier()  # it may take longer than an exchange between ranks
 
     def resume(self) -> None:
@@ -391,7 +397,8 @@ def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
     fails leaves it alone.
     resumes: the run has resumed; origin: {key: the file or argument that set it}; plan: lines for the user
     """
-    config, logger = run.config, run.logger
+    config = run.config
+    logger = run.logger
     path = os.path.join(config.absolute_out_dir, CONFIG)
     starts = []
     if resumes:
@@ -426,7 +433,8 @@ def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
 def starts_before(run, path):
     """The starts of a run that resumes, as its config.json at `path` records them. Says where it resumes, and which
     settings have changed."""
-    config, say = run.config, run.logger.say
+    config = run.config
+    say = run.logger.say
     where = f"resuming from {shortest(run.checkpoints.last)}, step {run.step} of {config.max_iters}"
     say(f"{where}; its buffer: {run.holds}" if run.holds else where)
     if not os.path.exists(path):

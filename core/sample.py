@@ -78,7 +78,9 @@ def format_of_prompt(config, tokenizer):
         return PromptFormat(config.template)
     folder = os.path.dirname(config.checkpoint.rstrip("/"))
     path = os.path.join(folder, CONFIG)
-    saved = read_object(path, path, "set template") if os.path.isfile(path) else {}
+    saved = {}
+    if os.path.isfile(path):
+        saved = read_object(path, path, "set template")
     template = saved.get("template")
     if template is not None:
         check_value("template", template, PROMPT_TEMPLATES)
@@ -95,7 +97,8 @@ def completions(model, tokenizer, config, device):
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:
         raise Mistake(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
-    noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
+    shape = (config.num_samples, room)
+    noise = draw_uniforms(config.seed, 0, [0], shape)
     prompt = torch.tensor([ids], device=device)
     drawn = generate(
         model, prompt, None, noise, Stop(tokenizer), temperature=config.temperature, top_p=config.top_p)
@@ -121,7 +124,8 @@ def fills(model, tokenizer, config, device):
         unmask_order=config.unmask_order,
         temperature=config.temperature,
         top_p=config.top_p)
-    texts = fill_in(text, position, hidden.to(device), target[None])                 # (1, num_samples, T)
+    hidden = hidden.to(device)
+    texts = fill_in(text, position, hidden, target[None])                            # (1, num_samples, T)
     for ids in texts[0].tolist():
         yield tokenizer.decode(ids)
 
