@@ -30,7 +30,8 @@ def main(argv):
         model = build_model(config, data, dist)
         batches, evaluation = build_batches(config, data, dist)
         make_trainer = partial(Trainer, model, config, batches, evaluation, data.tokenizer)
-        launch(make_trainer, config, origin, plan(config, origin, model, data, dist), COLUMNS, dist)
+        lines = plan(config, origin, model, data, dist)
+        launch(make_trainer, config, origin, lines, COLUMNS, dist)
 
 
 def plan(config, origin, model, data, dist):

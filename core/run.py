@@ -47,7 +47,7 @@ OTHERS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models, fi
 SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{OTHERS})(\.tmp)?")
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
 BEGUN = f"{CONFIG}.tmp"  # the first file of earlier versions; a run that was killed then left it
-SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows lacks one
+SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows has no SIGHUP
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
 MODELS = ("data/smollm2/model",)  # models that the prepare.py beside them makes
 MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
@@ -97,10 +97,12 @@ def launch(make: Callable, config: Settings, origin: dict, plan: list[str], colu
         if config.resume == "auto" and dist.is_main:
             resumes = bool(states(config.absolute_out_dir))
         resumes = bool(dist.agree(resumes))
-        run = make(create_logger(config, dist, config.max_iters, columns), dist)
+        logger = create_logger(config, dist, config.max_iters, columns)
+        run = make(logger, dist)
         if resumes:
             run.resume()
-        run.run(recorded(run, origin, plan, resumes))
+        record = recorded(run, origin, plan, resumes) if dist.is_main else None
+        run.run(record)
 
 
 # Before a run: what is missing is built
@@ -113,7 +115,8 @@ def build_missing(config, checkpoints, dist, plan=()):
     """
     missing = False
     if dist.is_main:
-        paths = {"dataset": os.path.join(dataset_folder(config.dataset), "meta.json")}  # prepare.py writes it last
+        folder = dataset_folder(config.dataset)
+        paths = {"dataset": os.path.join(folder, "meta.json")}  # prepare.py writes it last
         for key in checkpoints:
             path = getattr(config, key)
             if path in MODELS:
@@ -135,10 +138,11 @@ def build_missing(config, checkpoints, dist, plan=()):
 
 
 def build(key, path, recipe):
-    """Runs a prepare.py, which makes the file `path` beside it that the setting `key` names."""
+    """Runs a prepare.py, which makes the file `path` beside it. key: the setting that names it"""
     print(f"{key}: {path} is missing; building it with {recipe}")
+    command = [sys.executable, recipe, f"--out={os.path.dirname(path)}"]
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}  # prepare.py is not one of the ranks
-    done = subprocess.run([sys.executable, recipe, f"--out={os.path.dirname(path)}"], env=environment)
+    done = subprocess.run(command, env=environment)
     if done.returncode or not os.path.exists(path):
         raise Mistake(f"{key}: building {path} with {recipe} failed, see above; start again")
 
@@ -153,7 +157,7 @@ def check_run_folder(out_dir: str, resume: bool | str = False) -> None:
     foreign = [name for name in names if name not in (*STAYING, BEGUN)]
     of_a_run = {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS}.intersection(names)
     if foreign and not of_a_run:
-        raise Mistake(f"out_dir={out_dir} holds {foreign[0]}, which is of no run; name a new or an empty folder")
+        raise Mistake(f"out_dir={out_dir} holds {foreign[0]}, which no run has written; name a new or an empty folder")
 
 
 @contextlib.contextmanager
@@ -186,14 +190,16 @@ def set_aside(out_dir: str) -> str | None:
     folder = os.path.join(out_dir, PREVIOUS, str(number))
     with writing(folder):
         os.makedirs(folder)
-        for name in reversed(names):  # the states early, so that no run resumes half of another
+        for name in reversed(names):  # states before models: if this is cut short, no run resumes with another's
             file = os.path.join(out_dir, name)
             os.replace(file, os.path.join(folder, name))
     return folder
 
 
 def listed(folder: str) -> list[str]:
-    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    if not os.path.isdir(folder):
+        return []
+    return sorted(os.listdir(folder))
 
 
 class StopSignal:
@@ -248,8 +254,10 @@ class Run:
 
     def __init__(self, learner: Any, write_model: Callable, identity: dict, config: Settings, logger: Logger,
                  dist: Distributed):
-        self.learner, self.config = learner, config
-        self.logger, self.dist = logger, dist
+        self.learner = learner
+        self.config = config
+        self.logger = logger
+        self.dist = dist
         self.optimizers = build_optimizers(learner, config, dist.device.type)
         decay_iters = config.lr_decay_iters or config.max_iters
         self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters, decay_iters)
@@ -308,6 +316,7 @@ class Run:
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
         record: the block around it (`recorded`), which begins once everything works that the run needs"""
         self.open()
+        self.dist.barrier()  # every rank has read its checkpoints, which may be about to move, and can start
         with (record or contextlib.nullcontext(),
               self.checkpoints.keeping(),
               StopSignal(self.dist) as stop,
@@ -359,8 +368,9 @@ class Run:
 
     def save(self) -> None:
         """Writes the model, and the state to resume from."""
+        weights = self.learner.weights()
         more = self.state() | {"evaluated": self.evaluated, "skipped_steps": self.skipped_steps}
-        self.checkpoints.save(self.step, self.learner.weights(), self.optimizers, self.last_evaluation, **more)
+        self.checkpoints.save(self.step, weights, self.optimizers, self.last_evaluation, **more)
         self.dist.barrier()  # it may take longer than an exchange between ranks
 
     def resume(self) -> None:
@@ -381,17 +391,14 @@ class Run:
 @contextlib.contextmanager
 def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
     """Records in config.json how the run of the block starts and ends: settings with their origin, hardware, command;
-    without the name of the user.
+    without the name of the user. Only rank 0 does.
 
     An earlier run in the folder, unless this one resumes it, is set aside when the block begins, so that a start that
     fails leaves it alone.
     resumes: the run has resumed; origin: {key: the file or argument that set it}; plan: lines for the user
     """
-    config, logger = run.config, run.logger
-    run.dist.barrier()  # every rank has read its checkpoints, which may be about to move
-    if not run.dist.is_main:
-        yield
-        return
+    config = run.config
+    logger = run.logger
     path = os.path.join(config.absolute_out_dir, CONFIG)
     starts = []
     if resumes:
@@ -426,7 +433,8 @@ def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
 def starts_before(run, path):
     """The starts of a run that resumes, as its config.json at `path` records them. Says where it resumes, and which
     settings have changed."""
-    config, say = run.config, run.logger.say
+    config = run.config
+    say = run.logger.say
     where = f"resuming from {shortest(run.checkpoints.last)}, step {run.step} of {config.max_iters}"
     say(f"{where}; its buffer: {run.holds}" if run.holds else where)
     if not os.path.exists(path):

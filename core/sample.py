@@ -60,13 +60,13 @@ def hidden_tokens(text, tokenizer):
     """The ids of a text, a list, with the mask token for each HIDDEN."""
     mask = tokenizer.mask_token_id
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        # Texts name its mask token, and encoded in one piece it may take the space before it, as in training
+        # In one piece, as in training: the mask token may take in the space before it
         ids = tokenizer.encode(text.replace(HIDDEN, tokenizer.backend.mask_token))
     else:
-        first, *others = text.split(HIDDEN)
-        ids = list(tokenizer.encode(first))
-        for part in others:
-            ids += [mask, *tokenizer.encode(part)]
+        ids = []
+        for part in text.split(HIDDEN):
+            ids += [*tokenizer.encode(part), mask]
+        ids.pop()  # nothing is hidden behind the last part
     if not 0 < ids.count(mask) < len(ids):
         raise Mistake(f"--text={text!r} must have characters to go by and {HIDDEN!r} for a hidden token")
     return ids
@@ -78,7 +78,9 @@ def format_of_prompt(config, tokenizer):
         return PromptFormat(config.template)
     folder = os.path.dirname(config.checkpoint.rstrip("/"))
     path = os.path.join(folder, CONFIG)
-    saved = read_object(path, path, "set template") if os.path.isfile(path) else {}
+    saved = {}
+    if os.path.isfile(path):
+        saved = read_object(path, path, "set template")
     template = saved.get("template")
     if template is not None:
         check_value("template", template, PROMPT_TEMPLATES)
@@ -95,7 +97,8 @@ def completions(model, tokenizer, config, device):
     room = min(config.max_new_tokens, model.longest_input - len(ids))
     if not ids or room < 1:
         raise Mistake(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
-    noise = draw_uniforms(config.seed, 0, [0], (config.num_samples, room))
+    shape = (config.num_samples, room)
+    noise = draw_uniforms(config.seed, 0, [0], shape)
     prompt = torch.tensor([ids], device=device)
     drawn = generate(
         model, prompt, None, noise, Stop(tokenizer), temperature=config.temperature, top_p=config.top_p)
@@ -113,15 +116,16 @@ def fills(model, tokenizer, config, device):
     passes = config.unmask_steps if depends_on_policy(config.unmask_order) else 1
     shape = (1 + passes, config.num_samples, text.shape[1])
     noise = draw_uniforms(config.seed, 0, [0], shape)
-    first, order, later = noise.split((1, 1, passes - 1), dim=1)                     # first, later: for tokens
-    uniform = torch.cat((first, later), 1).transpose(0, 1)                           # (passes, 1, num_samples, T)
+    first, order, *later = noise.unbind(1)                                           # (1, num_samples, T) each
+    uniform = torch.stack((first, *later))                                           # (passes, 1, num_samples, T)
     target, *_ = fill_in_passes(
-        model, text, position, hidden, uniform, order[:, 0],
+        model, text, position, hidden, uniform, order,
         passes=config.unmask_steps,
         unmask_order=config.unmask_order,
         temperature=config.temperature,
         top_p=config.top_p)
-    texts = fill_in(text, position, hidden.to(device), target[None])                 # (1, num_samples, T)
+    hidden = hidden.to(device)
+    texts = fill_in(text, position, hidden, target[None])                            # (1, num_samples, T)
     for ids in texts[0].tolist():
         yield tokenizer.decode(ids)
 

@@ -18,8 +18,8 @@ from core.run import Run
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
 
 
-# The loss of each mode. Sums, not means: the mean over all micro-batches and ranks is the sum of the losses divided by
-# the sum of the counts, which a mean of means is not when one text has more masked tokens than another.
+# The loss of each mode. They are sums, because micro-batches and ranks have different numbers of masked tokens: the sum
+# of all losses divided by the sum of all counts is the mean over tokens, which a mean of means is not.
 
 def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple:
     """Sums over a batch, three tensors (): the loss, the correct predictions, and the count of predictions.
@@ -66,7 +66,7 @@ def replaced_share_sums(model, input, target):
     """Squared error of a cls judge's estimate, whose target is y = x^4 - 2x^3 + 2x of the replaced share x of a text.
     input: (B, 1 + T), CLS and the filled text"""
     x = (input[:, 1:] != target).float().mean(1)                                     # (B,)
-    y = x**4 - 2 * x**3 + 2 * x                                                      # (B,)
+    y = x**4 - 2 * x**3 + 2 * x  # rises with x, most where few tokens are replaced
     error = model(input).sigmoid() - y                                               # (B,)
     correct = error.abs() < 0.1
     loss = error.square().sum()
@@ -84,7 +84,7 @@ def training_step(model, batches: list, optimizers: list, grad_clip: float, dist
         sums += torch.stack((loss.detach(), correct, count))
     sums = dist.total(sums)
     dist.sum_gradients(model.parameters())
-    # Only now is the number of predictions known: divides the gradient of the sum of the losses into that of their mean
+    # So far it is the gradient of a sum. The count over all ranks, which makes it that of the mean, is known only now
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     torch._foreach_div_(gradients, sums[2].clamp(min=1))
     norm = clip_gradients(model.parameters(), grad_clip)
@@ -106,8 +106,10 @@ class Trainer(Run):
 
     def __init__(self, model, config, batches: Callable, evaluation: Callable, tokenizer, logger, dist):
         super().__init__(model, self.write_model, model.identity(), config, logger, dist)
-        self.model, self.tokenizer = model, tokenizer
-        self.batches, self.evaluation = batches, evaluation
+        self.model = model
+        self.tokenizer = tokenizer
+        self.batches = batches
+        self.evaluation = evaluation
         if config.compile:
             model.states = torch.compile(model.states)
 
@@ -115,7 +117,9 @@ class Trainer(Run):
         save_model(path, self.model, self.tokenizer, **facts)
 
     def begin(self) -> None:
-        self.since, self.tokens = time.monotonic(), 0  # the time and the tokens since the last record
+        """Starts the clock of tokens_per_second."""
+        self.since = time.monotonic()  # the time of the last record
+        self.tokens = 0  # trained on since then
 
     def finish(self) -> None:
         export = self.config.export
@@ -147,9 +151,10 @@ class Trainer(Run):
     def log_step(self, metrics: dict) -> None:
         if self.step % self.config.log_interval == 0 or self.step == self.config.max_iters:
             seconds = time.monotonic() - self.since
-            metrics |= {"tokens_per_second": self.tokens / seconds, "skipped_steps": self.skipped_steps}
+            metrics["tokens_per_second"] = self.tokens / seconds
+            metrics["skipped_steps"] = self.skipped_steps
             self.logger.log(self.step, metrics)
-            self.since, self.tokens = time.monotonic(), 0
+            self.begin()
 
     def evaluation_is_due(self) -> bool:
         return self.step % self.config.eval_interval == 0

@@ -80,7 +80,8 @@ def adapted(kl_beta: float, mean_kl: float, config: Settings) -> float:
     error = mean_kl / config.kl_target - 1
     error = min(0.2, max(-0.2, error))
     moved = kl_beta * (1 + ADAPT_RATE * error)
-    lowest, highest = config.kl_beta / ADAPT_RANGE, config.kl_beta * ADAPT_RANGE
+    lowest = config.kl_beta / ADAPT_RANGE
+    highest = config.kl_beta * ADAPT_RANGE
     return min(highest, max(lowest, moved))
 
 

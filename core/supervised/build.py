@@ -83,7 +83,8 @@ def build_new_model(config, tokenizer):
     must_be_equal = ["n_layer", "n_head", "n_embd"]
     if same_output:
         must_be_equal.append("tied")
-    has, wanted = asdict(start.config), asdict(model.config)
+    has = asdict(start.config)
+    wanted = asdict(model.config)
     for key in must_be_equal:
         if has[key] != wanted[key]:
             raise Mistake(f"init_from={config.init_from} has {key}={has[key]}, the config {wanted[key]}; make them "

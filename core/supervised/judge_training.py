@@ -10,10 +10,10 @@ from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.judge import calculate_judge_scores, calculate_realness
 
-NOISE = 1          # added to a seed, keeps the noise of training apart from other noise
-REPORT_NOISE = 7   # the same for reports
-TEMPERATURE = 0.8  # of the fills of a report
-HIDDEN_SHARE = 0.3  # of the tokens of a text, which a generator fills in for the AUC of a report
+NOISE = 1           # added to a seed, keeps the noise of training apart from other noise
+REPORT_NOISE = 7    # the same for reports
+TEMPERATURE = 0.8   # of the fills of a report
+HIDDEN_SHARE = 0.3  # of each text's tokens, which a generator fills in for the AUC of a report
 
 
 @torch.no_grad()
@@ -21,7 +21,8 @@ def fill_once(model, input, mask, uniform, **sampling):
     """The completed texts (P, G, T). input, mask: (P, T); the rest as in predict_and_sample_tokens."""
     position, hidden = masked_positions(mask, input.device)                          # (P, M) each
     target, _, _ = predict_and_sample_tokens(model, input, position, uniform, hidden, **sampling)
-    return fill_in(input, position, hidden.to(input.device, non_blocking=True), target)
+    hidden = hidden.to(input.device, non_blocking=True)
+    return fill_in(input, position, hidden, target)
 
 
 @torch.no_grad()
@@ -43,7 +44,8 @@ def filled_batch(data, fillers, device, config, split, step, micro=0):
     low = config.fill_temperature_low
     temperature = low + (config.fill_temperature_high - low) * of_temperature[:, 0]  # (B, 1)
     temperature = temperature.to(device, torch.float32, non_blocking=True)
-    filler_of_text = (of_filler[:, 0, 0] * len(fillers)).long()                      # (B,)
+    filler_of_text = of_filler[:, 0, 0] * len(fillers)                               # (B,)
+    filler_of_text = filler_of_text.long()
     filled = target.clone()
     for number in filler_of_text.unique():
         rows = (filler_of_text == number).nonzero()[:, 0]                            # (b,) on the CPU, as the mask is
@@ -52,7 +54,8 @@ def filled_batch(data, fillers, device, config, split, step, micro=0):
         texts = fill_once(filler, input[own], mask[rows], of_tokens[rows], temperature=temperature[own])
         filled[own] = texts[:, 0]
     is_clean = of_clean[:, 0] < config.clean_share                                   # (B, 1)
-    filled = torch.where(is_clean.to(device, non_blocking=True), target, filled)
+    is_clean = is_clean.to(device, non_blocking=True)
+    filled = torch.where(is_clean, target, filled)
     if config.judge_head == "cls":
         cls = torch.full_like(filled[:, :1], data.tokenizer.cls_token_id)
         filled = torch.cat((cls, filled), dim=1)
@@ -75,7 +78,10 @@ def average_ranks(x):
 def auc(positive, negative):
     """Probability that a positive score is above a negative one, a tie half (Mann-Whitney); NaN without both kinds."""
     pairs = len(positive) * len(negative)
-    return float(count_below(positive, negative).sum() / pairs) if pairs else math.nan
+    if pairs == 0:
+        return math.nan
+    won = count_below(positive, negative).sum()
+    return float(won / pairs)
 
 
 def correlation(x, y):
@@ -94,11 +100,13 @@ def judge_report(judge, data, filler, device, batches):
     cls = data.tokenizer.cls_token_id
 
     def refilled(text, hidden, uniform):
+        """The texts (B, T), each with a token of the filler's in every hidden place."""
         masked = text.masked_fill(hidden.to(device), data.tokenizer.mask_token_id)
         texts = fill_once(filler, masked, hidden, uniform, temperature=TEMPERATURE)
         return texts[:, 0]
 
-    of_texts, of_tokens = [], []
+    of_texts = []
+    of_tokens = []
     for step in range(batches):
         batch = data.batch("val", step)
         _, target, mask = unpack_batch(batch, device)                                # (B, T) each

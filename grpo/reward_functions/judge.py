@@ -27,7 +27,8 @@ class TokenRewards(Rewards):
     @torch.no_grad()
     def __call__(self, rollouts: Rollouts) -> Scored:
         G = rollouts.group_size
-        score, credit = self.models["judge_model"].read(rollouts.texts, self.config.credit_window)
+        judge_model = self.models["judge_model"]
+        score, credit = judge_model.read(rollouts.texts, self.config.credit_window)
         score = score.masked_fill(score.isnan(), -torch.inf)  # NaN would skip the completion
         reward = score.view(-1, G)                                                   # (P, G)
         credit = credit.unflatten(0, reward.shape)                                   # (P, G, M)
@@ -45,8 +46,10 @@ class Judge:
 
     def __init__(self, model: nn.Module, tokenizer: Tokenizer, reads_ids: bool,
                  dtype: torch.dtype = torch.float32):
-        self.model, self.tokenizer = model, tokenizer
-        self.reads_ids, self.dtype = reads_ids, dtype
+        self.model = model
+        self.tokenizer = tokenizer
+        self.reads_ids = reads_ids
+        self.dtype = dtype
 
     @property
     def device(self) -> torch.device:
@@ -73,10 +76,12 @@ class Judge:
         room = self.model.longest_input - (self.model.judge_head == "cls")  # CLS stands before the text
         different, same = each_once(self.token_ids(texts), room, "judge_checkpoint")
         same = same.to(self.device, non_blocking=True)
-        scores, credit = [], []
+        scores = []
+        credit = []
         # Texts of different lengths are never in one batch: padding would change the last bits of a score
         for _, group in groupby(different, key=len):
-            batch = torch.tensor(list(group)).to(self.device, non_blocking=True)     # (n, T)
+            batch = torch.tensor(list(group))                                        # (n, T)
+            batch = batch.to(self.device, non_blocking=True)
             with autocast(self.device, self.dtype):
                 realness = calculate_realness(self.model, batch, self.tokenizer.cls_token_id)
             scores.append(realness.mean(1))

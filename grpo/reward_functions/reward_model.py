@@ -36,7 +36,9 @@ class RewardModel:
     """
 
     def __init__(self, model, tokenizer, dtype):
-        self.model, self.tokenizer, self.dtype = model, tokenizer, dtype
+        self.model = model
+        self.tokenizer = tokenizer
+        self.dtype = dtype
         self.pad = model.config.get_text_config().pad_token_id
 
     @torch.no_grad()
