@@ -75,7 +75,8 @@ def run_once(code, test, seconds, megabytes, parts):
     else:
         messages += [message(token, "eval", question) for question in test.questions]
     command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD]
-    command += map(str, (kind, os.getpid(), ",".join(parts), math.ceil(seconds) + 1, megabytes))
+    limits = math.ceil(seconds) + 1, megabytes
+    command += map(str, (kind, os.getpid(), ",".join(parts), *limits))
     deadline = time.monotonic() + seconds
     with (tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
           subprocess.Popen(command, cwd=folder, env={}, stdin=PIPE, stdout=PIPE, stderr=DEVNULL,
