@@ -270,7 +270,9 @@ class Scheduler:
         self.given = torch.full((self.N, self.L), -1)
         if turns:
             self.given = turns.given
-        self.n = min(rows, self.N)
+        self.n = rows
+        while self.n // 2 >= max(ROWS, self.N):  # rows and its halves only: each number of rows has graphs of its own
+            self.n //= 2
         self.running = {}
         self.begun = 0
         self.written = [[] for _ in range(self.N)]
