@@ -35,7 +35,7 @@ def main(argv):
 
 
 def plan(config, origin, model, data, dist):
-    """Lines that tell the user what is about to happen."""
+    """The plan of a run, in lines for the user."""
     windows = config.batch_size * config.gradient_accumulation_steps * dist.world
     lines = describe(config, origin)
     lines.append(

@@ -58,7 +58,7 @@ MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_bat
 
 @contextlib.contextmanager
 def job(config: Settings, checkpoint: str | None, check: Callable | None = None):
-    """Checks what can be checked before anything is loaded, and gives the ranks and the device during the block.
+    """Checks everything that needs no model and no data, and gives the ranks and the device during the block.
 
     checkpoint: the model that the script starts from, or None; check: config -> None, checks more
     """
@@ -108,8 +108,8 @@ def launch(make: Callable, config: Settings, origin: dict, plan: list[str], colu
 # Before a run: what is missing is built
 
 def build_missing(config, checkpoints, dist, plan=()):
-    """Builds what is missing of the dataset, if its folder has a prepare.py, and of MODELS; a dry run only says so,
-    with the plan. Returns True if something is still missing, the same on every rank: then the dry run ends.
+    """Builds a missing dataset, if its folder has a prepare.py, and missing MODELS. A dry run only says so, with the
+    plan. Returns True if something is still missing, the same on every rank: then the dry run ends.
 
     checkpoints: the names of the settings that name models; plan: its lines that need none of them
     """
@@ -246,7 +246,8 @@ class StopSignal:
 class Run:
     """A run of optimizer steps, with evaluations and saves on the way. It ends at max_iters or after a signal.
 
-    A subclass defines train_step, log_step, evaluation_is_due and evaluate, and what else a state holds.
+    A subclass defines train_step, log_step, evaluation_is_due and evaluate. `state` and `load_state` add its own values
+    to a checkpoint.
     learner: the model or policy that is trained; write_model, identity: as in CheckpointManager
     """
 
@@ -405,7 +406,7 @@ def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
         starts = starts_before(run, path)
     elif previous := set_aside(config.absolute_out_dir):
         logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
-    else:  # the first file: check_run_folder knows by it the folder of a run that is killed right here
+    else:  # the first file: it tells check_run_folder that a run began here, even if it is killed right after
         logger.write_console(f"{now()}: a run begins")
     starts.append(start(config, origin, run.dist, run.step))
     record = dataclasses.asdict(config) | {"starts": starts}
@@ -424,7 +425,7 @@ def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
         if error := sys.exception():
             why = described(error)
             trace = "".join(traceback.format_exception(error))
-            with contextlib.suppress(Mistake, FileNotFoundError):  # the user sees the error, not what follows from it
+            with contextlib.suppress(Mistake, FileNotFoundError):  # the user sees the first error, none that follows
                 logger.write_console(f"failed at step {run.step}: {why}\n{trace}")
                 end("failed", why)
     end("stopped" if run.stopped_by else "finished", run.stopped_by)

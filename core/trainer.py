@@ -84,7 +84,7 @@ def training_step(model, batches: list, optimizers: list, grad_clip: float, dist
         sums += torch.stack((loss.detach(), correct, count))
     sums = dist.total(sums)
     dist.sum_gradients(model.parameters())
-    # So far it is the gradient of a sum. The count over all ranks, which makes it that of the mean, is known only now
+    # So far this is the gradient of a sum. Divided by the count over all ranks, known only now, it is that of the mean
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     torch._foreach_div_(gradients, sums[2].clamp(min=1))
     norm = clip_gradients(model.parameters(), grad_clip)

@@ -20,7 +20,7 @@ from core.trainer import supervised_sums
 def build_data(config, dist):
     """Windows of running text, or prompts with their completions if the dataset is one of prompts."""
     mode = mode_of(config)
-    tokenizer = None  # that of the dataset
+    tokenizer = None  # the one that the dataset was prepared with
     if starts_from_huggingface(config) or (config.init_from and is_file_of_records(config.dataset)):
         tokenizer = load_tokenizer(config.init_from, "init_from")
     common = {
@@ -70,7 +70,7 @@ def build_model(config, data, dist):
 
 
 def build_new_model(config, tokenizer):
-    """A model of the config's shape. If init_from is set, it has the weights of that model, except those of the output
+    """A model of the config's shape. With init_from it starts from the weights of that model, but not from its output
     layer if the two have different modes or heads."""
     if config.has_adapter:
         raise Mistake(f"{config.asked_for} is for Hugging Face models: set init_from to a folder or hf:owner/name")

@@ -36,7 +36,7 @@ class TokenRewards(Rewards):
 
 
 class Judge:
-    """A frozen judge with what it needs to read texts.
+    """A frozen judge and the way it reads texts.
 
     model:     a sequence scorer in eval mode
     tokenizer: the one that it was trained with
