@@ -63,9 +63,11 @@ def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", 
 def freeze_in(dtype, model):
     """Freezes a model and casts the weights of its linear layers once, as autocast would in each call: every product
     stays as it is. Autocast leaves vectors and embeddings in float32, and so does this."""
+    if dtype == torch.float32:
+        return freeze(model)
     embeddings = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
     for part in model.modules():
-        if isinstance(part, nn.Linear) and part.weight not in embeddings and dtype != torch.float32:
+        if isinstance(part, nn.Linear) and part.weight not in embeddings:
             part.weight.data = part.weight.data.to(dtype)
     return freeze(model)
 

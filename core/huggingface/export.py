@@ -61,28 +61,25 @@ def qwen3_weights(model):
     s = (model.norm.eps / torch.finfo(torch.float32).eps) ** 0.5
     embed = model.embed.weight[: model.vocabulary]
     out = {}
-    out["model.embed_tokens"] = embed
-    out["model.norm"] = model.norm.weight
-    out["lm_head"] = embed if config.tied else model.head.weight
+    out["model.embed_tokens.weight"] = embed
+    out["model.norm.weight"] = model.norm.weight
+    out["lm_head.weight"] = embed if config.tied else model.head.weight
     for i, block in enumerate(model.blocks):
         layer = f"model.layers.{i}"
         q, k, v = block.attention.qkv.weight.chunk(3)                                # (C, C) each
         ones = torch.ones(config.n_embd // config.n_head)                            # (D,)
-        out[f"{layer}.self_attn.q_proj"] = q * s
-        out[f"{layer}.self_attn.k_proj"] = k * s
-        out[f"{layer}.self_attn.v_proj"] = v
-        out[f"{layer}.self_attn.o_proj"] = block.attention.out.weight
-        out[f"{layer}.self_attn.q_norm"] = ones
-        out[f"{layer}.self_attn.k_norm"] = ones
-        out[f"{layer}.mlp.gate_proj"] = block.up.weight * SHARPNESS
-        out[f"{layer}.mlp.up_proj"] = block.up.weight / SHARPNESS
-        out[f"{layer}.mlp.down_proj"] = block.down.weight
-        out[f"{layer}.input_layernorm"] = block.norm_1.weight
-        out[f"{layer}.post_attention_layernorm"] = block.norm_2.weight
-    weights = {}
-    for name, weight in out.items():
-        weights[f"{name}.weight"] = weight.detach().float().cpu()
-    return weights
+        out[f"{layer}.self_attn.q_proj.weight"] = q * s
+        out[f"{layer}.self_attn.k_proj.weight"] = k * s
+        out[f"{layer}.self_attn.v_proj.weight"] = v
+        out[f"{layer}.self_attn.o_proj.weight"] = block.attention.out.weight
+        out[f"{layer}.self_attn.q_norm.weight"] = ones
+        out[f"{layer}.self_attn.k_norm.weight"] = ones
+        out[f"{layer}.mlp.gate_proj.weight"] = block.up.weight * SHARPNESS
+        out[f"{layer}.mlp.up_proj.weight"] = block.up.weight / SHARPNESS
+        out[f"{layer}.mlp.down_proj.weight"] = block.down.weight
+        out[f"{layer}.input_layernorm.weight"] = block.norm_1.weight
+        out[f"{layer}.post_attention_layernorm.weight"] = block.norm_2.weight
+    return out
 
 
 def as_fast_tokenizer(tokenizer, longest):
