@@ -1,9 +1,9 @@
-"""Names of settings in TRL, verl, transformers and nanoGPT, and what is here instead; docs/coming_from.md says more.
+"""Names of settings in TRL, verl, transformers and nanoGPT, and the answer to each; docs/coming_from.md says more.
 with_settings_of_today has those of earlier versions of this project.
 
-A line of TABLE: names | ours, perhaps with a value | what differs or, without one of ours, what there is instead.
-Names with dots are verl's, whose last part alone would have several meanings.
-A line of VALUES: values of our settings that are not there | what there is instead.
+A line of TABLE: names | our settings, perhaps with a value | what differs or, if there is no such setting, what to do.
+Names with dots are verl's: their last part has several meanings without the rest.
+A line of VALUES: values that a setting of ours does not have | what to do instead.
 """
 
 import difflib
@@ -168,8 +168,8 @@ objective=reinforce_plus_plus_baseline | it is reinforce++_baseline
 
 
 def with_settings_of_today(saved, path, say=None):
-    """The content of the config.json of a run, perhaps of an earlier version, with the settings of today. Raises
-    Mistake where none mean the same. say: is told which settings left and what they are now"""
+    """The settings in the config.json of a run, perhaps of an earlier version, as the settings of today. Raises Mistake
+    where none mean the same. say: prints a line about each that was replaced"""
     today = {"template": "plain"} | saved  # a run without the setting had plain prompts
     left = today.get("reward_normalisation")
     if left in ("none", "group"):
@@ -190,13 +190,14 @@ def names_elsewhere():
     found = {}
     for line in TABLE.split("\n"):
         if line:
-            names, ours, note = (part.strip() for part in line.split("|"))
-            found |= dict.fromkeys(names.split(), (ours.split(), note))
+            names, ours, note = line.split("|")
+            answer = ours.split(), note.strip()
+            found |= dict.fromkeys(names.split(), answer)
     return found
 
 
 def answer_to_value(key, value):
-    """Answers a value that the setting `key` cannot have with what there is instead; with "" if nobody knows."""
+    """The answer to a value that the setting `key` cannot have: what to set instead, or "" if VALUES has none."""
     for line in VALUES.split("\n"):
         values, _, answer = line.partition(" | ")
         if f"{key}={value}".lower() in values.split():
@@ -205,8 +206,8 @@ def answer_to_value(key, value):
 
 
 def answer_to(key, known):
-    """Answers a key that is not in `known`, the settings of a script, with ours of that meaning or of a similar name,
-    or with what there is instead; with "" if nobody knows. Of a name with dots the longest end that is known counts."""
+    """The answer to a key that is not in `known`, the settings of a script: ours of that meaning or of a similar name,
+    or what to do instead, or "" if TABLE has none. Of a name with dots the longest end that TABLE has counts."""
     others = names_elsewhere()
     parts = key.replace("-", "_").split(".")
     if "critic" in parts:
@@ -214,11 +215,13 @@ def answer_to(key, known):
     for start in range(len(parts)):
         name = ".".join(parts[start:])
         ours, note = others.get(name, ([name], ""))
-        near = [setting for setting in ours if setting.partition("=")[0] in known]
+        near = [setting for setting in ours if setting.split("=")[0] in known]
         if near:
             return f"did you mean {', '.join(near)}? {note}".strip()
+        if name in others and ours:
+            return "no setting of this script"
         if name in others:
-            return "no setting of this script" if ours else note
+            return note
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
     return f"did you mean {near[0]}?" if near else ""
 

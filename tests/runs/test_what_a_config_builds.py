@@ -65,6 +65,16 @@ def test_a_config_may_import_tables_and_settings_but_no_other_value(tmp_path, mo
             load(str(tmp_path / "c.py"))
 
 
+def test_a_type_hint_in_a_function_or_class_of_a_config_sets_nothing_and_needs_no_value(tmp_path):
+    path = tmp_path / "c.py"
+    path.write_text("def half(n):\n    learning_rate: float\n    return n // 2\n\n\nclass Row:\n    size: int\n\n\n"
+                    "batch_size = half(6)\n")
+    assert load(str(path)).batch_size == 3 and str(path) not in WITH_CODE
+    path.write_text("if True:\n    learning_rate: 1e-4\n")
+    with pytest.raises(UsageError, match="learning_rate"):
+        load(str(path))
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_name_of_an_objective_may_be_in_any_case(name, monkeypatch):
     assert {load(f"--objective={each}").objective for each in (name.upper(), name.title(), name)} == {name}
