@@ -1,6 +1,8 @@
 """Filling in masked tokens in one and in several passes: the reported log-probabilities are those that tokens are drawn
 with."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -56,6 +58,17 @@ def test_a_pass_reads_the_tokens_of_the_passes_before_it_and_reports_its_own_dis
                 assert torch.equal(allowed, kept_tokens(q, top_k=5)) and allowed[target[n, m]]
                 q = restrict(q, allowed)
             assert abs(float(q[target[n, m]] - logp[n, m])) < 1e-4
+
+
+@torch.no_grad()
+def test_a_text_without_a_hidden_token_is_not_read(problems):
+    (input, position, hidden, noise, _), net = problems, model()
+    hidden[1] = False
+    with mock.patch.object(net, "states", wraps=net.states) as states:
+        target, logp, _ = predict_and_sample_tokens(net, input, position, noise, hidden)
+    read, *_ = states.call_args[0]
+    assert torch.equal(read, input[[0, 2]]) and not target[1].any() and not logp[1].any()
+    assert (logp[[0, 2]] < 0).any(1)[hidden[[0, 2]]].all()
 
 
 @pytest.mark.parametrize("S", [2, 3, 40])
