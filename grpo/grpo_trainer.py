@@ -27,6 +27,7 @@ from grpo.reward_messages import RewardMessages
 from grpo.rewards import Rewards
 from grpo.rollout import DataBuffer, Facts, Rollouts
 from grpo.sampling_settings import SamplingSettings
+from grpo.step_settings import StepSettings
 
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
@@ -61,6 +62,7 @@ class GRPOTrainer(Run):
         self.reward_messages = RewardMessages(rewards, config, logger.say)
         # Rewards may read how far the run is; a function that has no state gets one that nobody reads
         self.progress = getattr(rewards, "state", SimpleNamespace())
+        self.settings = StepSettings.of(config, policy)
         self.sampling = SamplingSettings.of(config)
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None    # of a sampler elsewhere, or ahead of training; None: the policy samples at once
@@ -72,7 +74,10 @@ class GRPOTrainer(Run):
 
     def train_step(self) -> dict:
         """Takes one optimizer step. The first step of an iteration begins with its rollouts."""
-        c = self.config.varied(kl_beta=self.kl_beta)  # kl_target moves it
+        settings = self.settings
+        if self.kl_beta != self.config.kl_beta:  # kl_target has moved it
+            c = self.config.varied(kl_beta=self.kl_beta)
+            settings = StepSettings.of(c, self.policy)
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         self.progress.global_step = self.step
@@ -80,7 +85,7 @@ class GRPOTrainer(Run):
         timer = Timer(self.show)
         metrics = grpo_training_step(
             self.policy, self.reference, self.rewards, problems, self.optimizers,
-            self.iteration, c, self.dist, self.buffer, self.sample, timer)
+            self.iteration, self.config, self.dist, self.buffer, self.sample, settings, timer)
         self.step += 1
         self.spent += sum(timer.times.values())
         metrics["lr"] = lr

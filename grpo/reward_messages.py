@@ -19,8 +19,9 @@ class RewardMessages:
     """
 
     def __init__(self, rewards: Callable, config: Settings, say: Callable):
-        self.config = config
         self.say = say
+        self.max_iters = config.max_iters
+        self.rewarded = config.rewarded
         self.weights = {}            # {reward: its weight}; a function has no names
         if isinstance(rewards, Rewards):
             self.weights = dict(zip(rewards.names, rewards.weights, strict=True))
@@ -38,11 +39,11 @@ class RewardMessages:
                 self.have_skipped.add(name)
                 self.say(f"step {step}: the reward {name} skipped {completions:.0f} completions; metrics.jsonl counts "
                          f"them as skipped/{name}, and this line comes once")
-        if not self.config.rewarded or len(self.first_facts) == FIRST_STEPS:
+        if not self.rewarded or len(self.first_facts) == FIRST_STEPS:
             return
         self.first_metrics.append(metrics)
         self.first_facts.append(facts)
-        if len(self.first_facts) == FIRST_STEPS or step == self.config.max_iters:
+        if len(self.first_facts) == FIRST_STEPS or step == self.max_iters:
             self.tell_equal_rewards(step)
 
     def tell_equal_rewards(self, step: int) -> None:
@@ -76,7 +77,7 @@ class RewardMessages:
     def end(self, step: int, metrics: Iterable[dict]) -> None:
         """Tells at the end of a run if no completion had an advantage, because all groups had equal rewards.
         metrics: the records of the whole run"""
-        if self.taught or step == self.step_of_message or not self.config.rewarded:
+        if self.taught or step == self.step_of_message or not self.rewarded:
             return
         found = "no completion was scored"
         means = values_of(metrics, "mean_reward")

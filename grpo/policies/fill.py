@@ -111,6 +111,17 @@ class FillPolicy(ModelPolicy):
         return [text for text in texts for _ in range(times)]
 
     def states(self, rollouts: Rollouts) -> Tensor:
+        inputs = rollouts.inputs
+        if inputs.texts.shape[1] > 1:
+            return self.states_in_texts(rollouts)
+        state_number = inputs.chosen.flatten().nonzero()[:, 0]                       # (K,)
+        text = self.put(inputs.texts[:, 0])                                          # (P, T)
+        column = self.put(inputs.position[:, 0])                                     # (P, M)
+        with self.autocast():
+            h = self.model.states(text, column)                                      # (P, M, C), not of all T columns
+        return h.flatten(0, 1)[self.put(state_number)]
+
+    def states_in_texts(self, rollouts: Rollouts) -> Tensor:
         """Reads only the texts in which tokens are scored, without the columns that are padding in all of them."""
         # All of these indices are computed on the CPU, where the inputs are: there nonzero, unique and int wait for
         # nothing, while on a GPU each of them would wait for the work before it

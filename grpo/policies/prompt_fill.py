@@ -28,6 +28,8 @@ class PromptFillPolicy(FillPolicy):
 
     greedy = CausalPolicy.greedy  # each token is the most likely one of its pass
 
+    states = FillPolicy.states_in_texts
+
     def sample_part(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
         prompt = self.put(torch.from_numpy(problems["input"]))                       # (P, T)
         padding = torch.from_numpy(problems["padding"])                              # (P,)
