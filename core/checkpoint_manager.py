@@ -77,8 +77,8 @@ class CheckpointManager:
         state["model"] = weights
         state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
         if any(map(is_sharded, weights.values())):
-            from core.performance.sharding import whole
-            state = whole(state, self.writes)
+            from core.performance.sharding import gathered_state
+            state = gathered_state(state, self.writes)
             facts = facts | {"weights": state["model"]}
         if not self.writes:
             return
@@ -134,8 +134,8 @@ class CheckpointManager:
         for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
             saved["param_groups"] = optimizer.state_dict()["param_groups"]  # the settings of this run
             if mapped:
-                from core.performance.sharding import cut_state
-                cut_state(saved, optimizer)
+                from core.performance.sharding import shard_state
+                shard_state(saved, optimizer)
             optimizer.load_state_dict(saved)
         self.last = path
         self.last_step = state["step"]

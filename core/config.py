@@ -62,7 +62,7 @@ class RunConfig(Settings):
         return bool(self.lora_rank or self.lora_init_from)
 
     @property
-    def asked_for(self):
+    def adapter_setting(self):
         """The setting that asks for an adapter, for errors."""
         if self.lora_init_from is None:
             return f"lora_rank={self.lora_rank}"

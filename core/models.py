@@ -56,11 +56,11 @@ def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", 
         from core.huggingface.load import FULL, load_huggingface
         return load_huggingface(path, device, mode, tokenizer, key, adapter or FULL, dtype), {}
     if adapter is not None and adapter.has_adapter and os.path.exists(path):
-        raise Mistake(f"{adapter.asked_for} is for Hugging Face models, which {key}={path} is not; leave it out")
+        raise Mistake(f"{adapter.adapter_setting} is for Hugging Face models, which {key}={path} is not; leave it out")
     return read_model_file(path, device, mode, tokenizer, key)
 
 
-def freeze_in(dtype, model):
+def freeze_and_cast(dtype, model):
     """Freezes a model and casts the weights of its linear layers once, as autocast would in each call: every product
     stays as it is. Autocast leaves vectors and embeddings in float32, and so does this."""
     if dtype == torch.float32:

@@ -192,7 +192,7 @@ def character_ends(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return [len(tokenizer.decode(ids[: i + 1])) for i in range(len(ids))]
 
 
-def filled(tokenizer: Tokenizer, ids: list[int], masked: list[bool]) -> list[list[int]]:
+def masked_spans(tokenizer: Tokenizer, ids: list[int], masked: list[bool]) -> list[list[int]]:
     """[[first, end]] of the characters of each masked token in the text of ids."""
     spans = []
     first = 0

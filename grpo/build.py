@@ -11,7 +11,7 @@ from core.data import DatasetConsumer, has_prompts, is_file_of_records
 from core.errors import Mistake, check_version
 from core.files import CONFIG
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
-from core.models import freeze_in, is_huggingface, load_model, load_tokenizer
+from core.models import freeze_and_cast, is_huggingface, load_model, load_tokenizer
 from core.performance.prepacked import has_fast_bfloat16
 from core.settings.setting import changed, shown
 from core.run import build_missing
@@ -219,7 +219,7 @@ def build_reference(config, policy, dist):
         dtype = dist.dtype
         if config.reference_mode == "ema":
             dtype = torch.float32  # in bfloat16 the small moves of an average would be rounded away
-        freeze_in(dtype, reference.model)
+        freeze_and_cast(dtype, reference.model)
     if config.ref_offload:
         reference.to("cpu")
     return reference
@@ -236,7 +236,7 @@ def load_judge(key, config, kind, policy, dist):
     if kind == FILL_IN:
         needed_tokenizer = policy.tokenizer
     model, _ = load_model(path, loading_device(config, dist), SEQUENCE_SCORER, needed_tokenizer, key)
-    freeze_in(dist.dtype, model)
+    freeze_and_cast(dist.dtype, model)
     tokenizer = load_tokenizer(path, key)
     reads_ids = same_vocabulary(tokenizer.description(), policy.tokenizer)
     judge = Judge(model, tokenizer, reads_ids, dist.dtype)

@@ -293,11 +293,11 @@ class Episodes:
         over = []
         for n in number[ends].tolist():
             written = target[n, : t + 1].tolist()
-            if self.ends(n, written):
+            if self.answer_turn(n, written):
                 over.append(n)
         return torch.isin(number, number.new_tensor(over))
 
-    def ends(self, n, written):
+    def answer_turn(self, n, written):
         """Answers completion n at the end of a turn. Returns True if the episode is over.
         written: the list of its tokens so far"""
         episode = self.episodes[n]

@@ -106,7 +106,7 @@ class Rewards:
         total = total.masked_fill(total.isnan(), -torch.inf)  # inf - inf is no skip
         return total.masked_fill(left_out, torch.nan).flatten()
 
-    def right(self, values: dict) -> torch.Tensor:
+    def correct(self, values: dict) -> torch.Tensor:
         """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it is not finite."""
         x = values[self.success]
         correct = x >= REWARDS[self.success].high - 1e-6

@@ -363,12 +363,12 @@ class DataBuffer:
         inputs = inputs_type.of_state(saved["inputs"])
         self.rollouts = moved(Rollouts(**saved | {"inputs": inputs}), device)
         if isinstance(state["sums"], dict):
-            self.sums = sums_of_before(state["sums"])
+            self.sums = sums_of_old_state(state["sums"])
         else:
             self.sums = Sums(state["sums"])
 
 
-def sums_of_before(saved: dict) -> Sums:
+def sums_of_old_state(saved: dict) -> Sums:
     """The Sums of an earlier version's state: {name: (sum, count)}, where the name's beginning tells the kind."""
     sums = Sums()
     for name, (total, count) in saved.items():

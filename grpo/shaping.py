@@ -53,7 +53,7 @@ def normalised(values: Tensor, G: int) -> Tensor:
 
 def train_pass_k(rollouts: Rollouts, scored: Scored, rewards: Any, k: int) -> Shaped:
     """Advantages are weighted so that their expected gradient is that of pass@k."""
-    correct = rewards.right(scored.values).view_as(scored.reward)                    # (P, G)
+    correct = rewards.correct(scored.values).view_as(scored.reward)                    # (P, G)
     correct = correct.masked_fill(scored.reward.isnan(), torch.nan)
     weight = pass_k_weight(correct, k)                                               # (P, G)
     return rollouts, replace(scored, weight=weight[..., None])

@@ -76,13 +76,6 @@ PUBLISHED = {  # model_type: row, and its arXiv number
     "a2d-qwen3": Published("qwen3")}
 
 
-def refuse(named, *faults):
-    """Raises Mistake for the first fault that is there. faults: (whether it is there, what it is and what to do)"""
-    for is_there, text in faults:
-        if is_there:
-            raise Mistake(f"{named} {text}")
-
-
 def config_value(config, name):
     """A value of a config of transformers; None if its family has no such value, or the folder does not set it."""
     return getattr(config, name, None)

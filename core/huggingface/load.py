@@ -31,7 +31,7 @@ def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
     named = f"{key}={path}"
     own = load_huggingface_tokenizer(path, key)
     if adapter.has_adapter:
-        require("peft", adapter.asked_for)  # before the weights are read, which may take minutes
+        require("peft", adapter.adapter_setting)  # before the weights are read, which may take minutes
     if tokenizer is not None and not same_vocabulary(own.description(), tokenizer):
         raise Mistake(f"{named} has a vocabulary of {own.vocab_size} tokens that is not that of the dataset or the "
                       "generator; use models with the same tokenizer")

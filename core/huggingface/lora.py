@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from core.errors import Mistake, others
-from core.performance.sharding import whole
+from core.performance.sharding import gathered_state
 from core.settings.optional import local_name, require, say_opening
 from core.settings.setting import check_finite
 
@@ -43,8 +43,8 @@ def add_adapter(net, adapter):
 
 def new_adapter(net, adapter):
     """The model with a new adapter of the layers that lora_targets names."""
-    peft = require("peft", adapter.asked_for)
-    named = adapter.asked_for
+    peft = require("peft", adapter.adapter_setting)
+    named = adapter.adapter_setting
     targets = adapter.lora_targets
     left_out = None
     if targets != ALL_LINEAR:
@@ -140,7 +140,7 @@ def adapter_identity(net):
     first = []
     for name, p in net.get_base_model().named_parameters():
         if "lora_" not in name and p.is_floating_point():
-            first.append(whole(p).flatten()[:SUMMED].bfloat16())
+            first.append(gathered_state(p).flatten()[:SUMMED].bfloat16())
     total = torch.cat(first).cpu().double().sum()  # MPS has no float64
     scale = net.peft_config[POLICY].lora_alpha
     return {"lora_alpha": float(scale), BASE: round(float(total), 6)}

@@ -327,7 +327,7 @@ class Scheduler:
             ended = self.cut_at_end(number, first)
             new += [(row, number, column) for column in range(first, len(written))]
             if ended and self.turns:
-                ended = self.turns.ends(number, written)
+                ended = self.turns.answer_turn(number, written)
                 if not ended:
                     places = [(row, number, len(written))]
                     self.decoder.assign(places, self.given[number, None], written[-1:])

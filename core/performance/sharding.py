@@ -72,7 +72,7 @@ def one_token(dist):
     return torch.zeros(1, 1, dtype=torch.long, device=dist.device)
 
 
-def anchor(states, unused, model):
+def touch(states, unused, model):
     """Adds 0 times the unused states of a prompt to the states of its completions.
 
     FSDP gathers a layer for its backward pass when a gradient reaches the layer's output. Completions read the keys and
@@ -144,7 +144,7 @@ class Shards:
 
 
 @torch.no_grad()
-def whole(state, wanted=True):
+def gathered_state(state, wanted=True):
     """Replaces the sharded tensors in `state`, nested dicts and lists, by whole ones on the CPU. All ranks must call
     it; one for which `wanted` is False gets None in their place."""
     found = {}  # by storage: tied weights stay one tensor, in the file too
@@ -162,7 +162,7 @@ def whole(state, wanted=True):
 
 
 @torch.no_grad()
-def cut_like(x, own):
+def shard_like(x, own):
     """Shards the whole tensor x as `own` is sharded. If `own` is not, or x already is, it returns x itself."""
     if not is_sharded(own) or is_sharded(x):
         return x
@@ -182,7 +182,7 @@ def weights_of(net):
     return {name: x.detach() for name, x in tensors.items()}
 
 
-def cut_state(saved, optimizer):
+def shard_state(saved, optimizer):
     """Shards the whole tensors in an optimizer's state_dict, in place, as its parameters are sharded."""
     number = 0
     for group in optimizer.param_groups:
@@ -190,7 +190,7 @@ def cut_state(saved, optimizer):
             state = saved["state"].get(number, {})
             for name, x in state.items():
                 if x.shape == p.shape:
-                    state[name] = cut_like(x, p)
+                    state[name] = shard_like(x, p)
                 else:
                     state[name] = x.clone()  # it would keep the file mapped
             number += 1

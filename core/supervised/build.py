@@ -73,7 +73,8 @@ def build_new_model(config, tokenizer):
     """A model of the config's shape. With init_from it starts from the weights of that model, but not from its output
     layer if the two have different modes or heads."""
     if config.has_adapter:
-        raise Mistake(f"{config.asked_for} is for Hugging Face models: set init_from to a folder or hf:owner/name")
+        raise Mistake(f"{config.adapter_setting} is for Hugging Face models: set init_from to a folder or "
+                      "hf:owner/name")
     torch.manual_seed(config.seed)
     model = GPT(config.shape(tokenizer.vocab_size, tokenizer.base_vocab_size))
     if not config.init_from:

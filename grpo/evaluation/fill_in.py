@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from functools import cached_property
 
-from core.tokenizer import character_ends, filled
+from core.tokenizer import character_ends, masked_spans
 from grpo.evaluation.samples import Evaluation, reward_sums
 from grpo.metrics import unique_completions
 from grpo.sampling_settings import SamplingSettings
@@ -122,7 +122,7 @@ class FillInEvaluation(Evaluation):
         """[[first, end]] of the characters of each masked token and, with a credit_window, its reward."""
         masked = batch["mask"][n // rollouts.group_size].tolist()
         ids = rollouts.texts.tokens[n].tolist()
-        marks = {"filled": filled(self.data.tokenizer, ids, masked)}
+        marks = {"filled": masked_spans(self.data.tokenizer, ids, masked)}
         if self.credit:
             marks["credit"] = self.credit[n][: sum(masked)]
         return marks

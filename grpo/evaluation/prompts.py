@@ -46,13 +46,13 @@ class PromptEvaluation(Evaluation):
         """{metric: (sum, count)} of the success reward: of the sampled completions, and of a greedy one each."""
         if not self.rewards.success:
             return {}
-        correct = self.rewards.right(values)                                         # (N,) NaN where not scored
+        correct = self.rewards.correct(values)                                         # (N,) NaN where not scored
         groups = correct.view(-1, self.config.group_size)                            # (P, G)
         solved = groups.amax(1)                                                      # (P,) NaN with one not scored
         settings = SamplingSettings.of(self.config)
         texts = policy.greedy(batch, settings)
         greedy, _ = self.rewards.score(texts, 1, [self.rewards.success])
         return {
-            "greedy_accuracy": sum_and_count(self.rewards.right(greedy)),
+            "greedy_accuracy": sum_and_count(self.rewards.correct(greedy)),
             "sampled_accuracy": sum_and_count(correct),
             "pass_at_k": sum_and_count(solved)}

@@ -124,7 +124,7 @@ class Evaluation:
             if has_terms:
                 about["rewards"] = {name: rounded(x[n]) for name, x in values.items()}
             if has_verdict:
-                correct = self.rewards.right(values)[n]
+                correct = self.rewards.correct(values)[n]
                 if not correct.isnan():
                     about["right"] = bool(correct)
             about |= self.marks(batch, rollouts, n)

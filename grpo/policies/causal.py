@@ -16,7 +16,7 @@ from core.cache import new_cache
 from core.distributions import draw_uniforms
 from core.generation import Generation, Stop, generate
 from core.performance.batching import parts_of_like_length
-from core.performance.sharding import anchor
+from core.performance.sharding import touch
 from core.prompts import as_columns, prefill
 from grpo.policies.policy import ModelPolicy
 from grpo.rollout import Inputs, Rollouts, Texts
@@ -167,7 +167,7 @@ class CausalPolicy(ModelPolicy):
                     m = int(sampled.max())
                     part = self.put(tokens[completions, :m])                         # (n, m)
                     h = self.model.states(part, None, own_past, own_padding)         # (n, m, C)
-                    h = anchor(h, of_prompt, self.model)
+                    h = touch(h, of_prompt, self.model)
                     states.append(h.flatten(0, 1))
                     numbers = torch.arange(count, count + part.numel())
                     state_number[completions, :m] = numbers.view(part.shape)

@@ -177,8 +177,8 @@ class ModelPolicy(Policy):
     def load_weights(self, weights: dict) -> None:
         own = self.model.weights()
         if any(map(is_sharded, own.values())):
-            from core.performance.sharding import cut_like
-            weights = {name: cut_like(x, own[name]) for name, x in weights.items()}
+            from core.performance.sharding import shard_like
+            weights = {name: shard_like(x, own[name]) for name, x in weights.items()}
         self.model.load_weights(weights)
 
     def calls(self, rollouts: Rollouts) -> int:

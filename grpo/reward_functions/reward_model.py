@@ -10,7 +10,7 @@ from core.huggingface.files import check_weights, is_adapter, read_config
 from core.huggingface.load import check_vocabulary, read_weights
 from core.huggingface.model import most_tokens
 from core.huggingface.tokenizer import load_huggingface_tokenizer
-from core.models import freeze_in, is_huggingface
+from core.models import freeze_and_cast, is_huggingface
 from core.prompts import as_messages
 from core.settings.optional import quiet_transformers
 from grpo.reward_functions.judge import each_once
@@ -104,4 +104,4 @@ def load_reward_model(path, device="cpu", dtype=torch.float32):
         model.to(detect_dtype("bfloat16", model.device))
     tokenizer = load_huggingface_tokenizer(path, KEY)
     check_vocabulary(model, tokenizer, named)
-    return RewardModel(freeze_in(dtype, model), tokenizer.backend, dtype)
+    return RewardModel(freeze_and_cast(dtype, model), tokenizer.backend, dtype)

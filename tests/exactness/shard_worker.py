@@ -19,7 +19,7 @@ from core.distributed import Distributed, is_sharded
 from core.models import load_model, load_tokenizer
 from core.optim import build_optimizers
 from core.performance.decode import can_decode
-from core.performance.sharding import has_parts, whole
+from core.performance.sharding import gathered_state, has_parts
 from core.prompts import PromptConsumer
 from grpo.build import shard_models
 from grpo.grpo_training_step import grpo_training_step
@@ -91,7 +91,7 @@ def trained(policy):
 
 
 def flat(tensors):
-    return torch.cat([whole(x.detach()).flatten() for x in tensors])
+    return torch.cat([gathered_state(x.detach()).flatten() for x in tensors])
 
 
 class Keep:

@@ -126,7 +126,7 @@ def test_half_a_surrogate_pair_in_an_answer_is_read_as_a_question_mark(tmp_path)
     c = prompt_config(**SETTINGS | {"environment": "Halves"})
     given = Episodes({"record": [{"prompt": "a"}], "number": [0]}, 0, c, Stop(tokenizer, ()))
     end = tokenizer.stop_token_id
-    assert not given.ends(0, [end])
+    assert not given.answer_turn(0, [end])
     answer = tokenizer.encode("a ? b")
     assert given.given[0, 1 : 1 + len(answer)].tolist() == answer
 

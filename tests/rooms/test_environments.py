@@ -254,7 +254,7 @@ def ended(monkeypatch, capsys):
         c = prompt_config(environment=name, reward_functions=("environment",), group_size=count)
         episodes = Episodes({"record": [{"prompt": "a"}], "number": [0]}, 0, c, Stop(CAUSAL, ()))
         for n in range(count if ends else 0):
-            assert episodes.ends(n, [CAUSAL.stop_token_id])
+            assert episodes.answer_turn(n, [CAUSAL.stop_token_id])
         return episodes.close(), capsys.readouterr().err
     return made
 
@@ -309,6 +309,6 @@ def test_a_first_turn_begins_with_the_beginning_that_the_prompt_gives_it(monkeyp
     problems = {"record": [{"prompt": chat, "where": "a"}], "number": np.zeros(1)}
     episodes = Episodes(problems, 0, c, Stop(CAUSAL, ("\n",)))
     first, second = CAUSAL.encode("one\n"), CAUSAL.encode("two\n")
-    episodes.ends(0, first)
-    episodes.ends(0, first + CAUSAL.encode("?") + second)
+    episodes.answer_turn(0, first)
+    episodes.answer_turn(0, first + CAUSAL.encode("?") + second)
     assert Hears.heard == ["So one", "two"]

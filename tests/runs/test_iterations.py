@@ -11,7 +11,7 @@ from core.optim import build_optimizers
 from grpo.grpo_training_step import grpo_training_step
 from grpo.reference import adapted, move_reference
 from grpo.report import page
-from grpo.rollout import DataBuffer, sums_of_before
+from grpo.rollout import DataBuffer, sums_of_old_state
 from grpo.sums import Sums
 from tests.tiny import (
     collect, config, consumer, count_rows, fill_policy, grpo_step, judge, one_process, prompt_config, rewards, same,
@@ -97,7 +97,7 @@ def test_sums_of_earlier_states_are_read_by_what_their_names_began_with():
              "_mismatch_max": (torch.tensor(2.0), None), "logged by a reward: mine": pair, "mismatch_kl": pair,
              "skipped/judge": (torch.tensor(2.0), None), "varied in groups: judge": (torch.tensor(2.0), None),
              "varied in groups: ": (torch.tensor(2.0), None), "_taught": (torch.tensor(2.0), None)}
-    found = sums_of_before(saved).values(one_process())
+    found = sums_of_old_state(saved).values(one_process())
     assert found.metrics == {"mean_reward": 0.5, "loss": 2.0, "mismatch_max": 2.0, "mine": 0.5, "mismatch_kl": 0.5}
     assert found.varied == found.skipped == {"judge": 2.0}
     assert found.internal == {"ratio": 2.0, "tokens of the mismatch": 4.0, "groups that differ": 2.0,
