@@ -97,7 +97,7 @@ def test_accuracies_and_pass_at_k_of_every_pattern_of_verdicts():
     """1 is correct, 0 is not, NaN was not scored: two problems of two completions, and a greedy one of each."""
     for pattern in itertools.product((0.0, 1.0, math.nan), repeat=6):
         sampled, greedy = torch.tensor(pattern[:4]), torch.tensor(pattern[4:])
-        rewards = SimpleNamespace(success="x", right=lambda values: values)
+        rewards = SimpleNamespace(success="x", correct=lambda values: values)
         rewards.score = lambda *_, greedy=greedy: (greedy, {})
         evaluation = SimpleNamespace(rewards=rewards, config=settings(group_size=2))
         policy = SimpleNamespace(greedy=lambda *_: None)
