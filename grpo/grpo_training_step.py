@@ -14,7 +14,7 @@ from core.errors import Mistake
 from core.optim import clip_gradients, step_optimizers
 from core.settings.setting import Settings
 from grpo.losses import compute_advantages, k3, kl_penalty, kl_per_token, policy_loss, token_weights
-from grpo.metrics import Timer, add_mismatch, add_rollouts, add_sample_size, add_varied, check_mismatch
+from grpo.metrics import Timer, add_mismatch, add_rollouts, add_effective_sample_size, add_varied, check_mismatch
 from grpo.reference import logp_in_batches, with_reference
 from grpo.rollout import DataBuffer, Facts, Rollouts, Scored, Scores
 from grpo.sampling_settings import SamplingSettings
@@ -25,9 +25,14 @@ from grpo.sums import Sums
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
-# Metrics that must be finite: for a step, else it is skipped; for rollouts, else every step on them is skipped
+# If one of these metrics is not finite, all steps on the rollouts are skipped
 FINITE_IN_ROLLOUTS = ("mean_reward", "mean_log_prob", "mean_advantage")
+# If one of these is not finite, the step is skipped
 FINITE_IN_STEP = ("loss", "grad_norm", *FINITE_IN_ROLLOUTS)
+# Sums from which end_step decides what a step was worth
+GROUPS_THAT_DIFFER = "groups that differ"
+WITH_ADVANTAGE = "tokens with an advantage"
+WITH_GRADIENT = "tokens with a gradient"
 
 
 def grpo_training_step(
@@ -44,11 +49,11 @@ def grpo_training_step(
         settings: StepSettings | None = None,
         timer: Timer | None = None) -> dict:
     """One optimizer step of GRPO (arXiv 2402.03300). The first step of an iteration fills the buffer with rollouts, and
-    every step trains on a minibatch from it: all of them, or a part (minibatches), perhaps again (ppo_epochs).
+    every step trains on a minibatch of it: one of `minibatches` parts, in each of `ppo_epochs` passes.
 
     policy, reference: policies, None without a KL; rewards: a Rewards, or any function rollouts -> Scored
-    problems: again -> this rank's problems; 0 for the iteration's own, 1, 2, ... for others that replace groups of
-        equal rewards
+    problems: a function of the round `again`, which returns this rank's problems: those of the iteration in round 0,
+        others in rounds 1, 2, ..., which replace groups of equal rewards
     iteration: number of the round of rollouts; the sampling noise depends on it
     buffer: the DataBuffer of the run, the same in every step; None: a single step on rollouts of its own
     sample: (problems, again) -> (Rollouts, {metric: (sum, count)}), the sampler; None: the policy
@@ -57,7 +62,7 @@ def grpo_training_step(
     """
     settings = settings or StepSettings.of(config, policy)
     timer = timer or Timer()
-    warn_of_no_effect(reference, buffer, settings, config)
+    warn_about_unused_settings(reference, buffer, settings, config)
     if buffer is None:
         buffer = DataBuffer(config.seed, dist.rank)
         settings = replace(settings, epochs=1, minibatches=1)
@@ -65,10 +70,10 @@ def grpo_training_step(
     is_first = not buffer.queue
     if is_first:
         sample = sample or sample_by(policy, iteration, config)
-        with dist.gathered():
+        with dist.gathered():  # a sharded model is whole while it samples and scores
             rollouts, sums = collect_rollouts(policy, reference, rewards, problems, sample, settings, dist, timer)
-        id = buffer.store_rollout_data(rollouts, sums)
-        buffer.prepare_training_batch(id, settings.epochs, settings.minibatches)
+        rollout_id = buffer.store_rollout_data(rollouts, sums)
+        buffer.prepare_training_batch(rollout_id, settings.epochs, settings.minibatches)
 
     timer.begin("train")
     rollouts, sums = buffer.next_minibatch()
@@ -78,11 +83,11 @@ def grpo_training_step(
     timer.end()
     buffer.facts = facts
     if not facts.scored or not all_finite(metrics, FINITE_IN_ROLLOUTS):
-        buffer.skip_rest()  # the other steps on these rollouts would teach nothing either
+        buffer.release()  # the other steps on these rollouts would teach nothing either
     return metrics | timer.times
 
 
-def warn_of_no_effect(reference: "Policy | None", buffer: DataBuffer | None, settings: StepSettings,
+def warn_about_unused_settings(reference: "Policy | None", buffer: DataBuffer | None, settings: StepSettings,
                       config: Settings) -> None:
     """Tells a caller from Python which settings do nothing without a buffer or a reference."""
     if buffer is None and settings.steps > 1:
@@ -133,11 +138,11 @@ def collect_rollouts(
         timer.begin("reward")
         scored = rewards(rollouts)
         check_scored(scored, rollouts)
-        if objective.advantage != "step":  # a reward that is equal within each group teaches this one, too
+        if objective.advantage != "step":  # "step" compares across groups, so equal rewards in a group are no problem
             add_varied(sums, scored)
         for shape in settings.shapes:
             rollouts, scored = shape(rollouts, scored, rewards)
-        sums.internal("groups that differ", scored.differ().sum())
+        sums.internal(GROUPS_THAT_DIFFER, scored.differ().sum())
         timer.begin("advantage")
         return rollouts, scored
 
@@ -151,16 +156,18 @@ def collect_rollouts(
     rollouts = with_advantage(rollouts, scored, objective.advantage, dist)
     trained = rollouts.train_mask                                                    # (N, M)
     sums.mean("mean_advantage", (rollouts.advantage * trained).sum(), trained.sum())
-    sums.internal("tokens with an advantage", ((rollouts.advantage != 0) * trained).sum())
+    taught = (rollouts.advantage != 0) * trained                                     # (N, M)
+    sums.internal(WITH_ADVANTAGE, taught.sum())
 
-    # The ratio is to the proximal policy (arXiv 2110.00641): the sampler, or the policy before its first step
+    # The ratio is to the proximal policy (arXiv 2110.00641): the sampler, or the policy before its first step on the
+    # rollouts. In a single step the latter is the policy itself, whose log-probabilities the loss has
     if settings.ratio_to == "sampler":
         rollouts = replace(rollouts, proximal_logp=rollouts.old_logp)
     elif settings.steps > 1:
         timer.begin("rescore")
         rollouts = replace(rollouts, proximal_logp=logp_in_batches(policy, rollouts, settings))
         add_mismatch(sums, rollouts.proximal_logp, rollouts)
-    return replace(rollouts, texts=None), sums
+    return replace(rollouts, texts=None), sums  # only rewards read the texts
 
 
 def check_scored(scored: Scored, rollouts: Rollouts) -> None:
@@ -175,7 +182,8 @@ def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist: Dis
     """Phase 3: the rollouts with their advantage. Completions that no reward scored leave the train_mask.
     advantage: a name in ADVANTAGES"""
     counted = scored.counted(rollouts.mask)                                          # (P, G, 1 or M)
-    credit = torch.where(counted > 0, scored.credit + scored.penalty, 0.0)           # (P, G, 1 or M)
+    credit = scored.credit + scored.penalty                                          # (P, G, 1 or M)
+    credit = torch.where(counted > 0, credit, 0.0)  # NaN, where nothing is scored, must not reach the group's mean
     A = compute_advantages(credit, advantage, counted, dist.total)                   # (P, G, 1 or M)
     A = (A * scored.weight).flatten(0, 1)                                            # (N, 1 or M)
     is_scored = ~scored.reward.isnan()                                               # (P, G)
@@ -211,6 +219,7 @@ def train_on_rollouts(
     weight = token_weights(rollouts.train_mask, objective.average, rollouts.max_tokens, dist.total)
     problems, learned = problems_to_read(rollouts, settings)
     parts = rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens, problems)
+    # Ranks of a sharded model call it equally often, because a call gathers its layers from all of them
     for part in dist.micro_batches(parts, policy, rollouts):
         micro, rows = rollouts.select(part)
         scores = policy.score(micro, settings.temperature, objective.entropy_bonus > 0)
@@ -218,7 +227,7 @@ def train_on_rollouts(
         if measure_mismatch:
             add_mismatch(sums, scores.logp, micro)
         dist.backward(loss)
-    sums.internal("tokens with a gradient", learned.sum())
+    sums.internal(WITH_GRADIENT, learned.sum())
     return end_step(policy, optimizers, sums, settings, dist)
 
 
@@ -253,11 +262,13 @@ def rollout_loss(scores: Scores, rollouts: Rollouts, weight: Tensor, settings: S
         old_logp = scores.logp.detach()
 
     loss, ratio, clipped = policy_loss(scores.logp, old_logp, rollouts.advantage, weight, objective)
-    away = torch.where(weight > 0, k3(old_logp, scores.logp.detach()), 0.0)          # (N, M)
     sums.sum("pg_loss", loss.detach())
     sums.mean("clip_fraction", clipped.sum(), tokens)
-    sums.mean("kl_to_old", away.sum(), tokens)
-    sums.mean("entropy", (scores.entropy.detach() * counted).sum(), tokens)
+    kl_to_old = k3(old_logp, scores.logp.detach())                                   # (N, M) KL(policy || old policy)
+    kl_to_old = torch.where(weight > 0, kl_to_old, 0.0)
+    sums.mean("kl_to_old", kl_to_old.sum(), tokens)
+    entropy = scores.entropy.detach() * counted                                      # (N, M)
+    sums.mean("entropy", entropy.sum(), tokens)
 
     kl = kl_per_token(scores, rollouts, settings.kl_estimator, ratio)
     if kl is not None:
@@ -281,27 +292,24 @@ def end_step(policy: "Policy", optimizers: list, sums: Sums, settings: StepSetti
     sums.highest("grad_norm", norm)  # the same on every rank
     values = sums.values(dist)
     metrics, internal = values.metrics, values.internal
-    add_sample_size(values)
+    add_effective_sample_size(values)
     for name, completions in values.skipped.items():
         values.add_metric(f"skipped/{name}", completions)
 
     is_finite = all_finite(metrics, FINITE_IN_STEP)
-    outcome = step_optimizers(optimizers, is_finite, internal["tokens with a gradient"])
+    outcome = step_optimizers(optimizers, is_finite, internal[WITH_GRADIENT])
     for name, value in outcome.items():
         values.add_metric(name, value)
     if settings.sampler is not None:
         check_mismatch(metrics, settings.sampler)
 
-    taught = internal.get("tokens with an advantage", 0.0) != 0
-    facts = Facts(
-        scored="mean_reward" in metrics or taught,  # resampled completions may be scored, too
-        taught=taught,
-        differed=internal.get("groups that differ", 1.0) > 0,
-        varied=values.varied,
-        skipped=values.skipped)
-    return metrics, facts
+    # mean_reward is that of the first round: if it is missing, a completion of a later round may still be scored
+    taught = internal.get(WITH_ADVANTAGE, 0.0) != 0
+    scored = "mean_reward" in metrics or taught
+    differed = internal.get(GROUPS_THAT_DIFFER, 1.0) > 0
+    return metrics, Facts(scored, taught, differed, values.varied, values.skipped)
 
 
 def all_finite(metrics: dict, names: Sequence[str]) -> bool:
-    """True if none of these metrics is infinite or NaN. One that was not measured is not."""
+    """True if none of these metrics is infinite or NaN. A missing metric counts as finite."""
     return all(math.isfinite(metrics.get(name, 0.0)) for name in names)

@@ -12,12 +12,12 @@ from grpo.rollout import Rollouts, Scored, differing
 from grpo.sums import Sums, Values
 
 CLAMP = 20.0    # largest log ratio that is measured, so that sums of ratios stay finite
-MOST_KL = 0.2   # nats per token: above this a sampler in other processes runs other weights than the policy
+MOST_KL = 0.2   # nats per token: a sampler further away is not running the policy's weights
 
 
 def equal_completions(target: Tensor, mask: Tensor) -> Tensor:
     """(P, G, G) bool: completions of a group that have the same tokens. target, mask: (P, G, M)"""
-    tokens = (target + 1) * mask.long()                                              # (P, G, M) 0 on padding only
+    tokens = (target + 1) * mask.long()                                              # (P, G, M) 0 only on padding
     return (tokens[:, :, None] == tokens[:, None]).all(-1)
 
 
@@ -29,11 +29,13 @@ def unique_completions(target: Tensor, mask: Tensor) -> Tensor:
 
 
 def add_discriminative(sums: Sums, score: Tensor, reward: Tensor) -> None:
-    """Adds how well log-probabilities separate better from worse completions of a group (arXiv 2505.12366).
+    """Adds how well log-probabilities separate better from worse completions of a group (arXiv 2505.12366):
 
+    discriminative_score: share of the pairs with different rewards whose better completion has the higher score
+        (a tie counts half)
+    discriminative_margin: mean difference of the two scores, over the same pairs
+    success_prob: share of the completions whose reward is above the mean of their group
     score: (P, G) mean log-probability of the tokens of each completion; reward: (P, G), NaN where not scored
-    Over pairs of a group with different rewards: the share in which the better one has the higher score (a tie counts
-    half), and its mean lead; and the share of completions above the mean reward of their group
     """
     better = reward[:, :, None] > reward[:, None]                                    # (P, G, G) False with a NaN
     pairs = better.sum()
@@ -43,17 +45,21 @@ def add_discriminative(sums: Sums, score: Tensor, reward: Tensor) -> None:
     sums.mean("discriminative_margin", (lead * better).sum(), pairs)
 
     above_mean = reward > reward.nanmean(1, keepdim=True)                            # (P, G)
-    differs = better.flatten(1).any(1, keepdim=True)                                 # (P, 1) else only rounding
+    # In a group of equal rewards only rounding puts some above their mean
+    differs = better.flatten(1).any(1, keepdim=True)                                 # (P, 1)
+    succeeded = above_mean & differs                                                 # (P, G)
     is_scored = ~reward.isnan()                                                      # (P, G)
-    sums.mean("success_prob", (above_mean & differs).sum(), is_scored.sum())
+    sums.mean("success_prob", succeeded.sum(), is_scored.sum())
 
 
 def reward_statistics(reward: Tensor) -> dict:
-    """{metric: (sum, count)} of the rewards (P, G) that a group compares, NaN where not scored: their mean over the
-    completions, and the mean over the groups of their standard deviation in the group."""
+    """{metric: (sum, count)} of the rewards (P, G), NaN where not scored: their mean over the completions, and the mean
+    over the groups of their standard deviation in the group."""
     is_scored = ~reward.isnan()                                                      # (P, G)
-    away, count = centred(reward.nan_to_num()[..., None], is_scored[..., None])      # (P, G, 1), (P, 1, 1)
-    squares = away.square().sum(1)                                                   # (P, 1)
+    # `centred` has a third axis for the tokens of a completion
+    known = reward.nan_to_num()[..., None]                                           # (P, G, 1)
+    deviation, count = centred(known, is_scored[..., None])                          # (P, G, 1), (P, 1, 1)
+    squares = deviation.square().sum(1)                                              # (P, 1)
     variance = squares / (count[:, 0] - 1).clamp(min=1)                              # (P, 1)
     groups = is_scored.any(1).sum()
     return {
@@ -70,7 +76,7 @@ def add_varied(sums: Sums, scored: Scored) -> None:
 
 
 def add_rollouts(sums: Sums, rollouts: Rollouts, scored: Scored, discriminative: bool = False) -> None:
-    """Adds the metrics of rollouts that training does not change."""
+    """Adds the metrics that are known before training."""
     reward = scored.reward                                                           # (P, G)
     mask = rollouts.mask                                                             # (N, M)
     problems = rollouts.problems
@@ -100,10 +106,11 @@ def add_rollouts(sums: Sums, rollouts: Rollouts, scored: Scored, discriminative:
 
 
 def add_mismatch(sums: Sums, logp: Tensor, rollouts: Rollouts) -> None:
-    """Adds how far the policy, before its first step on the rollouts, is from the sampler that drew their tokens: sums
-    over the tokens of the loss of d = log(p / q), clamped. exp(d) - d - 1 estimates the KL from sampler to policy (k3).
+    """Adds how far the policy, before its first step on the rollouts, is from the sampler that drew their tokens.
 
-    logp: (N, M) log p, under the policy; rollouts.old_logp: log q, under the sampler
+    d = log(p / q) of each token in the loss, clamped to +-CLAMP; p is its probability under the policy, q under the
+    sampler. exp(d) - d - 1 estimates the KL from the sampler to the policy (k3).
+    logp: (N, M) log p; rollouts.old_logp: log q
     """
     counted = rollouts.train_mask > 0                                                # (N, M)
     tokens = counted.sum()
@@ -120,15 +127,16 @@ def add_mismatch(sums: Sums, logp: Tensor, rollouts: Rollouts) -> None:
         sums.highest("mismatch_max", d.abs().max())
 
 
-def add_sample_size(values: Values) -> None:
-    """Adds Kish's effective sample size of the ratios of add_mismatch, as a share of their tokens."""
-    internal = values.internal
-    tokens = internal.get("tokens of the mismatch", 0.0)
+def add_effective_sample_size(values: Values) -> None:
+    """Adds Kish's effective sample size of the ratios r of add_mismatch, as a share of the n tokens:
+    (sum r)^2 / (n sum r^2)."""
+    sums = values.internal
+    tokens = sums.get("tokens of the mismatch", 0.0)
     if tokens > 0:
-        of_equal_ratios = tokens * internal["ratio_square"]
-        values.add_metric("effective_sample_size", internal["ratio"] ** 2 / of_equal_ratios)
+        size = sums["ratio"] ** 2 / (tokens * sums["ratio_square"])
+        values.add_metric("effective_sample_size", size)
     else:
-        values.metrics.pop("mismatch_max", None)
+        values.metrics.pop("mismatch_max", None)  # of no token; its 0 would look like agreement
 
 
 def check_mismatch(metrics: dict, sampler: str) -> None:

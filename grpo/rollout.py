@@ -25,13 +25,13 @@ MOST_EVALUATIONS = 1000
 class Scores:
     """Scores of N completions of M tokens under one policy; 0 where no state predicts the token."""
     logp: Tensor              # (N, M) of each sampled token, under the distribution that it is drawn from
-    entropy: Tensor           # (N, M) of the whole distribution; with a gradient only if learn_entropy
+    entropy: Tensor           # (N, M) of the whole distribution; it may have a gradient
     kl: Tensor | None = None  # (N, M) exact KL to the reference, if rollouts.inputs has its distributions
 
 
 @dataclass
 class Texts:
-    """N completions as rewards and people read them. A policy without text fills in completion_ids alone."""
+    """N completions as rewards and people read them. A policy without text only fills in completion_ids."""
     prompts: list         # N texts
     completions: list     # N texts
     columns: dict         # {field of the records: list of N}
@@ -62,10 +62,10 @@ class Inputs:
         class TableInputs(Inputs):
             row: Tensor  # (P,)
     """
-    chosen: Tensor                 # (P, 1 or G, M) bool: the tokens that are scored; 1: the group shares its states
+    chosen: Tensor                 # (P, 1 or G, M) bool: the tokens to score; 1 if all of a group have the same states
     size: Tensor | None = None     # (P,) number of tokens that are read, for micro_batch_tokens
     kept: list | None = None       # P KeptTokens: the tokens that could be drawn at each state; None: all
-    reference: list | None = None  # P tensors (k, V): the reference's distributions there, untruncated, for exact KL
+    reference: list | None = None  # P tensors (k, V): the reference's distribution at each state, for the exact KL
 
     def __post_init__(self):
         problems = len(self.chosen)
@@ -98,7 +98,7 @@ class Inputs:
         """The inputs that a state keeps as a dictionary of their fields. Raises Mistake for another kind of inputs."""
         known = {f.name for f in fields(cls)}
         needed = {f.name for f in fields(cls) if f.default is MISSING}
-        if not needed <= saved.keys() <= known:
+        if needed - saved.keys() or saved.keys() - known:
             raise Mistake(f"the state has the inputs {', '.join(sorted(saved))}, which are not those of "
                           f"{cls.__name__}; set inputs_type of the policy's class to the class of its inputs")
         if saved.get("kept") is not None:
@@ -147,7 +147,11 @@ class Rollouts:
         return x.view(self.problems, self.group_size, *x.shape[1:])
 
     def index(self) -> Tensor:
-        """(K, g) indices into the N x M sampled tokens, flattened: state k predicts g of them."""
+        """(K, g) indices into the N x M sampled tokens, flattened: state k predicts g of them.
+
+        If a group shares its states, g = G: with P = 1, G = 2, M = 3 and chosen = [[[1, 0, 1]]] these are [[0, 3],
+        [2, 5]]. Otherwise g = 1.
+        """
         chosen = self.inputs.chosen
         P, rows, M = chosen.shape                                                    # rows: 1 or G
         g = self.group_size // rows
@@ -156,15 +160,18 @@ class Rollouts:
         return completion[problem, row] * M + column[:, None]                        # (K, g)
 
     def by_token(self, x: Tensor, index: Tensor) -> Tensor:
-        """Puts x (K,) or (K, g), found at each state, at the tokens of `index` (K, g): (N, M), 0 elsewhere."""
+        """Scatters x (K,) or (K, g), a value for each state, to the tokens of `index` (K, g): (N, M), 0 elsewhere."""
         x = x.view(len(x), -1).expand_as(index)                                      # (K, g)
         flat = x.new_zeros(self.target.numel())                                      # (N M,)
         flat = flat.index_copy(0, index.flatten(), x.flatten())
         return flat.view_as(self.target)
 
     def micro_batches(self, size: int, tokens: int | None = None, problems: Tensor | None = None) -> list:
-        """Micro-batches: the problems, all or those given by their indices, in parts of `size` problems. If `tokens` is
-        a number, a part has problems of like size with that many tokens together. A list of index tensors."""
+        """Micro-batches of problems, as a list of index tensors.
+
+        size: problems in each; tokens: instead, problems of similar size that have this many tokens together
+        problems: indices of the problems to read; None: all
+        """
         if problems is None:
             problems = torch.arange(self.problems)
         if tokens is None:
@@ -212,10 +219,11 @@ class Scored:
         return counted
 
     def differ(self) -> Tensor:
-        """(P,) bool: groups whose rewards are not all equal. Normalised rewards are compared as the loss sees them."""
-        compared = self.reward                                                       # (P, G)
-        if not self.per_token:
-            compared = self.credit[..., 0]
+        """(P,) bool: groups whose rewards are not all equal."""
+        if self.per_token:
+            compared = self.reward                                                   # (P, G)
+        else:
+            compared = self.credit[..., 0]                                           # (P, G) normalised
         return differing(compared.masked_fill(self.reward.isnan(), torch.nan))
 
     def select(self, problems: Tensor) -> "Scored":
@@ -241,7 +249,11 @@ def select_tensors(record: Any, rows: Tensor) -> dict:
 
 
 def join(parts: Sequence) -> Any:
-    """Records of different problems as one: rows one after another, padded with zeros on the right; sums added."""
+    """Records of different problems as one.
+
+    Tensors: their rows one after another, padded with zeros on the right; lists: likewise; tuples (sum, count): added;
+    dictionaries and records: each of their values joined; anything else: as in the first
+    """
     first = parts[0]
     if isinstance(first, Tensor):
         if first.dim() > 1:
@@ -252,8 +264,9 @@ def join(parts: Sequence) -> Any:
         return Texts.join(parts)
     if isinstance(first, list):
         return list(chain(*parts))
-    if isinstance(first, tuple):  # (sum, count)
-        return tuple(map(sum, zip(*parts, strict=True)))
+    if isinstance(first, tuple):
+        totals, counts = zip(*parts, strict=True)
+        return sum(totals), sum(counts)
     if isinstance(first, dict):
         joined = {}
         for name in dict.fromkeys(chain(*parts)):
@@ -294,7 +307,7 @@ class DataBuffer:
         self.rank = rank
         self.rollouts = None   # of the current iteration, until its last minibatch
         self.sums = None       # the Sums of their metrics
-        self.stored = 0        # number of rollouts that were stored, the id of the last ones
+        self.stored = 0        # number of rollouts that were stored, and the id of the current ones
         self.queue = []        # [(epoch, part, parts)] of the minibatches to come
         self.evaluations = []  # [{"step": step, metric: number}], the first is always there
         self.facts = None      # the Facts of the last step
@@ -318,7 +331,7 @@ class DataBuffer:
         epoch, part, parts = self.queue.pop(0)
         rollouts, sums = self.rollouts, self.sums
         if not self.queue:
-            self.skip_rest()
+            self.release()
         if parts > 1:  # groups stay whole: their completions share a forward
             rng = np.random.default_rng([SHUFFLE, self.seed, self.rank, self.stored, epoch])
             order = rng.permutation(rollouts.problems)
@@ -326,7 +339,7 @@ class DataBuffer:
             rollouts, _ = rollouts.select(torch.from_numpy(problems))
         return rollouts, sums
 
-    def skip_rest(self) -> None:
+    def release(self) -> None:
         """Empties the queue and releases the rollouts."""
         self.rollouts = None
         self.sums = None
@@ -344,16 +357,18 @@ class DataBuffer:
 
     def state_dict(self) -> dict:
         """Plain tensors and values."""
-        sums = self.sums or Sums()
+        sums = []
+        if self.sums is not None:
+            sums = list(self.sums.entries.items())
         return {
             "rollouts": as_plain(self.rollouts),
-            "sums": list(sums.entries.items()),
+            "sums": sums,
             "stored": self.stored,
             "queue": self.queue,
             "evaluations": self.evaluations}
 
     def load_state_dict(self, state: dict, device: torch.device | str = "cpu", inputs_type: type = Inputs) -> None:
-        """Takes over a state. inputs_type: the class of the rollouts' inputs, a policy's"""
+        """Takes over a state. inputs_type: that of the policy"""
         self.stored = state["stored"]
         self.queue = state["queue"]
         self.evaluations = state["evaluations"]

@@ -29,7 +29,11 @@ class Values:
 
 
 class Sums:
-    """The metrics of a step as far as they are known. Only `values` waits for the device."""
+    """The metrics of a step as far as they are known. Only `values` waits for the device.
+
+    mean, sum, highest: metrics of training; logged, sampled: means of rewards, and of policies or samplers
+    internal, varied, skipped: sums that are not logged as they are
+    """
 
     def __init__(self, entries: Sequence = ()):
         """entries: of earlier Sums"""
