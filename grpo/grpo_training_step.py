@@ -87,8 +87,11 @@ def grpo_training_step(
     return metrics | timer.times
 
 
-def warn_about_unused_settings(reference: "Policy | None", buffer: DataBuffer | None, settings: StepSettings,
-                      config: Settings) -> None:
+def warn_about_unused_settings(
+        reference: "Policy | None",
+        buffer: DataBuffer | None,
+        settings: StepSettings,
+        config: Settings) -> None:
     """Tells a caller from Python which settings do nothing without a buffer or a reference."""
     if buffer is None and settings.steps > 1:
         warnings.warn(f"ppo_epochs={settings.epochs} minibatches={settings.minibatches} have no effect: without a "
@@ -127,8 +130,10 @@ def collect_rollouts(
     def sample_and_reward(again, count=None):
         """Phases 1 and 2 of one round, for all its problems or the first `count`. Returns rollouts and their Scored."""
         timer.begin("collect")
-        chosen = {name: column[:count] for name, column in problems(again).items()}
-        rollouts, measured = sample(chosen, again)
+        wanted = {}
+        for name, column in problems(again).items():
+            wanted[name] = column[:count]
+        rollouts, measured = sample(wanted, again)
         for name, (total, number) in measured.items():
             sums.sampled(name, total, number)
 
@@ -155,7 +160,8 @@ def collect_rollouts(
 
     rollouts = with_advantage(rollouts, scored, objective.advantage, dist)
     trained = rollouts.train_mask                                                    # (N, M)
-    sums.mean("mean_advantage", (rollouts.advantage * trained).sum(), trained.sum())
+    advantage = rollouts.advantage * trained                                         # (N, M)
+    sums.mean("mean_advantage", advantage.sum(), trained.sum())
     taught = (rollouts.advantage != 0) * trained                                     # (N, M)
     sums.internal(WITH_ADVANTAGE, taught.sum())
 
@@ -165,8 +171,9 @@ def collect_rollouts(
         rollouts = replace(rollouts, proximal_logp=rollouts.old_logp)
     elif settings.steps > 1:
         timer.begin("rescore")
-        rollouts = replace(rollouts, proximal_logp=logp_in_batches(policy, rollouts, settings))
-        add_mismatch(sums, rollouts.proximal_logp, rollouts)
+        logp = logp_in_batches(policy, rollouts, settings)                           # (N, M)
+        rollouts = replace(rollouts, proximal_logp=logp)
+        add_mismatch(sums, logp, rollouts)
     return replace(rollouts, texts=None), sums  # only rewards read the texts
 
 
@@ -249,11 +256,13 @@ def problems_to_read(rollouts: Rollouts, settings: StepSettings) -> tuple:
     return problems[useful.cpu()], learned
 
 
-def rollout_loss(scores: Scores, rollouts: Rollouts, weight: Tensor, settings: StepSettings, sums: Sums) -> Tensor:
-    """The loss of a micro-batch of rollouts. Its metrics are added to sums.
-
-    scores: of the policy; rollouts: with their advantage; weight: (N, M) from token_weights over the whole step
-    """
+def rollout_loss(
+        scores: Scores,      # of the policy
+        rollouts: Rollouts,  # with their advantage
+        weight: Tensor,      # (N, M) from token_weights over the whole step
+        settings: StepSettings,
+        sums: Sums) -> Tensor:
+    """The loss of a micro-batch of rollouts. Its metrics are added to sums."""
     objective = settings.objective
     counted = rollouts.train_mask                                                    # (N, M)
     tokens = counted.sum()
@@ -274,18 +283,23 @@ def rollout_loss(scores: Scores, rollouts: Rollouts, weight: Tensor, settings: S
     if kl is not None:
         penalty = kl_penalty(kl, weight, settings.kl_beta)
         loss = loss + penalty
-        sums.mean("mean_kl", (kl.detach() * counted).sum(), tokens)
+        measured = kl.detach() * counted                                             # (N, M)
+        sums.mean("mean_kl", measured.sum(), tokens)
         sums.sum("kl_penalty", penalty.detach())
 
     if objective.entropy_bonus > 0:
-        bonus = torch.where(weight > 0, scores.entropy * weight, 0.0).sum()
-        loss = loss - objective.entropy_bonus * bonus
+        bonus = torch.where(weight > 0, scores.entropy * weight, 0.0)                # (N, M)
+        loss = loss - objective.entropy_bonus * bonus.sum()
     sums.sum("loss", loss.detach())
     return loss
 
 
-def end_step(policy: "Policy", optimizers: list, sums: Sums, settings: StepSettings,
-             dist: Distributed) -> tuple[dict, Facts]:
+def end_step(
+        policy: "Policy",
+        optimizers: list,
+        sums: Sums,
+        settings: StepSettings,
+        dist: Distributed) -> tuple[dict, Facts]:
     """Adds the sums and gradients of all ranks up, clips, and steps or skips. Waits for the device once."""
     dist.sum_gradients(policy.parameters())
     norm = clip_gradients(policy.parameters(), settings.grad_clip)
@@ -305,11 +319,16 @@ def end_step(policy: "Policy", optimizers: list, sums: Sums, settings: StepSetti
 
     # mean_reward is that of the first round: if it is missing, a completion of a later round may still be scored
     taught = internal.get(WITH_ADVANTAGE, 0.0) != 0
-    scored = "mean_reward" in metrics or taught
-    differed = internal.get(GROUPS_THAT_DIFFER, 1.0) > 0
-    return metrics, Facts(scored, taught, differed, values.varied, values.skipped)
+    facts = Facts(
+        scored="mean_reward" in metrics or taught,
+        taught=taught,
+        differed=internal.get(GROUPS_THAT_DIFFER, 1.0) > 0,
+        varied=values.varied,
+        skipped=values.skipped)
+    return metrics, facts
 
 
 def all_finite(metrics: dict, names: Sequence[str]) -> bool:
     """True if none of these metrics is infinite or NaN. A missing metric counts as finite."""
-    return all(math.isfinite(metrics.get(name, 0.0)) for name in names)
+    measured = [metrics[name] for name in names if name in metrics]
+    return all(map(math.isfinite, measured))

@@ -143,62 +143,96 @@ OBJECTIVES = {
     "grpo": Objective(
         "-1/N sum_o 1/|o| sum_t min(r A, clip(r, 1 - low, 1 + high) A) + kl_beta KL",
         "arXiv 2402.03300 eq. 3; the std of G - 1, plus 1e-4, as in TRL",
-        advantage="group_std", average="sequence"),
+        advantage="group_std",
+        average="sequence"),
     "dr_grpo": Objective(
         "-1/(N L) sum_o sum_t min(r A, clip(r) A), L = max_new_tokens (block_size in fill-in)",
         "arXiv 2503.20783: no bias from lengths or std; L is from its code",
-        advantage="group_mean", average="constant", discriminative=True),
+        advantage="group_mean",
+        average="constant",
+        discriminative=True),
     "dapo": Objective(
         "-1/(sum_o |o|) sum_o sum_t min(r A, clip(r, 1 - low, 1 + high) A), high > low",
         "arXiv 2503.14476 eq. 8, with zero_std='resample', overlong_buffer and kl_beta=0",
-        advantage="group_std", average="token", clip_high=0.28),
+        advantage="group_std",
+        average="token",
+        clip_high=0.28),
     "bnpo": Objective(
         "-1/(sum_o |o|) sum_o sum_t min(r A, clip(r) A)",
         "TRL's bnpo; the sums are over all tokens of the step, in TRL over those of one micro-batch and rank",
-        advantage="group_std", average="token"),
+        advantage="group_std",
+        average="token"),
     "gspo": Objective(
         "-1/N sum_o min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log r_t)",
         "arXiv 2507.18071 in the token form of its section 4.3, with the clipping range of section 5.1",
-        advantage="group_std", average="sequence", ratio="sequence", clip_low=3e-4, clip_high=4e-4),
+        advantage="group_std",
+        average="sequence",
+        ratio="sequence",
+        clip_low=3e-4,
+        clip_high=4e-4),
     "luspo": Objective(
         "-1/N sum_o |o| min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log r_t)",
         "arXiv 2602.05261: gspo without the bias towards short completions, in the same token form",
-        advantage="group_std", average="sum", ratio="sequence", clip_low=2e-3, clip_high=2.5e-3),
+        advantage="group_std",
+        average="sum",
+        ratio="sequence",
+        clip_low=2e-3,
+        clip_high=2.5e-3),
     "dppo": Objective(
         "-1/(N L) sum_o sum_t M r A; M = 0 where A > 0 and p > p_old + high, or A < 0 and p < p_old - low, else 1",
         "arXiv 2602.04879, Binary-TV mask, advantage, average and bounds of its code; with ratio_to='sampler'",
-        advantage="group_mean", average="constant", surrogate="probability_mask", clip_low=0.15, clip_high=0.15),
+        advantage="group_mean",
+        average="constant",
+        surrogate="probability_mask",
+        clip_low=0.15,
+        clip_high=0.15),
     "cispo": Objective(
         "-1/(sum_o |o|) sum_o sum_t sg(clip(r, 1 - low, 1 + high)) A log p",
         "arXiv 2506.13585 eq. 4, without a lower bound (clip_low=1); TRL's and ScaleRL's 5 is clip_high=4",
-        advantage="group_std", average="token", surrogate="detached_ratio", clip_low=1.0, clip_high=4.0),
+        advantage="group_std",
+        average="token",
+        surrogate="detached_ratio",
+        clip_low=1.0,
+        clip_high=4.0),
     "sapo": Objective(
         "-1/N sum_o 1/|o| sum_t 4 / tau sigmoid(tau (r - 1)) A; tau = tau_pos where A > 0, else tau_neg",
         "arXiv 2511.20347: a soft gate in place of the clip, which closes earlier where A < 0",
-        advantage="group_std", average="sequence", surrogate="sigmoid_gate", clip_low=None, clip_high=None,
+        advantage="group_std",
+        average="sequence",
+        surrogate="sigmoid_gate",
+        clip_low=None,
+        clip_high=None,
         constants={"tau_pos": 1.0, "tau_neg": 1.05}),
     "dro": Objective(
         "-1/(sum_o |o|) sum_o sum_t (A log p - beta / 2 (log r)^2)",
         "arXiv 2405.19107 with p_old as its reference and the mean of the group as its value, per token as in verl and "
         "Tinker; beta is one of Tinker's, verl has none of its own",
-        advantage="group_mean", average="token", surrogate="log_ratio_penalty", clip_low=None, clip_high=None,
+        advantage="group_mean",
+        average="token",
+        surrogate="log_ratio_penalty",
+        clip_low=None,
+        clip_high=None,
         constants={"beta": 0.05}),
     "rloo": Objective(
         "-1/N sum_o sum_t min(r A, clip(r) A)",
         "arXiv 2402.14740; the ratio and its clipping, per token, matter only with several steps per rollout",
-        advantage="leave_one_out", average="sum"),
+        advantage="leave_one_out",
+        average="sum"),
     "reinforce++": Objective(
         "-1/(sum_o |o|) sum_o sum_t min(r A, clip(r) A), A normalised over the whole step",
         "arXiv 2501.03262 with kl_in_reward=True; KL, mean and std are those of completions instead of tokens",
-        advantage="step", average="token"),
+        advantage="step",
+        average="token"),
     "reinforce++_baseline": Objective(
         "-1/(sum_o |o|) sum_o sum_t min(r A, clip(r) A) + kl_beta KL, A = (reward - group mean) / step std",
         "arXiv 2501.03262, its version for several completions per prompt; its KL is kl_estimator='k2'",
-        advantage="batch_std", average="token"),
+        advantage="batch_std",
+        average="token"),
     "plain": Objective(
         "-1/N sum_o sum_t min(r A, clip(r) A)",
         "REINFORCE (Williams 1992) with a baseline per input and one std for the step",
-        advantage="batch_std", average="sum"),
+        advantage="batch_std",
+        average="sum"),
 }
 OBJECTIVES["drgrpo"] = OBJECTIVES["dr_grpo"]
 
@@ -224,8 +258,14 @@ def probability_mask(r: Tensor, low: float, high: float, logp: Tensor, advantage
     return (r * advantage).masked_fill(too_high | too_low, 0.0)
 
 
-def sigmoid_gate(r: Tensor, low: float | None, high: float | None, logp: Tensor, advantage: Tensor, tau_pos: float,
-                 tau_neg: float) -> Tensor:
+def sigmoid_gate(
+        r: Tensor,
+        low: float | None,
+        high: float | None,
+        logp: Tensor,
+        advantage: Tensor,
+        tau_pos: float,
+        tau_neg: float) -> Tensor:
     """4 / tau sigmoid(tau (r - 1)) A, whose gradient is that of A log p at r = 1 and fades away from it
     (arXiv 2511.20347)."""
     tau = torch.full_like(advantage, tau_neg).masked_fill(advantage > 0, tau_pos)
@@ -233,8 +273,13 @@ def sigmoid_gate(r: Tensor, low: float | None, high: float | None, logp: Tensor,
     return 4 / tau * gate * advantage
 
 
-def log_ratio_penalty(r: Tensor, low: float | None, high: float | None, logp: Tensor, advantage: Tensor,
-                      beta: float) -> Tensor:
+def log_ratio_penalty(
+        r: Tensor,
+        low: float | None,
+        high: float | None,
+        logp: Tensor,
+        advantage: Tensor,
+        beta: float) -> Tensor:
     """A log p - beta / 2 (log r)^2 (arXiv 2405.19107)."""
     return advantage * logp - beta / 2 * r.log().square()
 
@@ -288,13 +333,14 @@ def check_row(name: str) -> None:
                           "a tensor with a term of each token, (N, M), or of each completion, (N, 1), and its gradient")
 
 
-def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tensor, objective: Objective) -> tuple:
-    """The loss of an objective, without KL and entropy.
+def policy_loss(
+        logp: Tensor,       # (N, M) log-probability of each sampled token, now
+        old_logp: Tensor,   # (N, M) and under the proximal policy
+        advantage: Tensor,  # (N, 1) of each completion, or (N, M) of each token
+        weight: Tensor,     # (N, M) from token_weights, zero on padding
+        objective: Objective) -> tuple:
+    """The loss of an objective, a row of OBJECTIVES, without KL and entropy.
 
-    logp, old_logp: (N, M) log-probability of each sampled token, now and when it was sampled
-    advantage:      (N, 1) of each completion, or (N, M) of each token
-    weight:         (N, M) from token_weights, zero on padding
-    objective:      a row of OBJECTIVES
     Returns the loss (), the ratio per token (N, M), and (N, M) bool: where the bounds changed the term
     """
     counted = weight > 0                                                             # (N, M)
@@ -310,7 +356,9 @@ def policy_loss(logp: Tensor, old_logp: Tensor, advantage: Tensor, weight: Tenso
     surrogate = SURROGATES[objective.surrogate]
     constants = objective.constants
     with calling(surrogate, f"the surrogate {objective.surrogate!r} failed"):
-        term = surrogate(r, objective.clip_low, objective.clip_high, logp, advantage, **constants)  # (N, M)
+        low = objective.clip_low
+        high = objective.clip_high
+        term = surrogate(r, low, high, logp, advantage, **constants)                 # (N, M)
     # torch.where and not a product: where nothing counts, a term may be infinite, and 0 times it NaN
     loss = -torch.where(counted, term * weight, 0.0).sum()                           # ()
     with torch.no_grad():
@@ -382,12 +430,15 @@ def check_estimator(name: str) -> None:
         raise Mistake(f"{definition(estimator)}: kl_estimator={name!r} must return finite numbers with their gradient")
 
 
-def kl_per_token(scores: "Scores", rollouts: "Rollouts", estimator: str | None,
-                 ratio: Tensor | None = None) -> Tensor | None:
+def kl_per_token(
+        scores: "Scores",
+        rollouts: "Rollouts",
+        estimator: str | None,
+        ratio: Tensor | None = None) -> Tensor | None:
     """The KL of each token (N, M), or None without a reference: exact where the reference's distributions are known.
 
-    scores: a Scores, under the policy that is trained; estimator: a name in KL_ESTIMATORS; None: k3
-    ratio: (N, M) to the policy that sampled, as importance weights, or None outside of training
+    scores: under the policy in training; estimator: a name in KL_ESTIMATORS; None: k3
+    ratio: (N, M) to the policy that sampled, as importance weights; None outside of training
     """
     if rollouts.ref_logp is None:
         return scores.kl
@@ -398,7 +449,8 @@ def kl_per_token(scores: "Scores", rollouts: "Rollouts", estimator: str | None,
 
 def kl_penalty(kl: Tensor, weight: Tensor, beta: float) -> Tensor:
     """The term of the loss: beta times the weighted KL (N, M)."""
-    return torch.where(weight > 0, kl * weight, 0.0).sum() * beta
+    weighted = torch.where(weight > 0, kl * weight, 0.0)
+    return weighted.sum() * beta
 
 
 def kl_as_reward(rollouts: "Rollouts", beta: float) -> Tensor:

@@ -82,7 +82,8 @@ def add_rollouts(sums: Sums, rollouts: Rollouts, scored: Scored, discriminative:
     problems = rollouts.problems
     for name, (total, count) in reward_statistics(reward).items():
         sums.mean(name, total, count)
-    sums.mean("frac_reward_zero_std", (~scored.differ()).sum(), problems)
+    equal = ~scored.differ()                                                         # (P,)
+    sums.mean("frac_reward_zero_std", equal.sum(), problems)
     sums.sum("skipped_samples", reward.isnan().sum())
     for name, values in scored.values.items():
         skipped = values.isnan()                                                     # (N,)
@@ -91,7 +92,8 @@ def add_rollouts(sums: Sums, rollouts: Rollouts, scored: Scored, discriminative:
     for name, (total, count) in scored.metrics.items():
         sums.logged(name, total, count)
 
-    unique = unique_completions(rollouts.by_problem(rollouts.target), rollouts.by_problem(mask))
+    target = rollouts.by_problem(rollouts.target)                                    # (P, G, M)
+    unique = unique_completions(target, rollouts.by_problem(mask))                   # (P,)
     sums.mean("unique_completions", unique.sum(), problems)
     lengths = map(len, rollouts.texts.completion_ids)
     sums.sum("text_tokens", sum(lengths))
@@ -101,7 +103,8 @@ def add_rollouts(sums: Sums, rollouts: Rollouts, scored: Scored, discriminative:
     logp = rollouts.old_logp * mask                                                  # (N, M)
     sums.mean("mean_log_prob", logp.sum(), mask.sum())
     if discriminative:
-        score = logp.sum(1) / mask.sum(1).clamp(min=1)                               # (N,)
+        tokens = mask.sum(1).clamp(min=1)                                            # (N,)
+        score = logp.sum(1) / tokens
         add_discriminative(sums, score.view_as(reward), reward)
 
 
@@ -114,8 +117,8 @@ def add_mismatch(sums: Sums, logp: Tensor, rollouts: Rollouts) -> None:
     """
     counted = rollouts.train_mask > 0                                                # (N, M)
     tokens = counted.sum()
-    d = (logp.detach() - rollouts.old_logp).masked_fill(~counted, 0.0)               # (N, M)
-    d = d.clamp(-CLAMP, CLAMP)
+    d = logp.detach() - rollouts.old_logp                                            # (N, M)
+    d = d.masked_fill(~counted, 0.0).clamp(-CLAMP, CLAMP)
     ratio = d.exp() * counted                                                        # (N, M)
     ratio_minus_one = d.expm1()                                                      # (N, M) exact where d is small
     sums.mean("ratio_minus_one", ratio_minus_one.abs().sum(), tokens)

@@ -258,7 +258,11 @@ def join(parts: Sequence) -> Any:
     if isinstance(first, Tensor):
         if first.dim() > 1:
             longest = max(part.shape[-1] for part in parts)
-            parts = [F.pad(part, (0, longest - part.shape[-1])) for part in parts]
+            padded = []
+            for part in parts:
+                missing = longest - part.shape[-1]
+                padded.append(F.pad(part, (0, missing)))
+            parts = padded
         return torch.cat(parts)
     if isinstance(first, Texts):
         return Texts.join(parts)
@@ -353,7 +357,10 @@ class DataBuffer:
 
     def get_buffer_statistics(self) -> dict:
         """Numbers of the minibatches to come, the rollouts stored so far, and the evaluations that are kept."""
-        return {"minibatches": len(self.queue), "stored": self.stored, "evaluations": len(self.evaluations)}
+        return {
+            "minibatches": len(self.queue),
+            "stored": self.stored,
+            "evaluations": len(self.evaluations)}
 
     def state_dict(self) -> dict:
         """Plain tensors and values."""
@@ -367,7 +374,11 @@ class DataBuffer:
             "queue": self.queue,
             "evaluations": self.evaluations}
 
-    def load_state_dict(self, state: dict, device: torch.device | str = "cpu", inputs_type: type = Inputs) -> None:
+    def load_state_dict(
+            self,
+            state: dict,
+            device: torch.device | str = "cpu",
+            inputs_type: type = Inputs) -> None:
         """Takes over a state. inputs_type: that of the policy"""
         self.stored = state["stored"]
         self.queue = state["queue"]

@@ -37,7 +37,8 @@ def gdpo(rollouts: Rollouts, scored: Scored, rewards: Any) -> Shaped:
     else:
         total = normalised(scored.reward.flatten().cpu(), G)
     credit = total.round(decimals=6).float()
-    credit = credit.to(scored.reward.device, non_blocking=True).view_as(scored.reward)
+    reward = scored.reward                                                           # (P, G)
+    credit = credit.to(reward.device, non_blocking=True).view_as(reward)
     return rollouts, replace(scored, credit=credit[..., None])
 
 
@@ -53,8 +54,9 @@ def normalised(values: Tensor, G: int) -> Tensor:
 
 def train_pass_k(rollouts: Rollouts, scored: Scored, rewards: Any, k: int) -> Shaped:
     """Advantages are weighted so that their expected gradient is that of pass@k."""
-    correct = rewards.correct(scored.values).view_as(scored.reward)                    # (P, G)
-    correct = correct.masked_fill(scored.reward.isnan(), torch.nan)
+    reward = scored.reward                                                           # (P, G)
+    correct = rewards.correct(scored.values).view_as(reward)                         # (P, G)
+    correct = correct.masked_fill(reward.isnan(), torch.nan)
     weight = pass_k_weight(correct, k)                                               # (P, G)
     return rollouts, replace(scored, weight=weight[..., None])
 
@@ -82,8 +84,10 @@ def overlong_buffer(rollouts: Rollouts, scored: Scored, rewards: Any, buffer: in
     """The soft punishment of DAPO (arXiv 2503.14476 eq. 13): 0 up to `buffer` tokens below the limit, then down to -1
     at it."""
     length = rollouts.mask.sum(1)                                                    # (N,)
-    penalty = ((rollouts.max_tokens - buffer - length) / buffer).clamp(-1.0, 0.0)    # (N,)
-    return rollouts, penalised(scored, "overlong", penalty, rollouts.by_problem(penalty)[..., None])
+    room = rollouts.max_tokens - buffer - length                                     # (N,)
+    penalty = (room / buffer).clamp(-1.0, 0.0)                                       # (N,)
+    by_group = rollouts.by_problem(penalty)                                          # (P, G)
+    return rollouts, penalised(scored, "overlong", penalty, by_group[..., None])
 
 
 def kl_in_reward(rollouts: Rollouts, scored: Scored, rewards: Any, beta: float) -> Shaped:
@@ -103,7 +107,8 @@ def equal_for_equal(penalty: Tensor, rollouts: Rollouts) -> Tensor:
     """The penalties (N, M), where completions with the tokens and nearly the sum of an earlier one of their group take
     its row."""
     by_problem = rollouts.by_problem
-    same = equal_completions(by_problem(rollouts.target), by_problem(rollouts.mask))  # (P, G, G)
+    target = by_problem(rollouts.target)                                             # (P, G, M)
+    same = equal_completions(target, by_problem(rollouts.mask))                      # (P, G, G)
     whole = by_problem(penalty.sum(1))                                               # (P, G)
     distance = (whole[:, :, None] - whole[:, None]).abs()                            # (P, G, G)
     same = same & (distance < ROUNDING)
@@ -114,7 +119,8 @@ def equal_for_equal(penalty: Tensor, rollouts: Rollouts) -> Tensor:
 
 def penalised(scored: Scored, name: str, value: Tensor, penalty: Tensor) -> Scored:
     """Adds a penalty (P, G, 1 or M); value: (N,), logged as a reward of this name"""
-    return replace(scored, penalty=scored.penalty + penalty, values=scored.values | {name: value})
+    values = scored.values | {name: value}
+    return replace(scored, penalty=scored.penalty + penalty, values=values)
 
 
 def mask_truncated(rollouts: Rollouts, scored: Scored, rewards: Any) -> Shaped:
