@@ -273,7 +273,7 @@ def rollout_loss(
     loss, ratio, clipped = policy_loss(scores.logp, old_logp, rollouts.advantage, weight, objective)
     sums.sum("pg_loss", loss.detach())
     sums.mean("clip_fraction", clipped.sum(), tokens)
-    kl_to_old = k3(old_logp, scores.logp.detach())                                   # (N, M) KL(policy || old policy)
+    kl_to_old = k3(old_logp, scores.logp.detach())                                   # (N, M) KL(old policy || policy)
     kl_to_old = torch.where(weight > 0, kl_to_old, 0.0)
     sums.mean("kl_to_old", kl_to_old.sum(), tokens)
     entropy = scores.entropy.detach() * counted                                      # (N, M)
