@@ -40,8 +40,12 @@ class Cache:
     length: int = 0   # columns that have been read
     room: int = 0     # columns that are reserved after them when generation begins
 
-    def mask(self, T: int, padding: Tensor | None, device: torch.device) -> Tensor | None:
-        """The mask of the next T tokens, for the functions of `layer`. padding: (B,) or None."""
+    def mask(
+            self,
+            T: int,
+            padding: Tensor | None,  # (B,)
+            device: torch.device) -> Tensor | None:
+        """The mask of the next T tokens, for the functions of `layer`."""
         return attention_mask(self.length, T, padding, device)
 
     def layer(self, i: int) -> Callable:
@@ -56,14 +60,20 @@ class Cache:
             return attend(q, k, v, mask, *settings)
         return attention
 
-    def add(self, i: int, before: tuple | None, k: Tensor, v: Tensor) -> tuple:
+    def add(
+            self,
+            i: int,
+            before: tuple | None,
+            k: Tensor,
+            v: Tensor) -> tuple:
         """Adds keys and values of new tokens to layer i, which held `before`. Returns those of all tokens."""
         if before is not None:
             keys, values = before
             if self.room:
                 end = self.length + k.shape[2]
-                keys[:, :, self.length : end] = k
-                values[:, :, self.length : end] = v
+                new = slice(self.length, end)
+                keys[:, :, new] = k
+                values[:, :, new] = v
                 return keys[:, :, :end], values[:, :, :end]
             k = torch.cat((keys, k), 2)
             v = torch.cat((values, v), 2)
@@ -97,15 +107,27 @@ class RowCache(Cache):
 
     column: Tensor = field(kw_only=True)   # (n, 1) the column of each row's token
 
-    def mask(self, T: int, padding: Tensor, device: torch.device) -> Tensor:
-        """(n, 1, 1, L) bool: the columns that each row reads. padding: (n,)"""
+    def mask(
+            self,
+            T: int,
+            padding: Tensor,  # (n,)
+            device: torch.device) -> Tensor:
+        """(n, 1, 1, L) bool: the columns that each row reads."""
         keys, _ = self.layers[0]
         column = torch.arange(keys.shape[2], device=device)                          # (L,)
         seen = column <= self.column                                                 # (n, L)
         real = column >= padding[:, None]                                            # (n, L)
-        return (seen & real)[:, None, None]
+        mask = seen & real
+        return mask[:, None, None]
 
-    def add(self, i: int, before: tuple, k: Tensor, v: Tensor, *args, **settings) -> tuple:
+    def add(
+            self,
+            i: int,
+            before: tuple,
+            k: Tensor,
+            v: Tensor,
+            *args,
+            **settings) -> tuple:
         """Writes keys and values (n, H, 1, D) into the buffers `before` of layer i. Returns those of all columns.
         transformers passes more arguments to a layer of a cache; they are not needed."""
         keys, values = before
