@@ -97,7 +97,9 @@ class Cache:
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these. rows: (n,) indices"""
         for i, (keys, values) in enumerate(self.layers):
-            self.layers[i] = keys[rows], values[rows]
+            keys = keys[rows]
+            values = values[rows]
+            self.layers[i] = keys, values
 
 
 @dataclass(eq=False)

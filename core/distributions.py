@@ -20,7 +20,8 @@ TOP_PART = 1024            # ... among this many of the most likely tokens
 
 def at_least_float32(x: Tensor) -> Tensor:
     """bfloat16 becomes float32; float64, which checks of gradients use, stays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.to(dtype)
 
 
 def sampling_logp(
@@ -40,7 +41,8 @@ def restrict(logp: Tensor, kept: "Tensor | KeptTokens | None") -> Tensor:
     if isinstance(kept, KeptTokens):
         vocabulary = logp.shape[-1]
         kept = kept.dense(vocabulary, logp.device)
-    return logp.masked_fill(~kept, -torch.inf).log_softmax(-1)
+    logp = logp.masked_fill(~kept, -torch.inf)
+    return logp.log_softmax(-1)
 
 
 def token_logp(logp: Tensor, target: Tensor) -> Tensor:
@@ -134,7 +136,7 @@ def draw_tokens(
     as_mask: the kept tokens are returned as a mask, (K, V), without waiting for the device; otherwise as KeptTokens
     """
     def draw(h, uniform, temperature):
-        logits = model.project(h)
+        logits = model.project(h)                                                    # (K, V)
         ids, logp, kept = sample_tokens(logits, uniform, temperature, **truncation)
         if kept is not None and not as_mask:
             kept = KeptTokens.of(kept)
@@ -194,21 +196,27 @@ def in_parts(function: Callable, vocabulary: int, *inputs) -> tuple:
 
 # Truncation: the tokens that may be drawn, and how they are kept until they are scored
 
-def kept_tokens(logp: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
+def kept_tokens(
+        logp: Tensor,          # (K, V)
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0) -> Tensor:
     """Marks the tokens that may be drawn: the top_k most likely (0: all); of these, the nucleus; of the nucleus, tokens
-    at least min_p times as likely as the most likely one (arXiv 2407.01082). logp: (K, V). Returns (K, V) bool."""
+    at least min_p times as likely as the most likely one (arXiv 2407.01082). Returns (K, V) bool."""
     kept = torch.ones_like(logp, dtype=torch.bool)
     among_top_k = logp
     vocabulary = logp.shape[-1]
     if 0 < top_k < vocabulary:
         ids = logp.topk(top_k).indices                                               # (K, top_k)
-        kept = torch.zeros_like(kept).scatter(-1, ids, True)
+        none = torch.zeros_like(kept)
+        kept = none.scatter(-1, ids, True)
         among_top_k = restrict(logp, kept)
     if top_p < 1:
         kept &= nucleus(among_top_k, top_p)
     if min_p > 0:
         highest = logp.amax(-1, keepdim=True)                                        # (K, 1)
-        kept &= logp >= highest + math.log(min_p)
+        lowest = highest + math.log(min_p)
+        kept &= logp >= lowest
     return kept
 
 
@@ -222,7 +230,7 @@ def nucleus(logp: Tensor, top_p: float) -> Tensor:
     if vocabulary < LARGE_VOCABULARY or p.is_cuda:
         return nucleus_of_all(p, top_p)
     kept, incomplete = nucleus_of_top_part(p, top_p)
-    rest = p[incomplete]
+    rest = p[incomplete]                                                             # (r, V)
     kept[incomplete] = nucleus_of_all(rest, top_p)
     return kept
 
@@ -247,7 +255,8 @@ def nucleus_of_top_part(p: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     kept = nucleus_of_all(top, top_p)                                                # (K, TOP_PART)
     # A nucleus that takes the least likely token of the top part, or one as likely, may go on outside it, or have to
     # take an equally likely token there that comes first
-    lowest_kept = top.masked_fill(~kept, torch.inf).amin(-1)                         # (K,)
+    lowest_kept = top.masked_fill(~kept, torch.inf)                                  # (K, TOP_PART)
+    lowest_kept = lowest_kept.amin(-1)                                               # (K,)
     lowest = top.amin(-1)                                                            # (K,)
     incomplete = lowest_kept <= lowest
     none = torch.zeros_like(p, dtype=torch.bool)                                     # (K, V)
@@ -268,15 +277,16 @@ class KeptTokens:
     def of(cls, mask: Tensor) -> "KeptTokens":
         """The kept tokens of a mask (K, V) bool. Waits for the device."""
         _, ids = mask.nonzero(as_tuple=True)
-        counts = mask.sum(1)
-        return cls(ids.int().cpu(), counts.cpu())
+        ids = ids.int().cpu()
+        counts = mask.sum(1).cpu()
+        return cls(ids, counts)
 
     @classmethod
     def join(cls, parts: "Sequence[KeptTokens]") -> "KeptTokens":
         """The parts one after another."""
-        ids = [part.ids for part in parts]
-        counts = [part.counts for part in parts]
-        return cls(torch.cat(ids), torch.cat(counts))
+        ids = torch.cat([part.ids for part in parts])
+        counts = torch.cat([part.counts for part in parts])
+        return cls(ids, counts)
 
     def __len__(self):
         return len(self.counts)
@@ -284,7 +294,8 @@ class KeptTokens:
     def __getitem__(self, index):
         """A copy of some distributions. index: (k,) integers or (K,) bool, on the CPU"""
         # Slices, because an index tensor for all the ids would take more memory than the ids
-        slices = self.ids.split(self.counts.tolist())                                # K of them
+        sizes = self.counts.tolist()
+        slices = self.ids.split(sizes)                                               # K of them
         chosen = torch.arange(len(self))[index]                                      # (k,)
         ids = [slices[i] for i in chosen.tolist()]
         none = self.ids[:0]  # torch.cat needs a tensor, also if no distribution is chosen
@@ -298,7 +309,10 @@ class KeptTokens:
         ids = self.ids.split(totals)
         return list(map(KeptTokens, ids, counts))
 
-    def dense(self, vocabulary: int, device: torch.device | str = "cpu") -> Tensor:
+    def dense(
+            self,
+            vocabulary: int,
+            device: torch.device | str = "cpu") -> Tensor:
         """The mask (K, V) bool."""
         K = len(self)
         row = torch.arange(K).repeat_interleave(self.counts)                         # (E,)

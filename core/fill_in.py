@@ -125,8 +125,9 @@ def draw_hidden(
     h = h[row, place]                                                                # (K, C)
     column = position[text, place]                                                   # (K,)
     noise = noise_on(device, uniform)                                                # (P, G, T)
-    noise_device = noise.device
-    noise = noise[text.to(noise_device), :, column.to(noise_device)]                 # (K, G)
+    text_of_noise = text.to(noise.device)
+    column_of_noise = column.to(noise.device)
+    noise = noise[text_of_noise, :, column_of_noise]                                 # (K, G)
     ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)        # (K, G) each
 
     def at_places(x):
@@ -143,9 +144,12 @@ def draw_hidden(
     return at_places(ids), at_places(logp), order, kept
 
 
-def order_of_tokens(model: nn.Module, unmask_order: str, h: Tensor, ids: Tensor) -> Tensor:
-    """The numbers (K, G) that an order which depends on the policy gives to drawn tokens. h: (K, C) states; ids:
-    (K, G)"""
+def order_of_tokens(
+        model: nn.Module,
+        unmask_order: str,
+        h: Tensor,                 # (K, C) states
+        ids: Tensor) -> Tensor:    # (K, G) the tokens drawn there
+    """The numbers (K, G) of tokens, in an order that depends on the policy."""
     def order_of_part(h, ids):
         logp = model.project(h).log_softmax(-1)
         order = order_of(unmask_order, logp, ids)
@@ -155,12 +159,12 @@ def order_of_tokens(model: nn.Module, unmask_order: str, h: Tensor, ids: Tensor)
     return order
 
 
-def fill_in(input: Tensor, position: Tensor, hidden: Tensor, target: Tensor) -> Tensor:
-    """Puts sampled tokens into their texts.
-
-    input: (P, T); position, hidden: (P, M), hidden False on padding; target: (P, G, M)
-    Returns (P, G, T)
-    """
+def fill_in(
+        input: Tensor,              # (P, T)
+        position: Tensor,           # (P, M)
+        hidden: Tensor,             # (P, M) bool, False on padding
+        target: Tensor) -> Tensor:  # (P, G, M)
+    """Puts sampled tokens into their texts. Returns (P, G, T)."""
     G = target.shape[1]
     # Padding of `position` is a column of the text too. The token that is there already is written to it again.
     unchanged = input.gather(1, position)                                            # (P, M)

@@ -133,11 +133,13 @@ def fill_in_passes(
             count = now.sum(1, keepdim=True)                                         # (N, 1)
             now = drawn & (place < count)
         if kept is not None:
-            number = wanted.flatten().cumsum(0) - 1                                  # of each True of wanted, in `kept`
+            # `kept` has an item for each True of wanted, in order; number is that of each place
+            number = wanted.flatten().cumsum(0) - 1
             number = number.view_as(wanted)                                          # (N / g, M)
             number = number.repeat_interleave(g, 0)                                  # (N, M)
             index = now.flatten().nonzero()                                          # (k, 1)
-            collector.add(index[:, 0], kept[number[now]])
+            kept = kept[number[now]]
+            collector.add(index[:, 0], kept)
         drawn_in[now] = i
         now = now.to(device, non_blocking=True)
         target = torch.where(now, token, target)
@@ -145,10 +147,10 @@ def fill_in_passes(
         filled = fill_in(text, column, now, target[:, None])                         # (N, 1, T)
         text = filled[:, 0]
         if end_ids:
-            is_end = torch.isin(target, ids_on(device, *end_ids)).cpu()              # (N, M)
+            is_end = torch.isin(target, ids_on(device, *end_ids))                    # (N, M)
             is_drawn = drawn_in >= 0
-            complete = is_drawn.int().cumprod(1).bool()                              # (N, M) and all before it are
-            ended = is_end & complete
+            complete = is_drawn.int().cumprod(1)                                     # (N, M) 1: and all before it are
+            ended = is_end.cpu() & complete.bool()
             ended = ended.any(1, keepdim=True)                                       # (N, 1)
     drawn_in = drawn_in.to(device, non_blocking=True)
     texts_read = torch.stack(texts_read, 1)                                          # (N, all passes, T)

@@ -37,7 +37,7 @@ def generate(
     with prepacked(model.layers):
         for t in range(rows.longest):
             if t > 0:
-                h = model.states(rows.token, None, past, rows.padding)               # (n, 1, C)
+                h = model.states(rows.token, past=past, padding=rows.padding)        # (n, 1, C)
                 h = h[:, 0]                                                          # (n, C)
             noise = rows.noise[:, t, None]                                           # (n, 1)
             token, logp, kept = draw_tokens(model, h, noise, **sampling)             # (n, 1) each
@@ -154,7 +154,11 @@ class Stop:
     """Ends a row at a stop token, or where its text has just come to contain a stop sequence.
     prefix: the beginning of every answer (response_prefix), which is part of the completion's text"""
 
-    def __init__(self, tokenizer: Tokenizer, sequences: Sequence[str] = (), prefix: str = ""):
+    def __init__(
+            self,
+            tokenizer: Tokenizer,
+            sequences: Sequence[str] = (),
+            prefix: str = ""):
         self.tokenizer = tokenizer
         self.ids = tuple(tokenizer.stop_token_ids)
         self.sequences = sequences
@@ -178,7 +182,8 @@ class Stop:
         """Marks the columns at which rows end: (n, t - first) bool. Only the first one of a row counts. A stop sequence
         lies within one turn."""
         new = tokens[:, first:]                                                      # (n, t - first)
-        ended = torch.isin(new, ids_on(new.device, *self.ids))
+        stop_ids = ids_on(new.device, *self.ids)
+        ended = torch.isin(new, stop_ids)
         if not self.sequences:
             return ended
         begin = max(0, first + 1 - self.window)

@@ -12,7 +12,10 @@ from core.distributed import is_sharded
 from core.settings.setting import Settings
 
 
-def build_optimizers(learner: Any, config: Settings, device_type: str = "cpu") -> list:
+def build_optimizers(
+        learner: Any,
+        config: Settings,
+        device_type: str = "cpu") -> list:
     """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest. Muon's update is
     scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Vectors do not decay.
 

@@ -45,7 +45,10 @@ def placed_on(policy: "Policy", device: torch.device) -> Iterator:
 
 
 @torch.no_grad()
-def with_reference(rollouts: Rollouts, reference: "Policy | None", settings: StepSettings) -> Rollouts:
+def with_reference(
+        rollouts: Rollouts,
+        reference: "Policy | None",
+        settings: StepSettings) -> Rollouts:
     """The rollouts, scored by the reference: with kl_estimator="exact" they get its distributions at every state, with
     other estimators the log-probabilities of the sampled tokens."""
     if reference is None:
@@ -94,8 +97,12 @@ def adapted(kl_beta: float, mean_kl: float, config: Settings) -> float:
 
 
 @torch.no_grad()
-def move_reference(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
-    """Moves the reference after an iteration, numbered from 1, as reference_mode says.
+def move_reference(
+        reference: "Policy",
+        policy: "Policy",
+        iteration: int,  # the one that has ended, counted from 1
+        config: Settings) -> None:
+    """Moves the reference after an iteration, as reference_mode says.
 
     static: it stays
     ema: it follows the policy, reference = ema_alpha reference + (1 - ema_alpha) policy

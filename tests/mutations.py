@@ -87,7 +87,7 @@ FAULTS = [
     ("min_p compares without a logarithm", "core/distributions.py", "math.log(min_p)", "min_p - 1",
      "tests/exactness/test_distributions.py"),
     ("tokens are scored over the whole vocabulary", "core/distributions.py",
-     "return logp.masked_fill(~kept, -torch.inf).log_softmax(-1)", "return logp",
+     "logp = logp.masked_fill(~kept, -torch.inf)", "pass",
      "tests/exactness/test_distributions.py tests/exactness/test_first_ratio.py"),
     ("the temperature is left out of scoring", "core/distributions.py", "return (logits / temperature).log_softmax(-1)",
      "return logits.log_softmax(-1)", "tests/exactness/test_distributions.py tests/exactness/test_generation.py"),

@@ -183,7 +183,7 @@ class CausalPolicy(ModelPolicy):
                     length = lengths(chosen[completions])                            # (n,)
                     m = int(length.max())
                     part = self.put(tokens[completions, :m])                         # (n, m)
-                    h = self.model.states(part, None, own_past, own_padding)         # (n, m, C)
+                    h = self.model.states(part, past=own_past, padding=own_padding)  # (n, m, C)
                     h = touch(h, of_prompt, self.model)
                     states.append(h.flatten(0, 1))
                     end = count + part.numel()

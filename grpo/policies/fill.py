@@ -69,8 +69,8 @@ class FillPolicy(ModelPolicy):
         was_hidden = self.put(hidden)                                                # (P, M)
         filled = fill_in(input, position, was_hidden, target)                        # (P, G, T)
         sampled = was_hidden[:, None].expand_as(target)                              # (P, G, M) False on padding
-        true = truth.gather(1, position)[:, None]                                    # (P, 1, M)
-        correct = (target == true) & sampled                                         # (P, G, M)
+        true = truth.gather(1, position)                                             # (P, M)
+        correct = (target == true[:, None]) & sampled                                # (P, G, M)
         accuracy = correct.sum(), sampled.sum()
 
         chosen = hidden[:, None]                                                     # (P, 1, M)
@@ -127,17 +127,18 @@ class FillPolicy(ModelPolicy):
         return decoded
 
     def states(self, rollouts: Rollouts) -> Tensor:
-        # states_in_texts would do for one text too, but it takes its states from all T columns. Gradients then add up
-        # in another order, which changes their last bits, and the last layer computes more.
+        # states_in_texts could read one text too. But it asks for the states of all T columns, where this asks for the
+        # hidden columns only: gradients would add up in another order, which changes their last bits.
         inputs = rollouts.inputs
         if inputs.texts.shape[1] > 1:
             return self.states_in_texts(rollouts)
-        state_number = inputs.chosen.flatten().nonzero()[:, 0]                       # (K,)
-        text = self.put(inputs.texts[:, 0])                                          # (P, T)
-        column = self.put(inputs.position[:, 0])                                     # (P, M)
+        text = inputs.texts[:, 0]                                                    # (P, T)
+        column = inputs.position[:, 0]                                               # (P, M)
+        index = inputs.chosen.flatten().nonzero()[:, 0]                              # (K,)
         with self.autocast():
-            h = self.model.states(text, column)                                      # (P, M, C)
-        return h.flatten(0, 1)[self.put(state_number)]
+            h = self.model.states(self.put(text), self.put(column))                  # (P, M, C)
+        h = h.flatten(0, 1)                                                          # (P M, C)
+        return h[self.put(index)]
 
     def states_in_texts(self, rollouts: Rollouts) -> Tensor:
         """Reads each text in which a token is scored once, without the columns that are padding in all of them."""
@@ -150,23 +151,24 @@ class FillPolicy(ModelPolicy):
         text = problem * W + inputs.text[inputs.chosen]                              # (K,) in 0 .. P W - 1
         read, row = text.unique(return_inverse=True)  # (U,) texts that are read, (K,) in 0 .. U - 1
         cut = int(inputs.padding.min())
+        column = column - cut
         problem_read = read // W                                                     # (U,)
         padding = inputs.padding[problem_read] - cut                                 # (U,)
+        padding = self.on_device(padding)                                            # (U,) or None
         texts = inputs.texts.flatten(0, 1)                                           # (P W, T)
         tokens = self.put(texts[read, cut:])                                         # (U, T - cut)
         with self.autocast():
-            h = self.model.states(tokens, padding=self.on_device(padding))           # (U, T - cut, C)
-        column = column - cut
+            h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
         return h[self.put(row), self.put(column)]
 
 
 def texts_to_score(
-        input: Tensor,              # (P, T) the problems: texts with MASK
+        input: Tensor,              # (P, T) the problems: texts with hidden tokens
         drawn_in: Tensor,           # (N, M) of fill_in_passes
         texts_read: Tensor,         # (N, S, T) of fill_in_passes with S passes
         estimator: str) -> tuple:
     """The texts of each problem in which its tokens are scored, (P, W, T), and the number of each token's text,
-    (P, G, M) on the CPU, or None if W = 1.
+    (P, G, M) on the CPU; or None: all in one text.
 
     estimator:
     trajectory: each token is scored in the text that its pass read, which is exact (LLaDA arXiv 2502.09992 in sampling;
@@ -176,15 +178,15 @@ def texts_to_score(
     """
     P, T = input.shape
     problem = input[:, None]                                                         # (P, 1, T)
-    later_passes = texts_read.shape[1] - 1
-    if later_passes == 0 or estimator == "one_step":
+    if estimator == "one_step":
         return problem, None
     # Text 0 is the problem; then come the texts of later passes: all of the first member, all of the second, ...
-    drawn_in = drawn_in.unflatten(0, (P, -1)).cpu()                                  # (P, G, M)
-    G = drawn_in.shape[1]
+    N, S, _ = texts_read.shape
+    G = N // P
     later = texts_read[:, 1:]                                                        # (N, S - 1, T)
-    later = later.reshape(P, G * later_passes, T)
+    later = later.reshape(P, G * (S - 1), T)
     texts = torch.cat((problem, later), 1)                                           # (P, W, T)
+    drawn_in = drawn_in.view(P, G, -1).cpu()                                         # (P, G, M)
     member = torch.arange(G)[:, None]                                                # (G, 1)
-    text_number = member * later_passes + drawn_in                                   # (P, G, M)
+    text_number = member * (S - 1) + drawn_in                                        # (P, G, M)
     return texts, text_number.where(drawn_in > 0, 0)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from core.distributed import autocast, is_sharded
+from core.distributed import autocast
 from core.distributions import KeptTokens, entropy, in_parts, restrict, rows_at_once, sampling_logp
 from core.errors import Mistake
 from core.models import save_model
@@ -59,7 +59,8 @@ class Policy:
         """Scores of the sampled tokens, each read once. Logits are computed only for these, in parts if there are
         many."""
         h = self.states(rollouts)                                                    # (K, C)
-        index = rollouts.index().to(h.device, non_blocking=True)                     # (K, g)
+        index = rollouts.index()                                                     # (K, g)
+        index = index.to(h.device, non_blocking=True)
         target = rollouts.target.flatten()[index]                                    # (K, g)
         inputs = rollouts.inputs
         kept = None
@@ -84,7 +85,13 @@ class Policy:
                 full = full.detach()
             return logp, entropy(full), kl
 
-        logp, entropies, kl = in_parts(token_scores, self.vocabulary, h, target, kept, reference)
+        logp, entropies, kl = in_parts(
+            token_scores,
+            self.vocabulary,
+            h,
+            target,
+            kept,
+            reference)
         logp = rollouts.by_token(logp, index)                                        # (N, M)
         entropies = rollouts.by_token(entropies, index)
         if kl is not None:
@@ -145,8 +152,8 @@ class ModelPolicy(Policy):
         for i in range(0, count, size):
             rows = slice(i, i + size)
             part = {key: x[rows] for key, x in problems.items()}
-            rollouts_of_part = self.sample_part(part, iteration, settings)
-            rollouts.append(rollouts_of_part)
+            sampled = self.sample_part(part, iteration, settings)
+            rollouts.append(sampled)
         return join(rollouts)
 
     def sampling_batch(self, settings: SamplingSettings) -> int:
@@ -196,11 +203,12 @@ class ModelPolicy(Policy):
         return self.model.weights()
 
     def load_weights(self, weights: dict) -> None:
+        from core.performance.sharding import shard_like
         own = self.model.weights()
-        if any(map(is_sharded, own.values())):
-            from core.performance.sharding import shard_like
-            weights = {name: shard_like(x, own[name]) for name, x in weights.items()}
-        self.model.load_weights(weights)
+        sharded = {}  # those whose parameters are; others stay whole
+        for name, x in weights.items():
+            sharded[name] = shard_like(x, own[name])
+        self.model.load_weights(sharded)
 
     def calls(self, rollouts: Rollouts) -> int:
         """Number of times that `states` calls the model."""
@@ -209,7 +217,11 @@ class ModelPolicy(Policy):
     def identity(self) -> dict:
         return self.model.identity()
 
-    def save(self, path: str, weights: dict | None = None, **facts) -> None:
+    def save(
+            self,
+            path: str,
+            weights: dict | None = None,
+            **facts) -> None:
         save_model(
             path,
             self.model,
