@@ -104,7 +104,7 @@ def draw_hidden(
         padding: Tensor | None = None,     # (P,) number of leading columns without a token; None: none in any text
         unmask_order: str | None = None,   # an order of UNMASK_ORDERS that depends on the policy
         **truncation) -> tuple:
-    """Samples like predict_and_sample_tokens.
+    """Samples like predict_and_sample_tokens. Texts without a hidden token are not read.
 
     Returns target, logp, order and kept. order: (P, G, M) the numbers that unmask_order gives the drawn tokens, or
     None without it

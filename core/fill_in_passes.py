@@ -100,11 +100,11 @@ def fill_in_passes(
     texts_read = []
     for i in range(total):
         texts_read.append(text)
-        now = (plan == i) & ~ended                                                   # (N, M) drawn and kept
-        if not now.any():  # every text has fewer hidden tokens than passes, or has ended
+        due = (plan == i) & ~ended                                                   # (N, M) get a token in this pass
+        if not due.any():  # every text has fewer hidden tokens than passes, or has ended
             continue
-        drawn = now                                                                  # (N, M)
-        if order_by_policy:
+        drawn = due
+        if order_by_policy:  # the plan says only how many are due, and which they are is known once all are drawn
             block = plan // passes == i // passes
             drawn = block & (drawn_in < 0) & ~ended
         # In the first pass the g = G completions of a problem still have the same text, which is read once for all.
@@ -129,22 +129,22 @@ def fill_in_passes(
         token_logp = token_logp.flatten(0, 1)                                        # (N, M)
         if order_by_policy:
             token_order = token_order.flatten(0, 1)                                  # (N, M)
-            place = rank(token_order.cpu(), drawn)                                   # (N, M)
-            count = now.sum(1, keepdim=True)                                         # (N, 1)
-            now = drawn & (place < count)
+            number = rank(token_order.cpu(), drawn)                                  # (N, M) in this order
+            count = due.sum(1, keepdim=True)                                         # (N, 1)
+            due = drawn & (number < count)
         if kept is not None:
             # `kept` has an item for each True of wanted, in order; number is that of each place
             number = wanted.flatten().cumsum(0) - 1
             number = number.view_as(wanted)                                          # (N / g, M)
             number = number.repeat_interleave(g, 0)                                  # (N, M)
-            index = now.flatten().nonzero()                                          # (k, 1)
-            kept = kept[number[now]]
+            index = due.flatten().nonzero()                                          # (k, 1)
+            kept = kept[number[due]]
             collector.add(index[:, 0], kept)
-        drawn_in[now] = i
-        now = now.to(device, non_blocking=True)
-        target = torch.where(now, token, target)
-        logp = torch.where(now, token_logp, logp)
-        filled = fill_in(text, column, now, target[:, None])                         # (N, 1, T)
+        drawn_in[due] = i
+        due = due.to(device, non_blocking=True)
+        target = torch.where(due, token, target)
+        logp = torch.where(due, token_logp, logp)
+        filled = fill_in(text, column, due, target[:, None])                         # (N, 1, T)
         text = filled[:, 0]
         if end_ids:
             is_end = torch.isin(target, ids_on(device, *end_ids))                    # (N, M)

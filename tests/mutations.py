@@ -94,7 +94,7 @@ FAULTS = [
     ("a token of probability 0 can be drawn", "core/distributions.py", "right=True)", "right=False)",
      "tests/exactness/test_distributions.py"),
     ("a pass does not read what was drawn before it", "core/fill_in_passes.py",
-     "filled = fill_in(text, column, now, target[:, None])", "filled = text[:, None]",
+     "filled = fill_in(text, column, due, target[:, None])", "filled = text[:, None]",
      "tests/policies/test_fill_in.py"),
     ("texts without a hidden token are read too", "core/fill_in.py",
      "read, row = index[:, 0].unique(return_inverse=True)", "read, row = torch.arange(len(hidden)), index[:, 0]",
