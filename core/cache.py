@@ -1,8 +1,7 @@
 """The KV cache: keys and values of earlier tokens, and of the prompt that a group shares."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -10,27 +9,23 @@ from torch.nn import functional as F
 
 from core.model import attend, attention_mask
 
-UNORDERED = ("cuda",)  # devices where the gradient of index_select is nondeterministic and added up in bfloat16
+UNORDERED = ("cuda",)  # devices where index_select adds up gradients in no fixed order, and in bfloat16
 
 
 def new_cache(model: nn.Module) -> object:
     """An empty cache of the kind that a model reads through."""
-    return model.new_cache() if hasattr(model, "new_cache") else Cache([])
+    if hasattr(model, "new_cache"):
+        return model.new_cache()
+    none = [None] * len(model.layers)
+    return Cache(none)
 
 
 def at_rows(x: Tensor, rows: Tensor) -> Tensor:
     """x (B, ...) at its rows (n,). The gradients of equal rows are added up in a fixed order; on a GPU in float32."""
     if x.device.type in UNORDERED and x.requires_grad:
-        return x.float()[rows].to(x.dtype)
+        selected = x.float()[rows]
+        return selected.to(x.dtype)
     return x.index_select(0, rows)
-
-
-def attention_over(add: Callable) -> Callable:
-    """Attention of new tokens to all tokens in a cache. add: adds their keys and values, and returns all of them"""
-    def read(q, k, v, mask, *settings):
-        k, v = add(k, v)                                                             # (B, H, L, D) each
-        return attend(q, k, v, mask, *settings)
-    return read
 
 
 @dataclass(eq=False)
@@ -41,12 +36,16 @@ class Cache:
     group shares is read once, and gradients flow back through its keys and values.
     """
 
-    layers: list      # (keys, values) of each layer, (B, H, length + room, D) each
+    layers: list      # (keys, values) of each layer, (B, H, length + room, D) each; None before it has read a token
     length: int = 0   # columns that have been read
     room: int = 0     # columns that are reserved after them when generation begins
 
-    def mask(self, T: int, padding: Tensor | None, device: torch.device) -> Tensor | None:
-        """The mask of the next T tokens, for the functions of `layer`. padding: (B,) or None."""
+    def mask(
+            self,
+            T: int,
+            padding: Tensor | None,  # (B,)
+            device: torch.device) -> Tensor | None:
+        """The mask of the next T tokens, for the functions of `layer`."""
         return attention_mask(self.length, T, padding, device)
 
     def layer(self, i: int) -> Callable:
@@ -54,24 +53,32 @@ class Cache:
         themselves and all tokens before them."""
         # With grad_checkpoint the function is called again in the backward pass, when self.layers[i] has the new
         # tokens already. They must be added to the earlier ones, as in the first call.
-        before = self.layers[i] if i < len(self.layers) else None
-        return attention_over(partial(self.add, i, before))
+        before = self.layers[i]
 
-    def add(self, i: int, before: tuple | None, k: Tensor, v: Tensor) -> tuple:
-        """Adds keys and values of new tokens to layer i, which held `before`. Returns them for all tokens."""
-        if before is None:
-            self.layers[i:] = [(k, v)]
-            return k, v
-        keys, values = before
-        if self.room:
-            end = self.length + k.shape[2]
-            keys[:, :, self.length : end] = k
-            values[:, :, self.length : end] = v
-            return keys[:, :, :end], values[:, :, :end]
-        keys = torch.cat((keys, k), 2)
-        values = torch.cat((values, v), 2)
-        self.layers[i] = keys, values
-        return keys, values
+        def attention(q, k, v, mask, *settings):
+            k, v = self.add(i, before, k, v)                                         # (B, H, L, D) each
+            return attend(q, k, v, mask, *settings)
+        return attention
+
+    def add(
+            self,
+            i: int,
+            before: tuple | None,
+            k: Tensor,
+            v: Tensor) -> tuple:
+        """Adds keys and values of new tokens to layer i, which held `before`. Returns those of all tokens."""
+        if before is not None:
+            keys, values = before
+            if self.room:
+                end = self.length + k.shape[2]
+                new = slice(self.length, end)
+                keys[:, :, new] = k
+                values[:, :, new] = v
+                return keys[:, :, :end], values[:, :, :end]
+            k = torch.cat((keys, k), 2)
+            v = torch.cat((values, v), 2)
+        self.layers[i] = k, v
+        return k, v
 
     def expand(self, rows: Tensor, room: int = 0) -> "Cache":
         """A new cache whose row i continues row rows[i] of this one, which stays as it is. Gradients flow back to it.
@@ -82,41 +89,51 @@ class Cache:
         for pair in self.layers:
             pair = [at_rows(x, rows) for x in pair]                                  # (n, H, length, D) each
             if room:
-                pair = [F.pad(x, (0, 0, 0, room)) for x in pair]
+                columns_after = 0, 0, 0, room
+                pair = [F.pad(x, columns_after) for x in pair]
             layers.append(pair)
         return Cache(layers, self.length, room)
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these. rows: (n,) indices"""
         for i, (keys, values) in enumerate(self.layers):
-            self.layers[i] = keys[rows], values[rows]
+            keys = keys[rows]
+            values = values[rows]
+            self.layers[i] = keys, values
 
 
 @dataclass(eq=False)
-class RowCache:
-    """A Cache in buffers that stay where they are. Its rows are at different columns, and each reads one token."""
+class RowCache(Cache):
+    """A Cache in buffers, layers of (n, H, L, D), that stay where they are. Its rows are at different columns, and each
+    reads one token. length and room are not used."""
 
-    layers: list     # (keys, values) of each layer, (n, H, L, D) each
-    column: Tensor   # (n, 1) the column of each row's token
-    length = 0       # not used: each row has its own
+    column: Tensor = field(kw_only=True)   # (n, 1) the column of each row's token
 
-    def mask(self, T: int, padding: Tensor, device: torch.device) -> Tensor:
-        """(n, 1, 1, L) bool: the columns that each row reads. padding: (n,)"""
+    def mask(
+            self,
+            T: int,
+            padding: Tensor,  # (n,)
+            device: torch.device) -> Tensor:
+        """(n, 1, 1, L) bool: the columns that each row reads."""
         keys, _ = self.layers[0]
         column = torch.arange(keys.shape[2], device=device)                          # (L,)
         seen = column <= self.column                                                 # (n, L)
         real = column >= padding[:, None]                                            # (n, L)
-        return (seen & real)[:, None, None]
+        mask = seen & real
+        return mask[:, None, None]
 
-    def add(self, i: int, k: Tensor, v: Tensor, *args, **settings) -> tuple:
-        """Writes keys and values (n, H, 1, D) into layer i. Returns the keys and values of all columns. transformers
-        passes more arguments to a layer of a cache; they are not needed."""
-        keys, values = self.layers[i]
+    def add(
+            self,
+            i: int,
+            before: tuple,
+            k: Tensor,
+            v: Tensor,
+            *args,
+            **settings) -> tuple:
+        """Writes keys and values (n, H, 1, D) into the buffers `before` of layer i. Returns those of all columns.
+        transformers passes more arguments to a layer of a cache; they are not needed."""
+        keys, values = before
         column = self.column[:, None, None]                                          # (n, 1, 1, 1)
         keys.scatter_(2, column.expand_as(k), k.to(keys.dtype))
         values.scatter_(2, column.expand_as(v), v.to(values.dtype))
         return keys, values
-
-    def layer(self, i: int) -> Callable:
-        """Like Cache.layer, for one new token of each row."""
-        return attention_over(partial(self.add, i))

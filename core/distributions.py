@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,20 +12,22 @@ from torch.utils.checkpoint import checkpoint
 
 from core.device import gpu_logits_at_once
 
-SAMPLING = 1               # first number of the seeds here; other files have others, so their noise differs
+SAMPLING = 1               # begins the seeds of this noise; other files' seeds begin with other numbers
 LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits on a CPU
-LARGE_VOCABULARY = 2**14   # from this size on a nucleus is sought among the most likely tokens first: sorting is slow
-TOP_PART = 1024            # number of these tokens
+LARGE_VOCABULARY = 2**14   # from this size on, sorting a whole distribution is slow: first a nucleus is sought ...
+TOP_PART = 1024            # ... among this many of the most likely tokens
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     """bfloat16 becomes float32; float64, which checks of gradients use, stays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.to(dtype)
 
 
-def sampling_logp(logits: Tensor, temperature: float | Tensor = 1.0) -> Tensor:
-    """Log-probabilities (..., V) before truncation. logits: (..., V) float32; temperature: a number, or a tensor that
-    broadcasts."""
+def sampling_logp(
+        logits: Tensor,                              # (..., V) float32
+        temperature: float | Tensor = 1.0) -> Tensor:
+    """Log-probabilities (..., V) before truncation. temperature: a number, or a tensor that broadcasts"""
     return (logits / temperature).log_softmax(-1)
 
 
@@ -37,26 +38,33 @@ def restrict(logp: Tensor, kept: "Tensor | KeptTokens | None") -> Tensor:
     """
     if kept is None:
         return logp
-    mask = kept
     if isinstance(kept, KeptTokens):
-        mask = kept.dense(logp.shape[-1], logp.device)
-    return logp.masked_fill(~mask, -torch.inf).log_softmax(-1)
+        vocabulary = logp.shape[-1]
+        kept = kept.dense(vocabulary, logp.device)
+    logp = logp.masked_fill(~kept, -torch.inf)
+    return logp.log_softmax(-1)
 
 
 def token_logp(logp: Tensor, target: Tensor) -> Tensor:
     """Log-probability of each token. logp: (..., V); target: (...) ids. Returns (...)."""
-    return logp.gather(-1, target[..., None]).squeeze(-1)
+    index = target[..., None]                                                        # (..., 1)
+    return logp.gather(-1, index).squeeze(-1)
 
 
 def entropy(logp: Tensor) -> Tensor:
     """Entropy of each distribution. logp: (..., V) -> (...)."""
     surprise = -logp.clamp(min=-1e4)  # finite where p is 0: 0 times infinity would be NaN
-    return (logp.exp() * surprise).sum(-1)
+    p = logp.exp()
+    return (p * surprise).sum(-1)
 
 
 # Drawing
 
-def draw_uniforms(seed: int, step: int, numbers: Iterable[int], shape: tuple) -> Tensor:
+def draw_uniforms(
+        seed: int,
+        step: int,
+        numbers: Iterable[int],  # of the problems
+        shape: tuple) -> Tensor:
     """Uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU.
 
     Row i depends only on (seed, step, numbers[i]). A problem therefore has the same samples on every device, and in
@@ -64,13 +72,14 @@ def draw_uniforms(seed: int, step: int, numbers: Iterable[int], shape: tuple) ->
     """
     noise = []
     for number in numbers:
-        rng = np.random.default_rng([SAMPLING, seed, step, int(number)])
+        seeds = [SAMPLING, seed, step, int(number)]
+        rng = np.random.default_rng(seeds)
         noise.append(rng.random(shape))
     return torch.from_numpy(np.stack(noise))
 
 
 def noise_on(device: torch.device, uniform: Tensor) -> Tensor:
-    """The noise on the device that draws tokens. For MPS, which has no float64, this is the CPU."""
+    """The noise on the device that draws tokens; with MPS, which has no float64, the CPU draws them."""
     if device.type == "mps":
         return uniform.cpu()
     return uniform.to(device)
@@ -80,14 +89,18 @@ def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
     """Inverse-CDF sampling: draws the token at which the cumulative probability first exceeds the noise.
 
     logp: (K, V) log-probabilities; uniform: (K, G) in [0, 1)
-    Returns ids (K, G), never one of probability 0; where logp is NaN, any
+    Returns ids (K, G). A token of probability 0 is never drawn. A distribution with NaN gives some valid id
     """
-    cdf = logp.to(uniform.device).exp().double().cumsum_(1)                          # (K, V)
-    # The last number of the cdf is 1 only up to rounding. Scaled by it, no noise is beyond the last token.
+    p = logp.to(uniform.device).exp()
+    cdf = p.double().cumsum_(1)                                                      # (K, V)
+    # Rounding makes the end of the cdf slightly different from 1, and noise above it would find no token. Noise is
+    # therefore scaled to the end.
     height = uniform * cdf[:, -1:]                                                   # (K, G)
-    # right=True: where a token of probability 0 leaves the cdf as it was, the next token is drawn
+    # A token of probability 0 has the same cdf as the token before it. With right=True, noise equal to that number
+    # goes past both of them, to a token that has a probability.
     ids = torch.searchsorted(cdf, height, right=True)                                # (K, G)
-    return ids.clamp_(max=logp.shape[1] - 1).to(logp.device)
+    last = logp.shape[1] - 1
+    return ids.clamp_(max=last).to(logp.device)
 
 
 def sample_tokens(
@@ -114,14 +127,16 @@ def sample_tokens(
 def draw_tokens(
         model: nn.Module,
         h: Tensor,                           # (K, C) hidden states
-        uniform: Tensor,
-        temperature: float | Tensor = 1.0,
+        uniform: Tensor,                     # (K, G)
+        temperature: float | Tensor = 1.0,   # a number, or (K, 1)
         as_mask: bool = False,
         **truncation) -> tuple:
-    """Draws tokens as sample_tokens does, from hidden states, with the logits of few of them at a time. The kept tokens
-    are KeptTokens or, with as_mask, a mask, which does not wait for the device."""
+    """Draws tokens from hidden states as sample_tokens does from logits, which it computes for a few states at a time.
+
+    as_mask: the kept tokens are returned as a mask, (K, V), without waiting for the device; otherwise as KeptTokens
+    """
     def draw(h, uniform, temperature):
-        logits = model.project(h)
+        logits = model.project(h)                                                    # (K, V)
         ids, logp, kept = sample_tokens(logits, uniform, temperature, **truncation)
         if kept is not None and not as_mask:
             kept = KeptTokens.of(kept)
@@ -132,61 +147,76 @@ def draw_tokens(
 
 def rows_at_once(vocabulary: int, device: torch.device) -> int:
     """The number of rows in the largest allowed tensor of logits."""
-    most = LOGITS_AT_ONCE
     if device.type == "cuda":
         most = gpu_logits_at_once(device)
-    return max(1, most // vocabulary)
+    else:
+        most = LOGITS_AT_ONCE
+    rows = most // vocabulary
+    return max(1, rows)
 
 
 def in_parts(function: Callable, vocabulary: int, *inputs) -> tuple:
-    """function(*inputs), called on so few rows at a time that their logits fit into memory.
+    """Calls function(*inputs) on a few rows at a time, so that their logits fit into memory.
 
-    inputs: tensors of K rows and KeptTokens of K distributions, which are split; all else each call gets as it is
-    function: returns a tuple, each item a tensor of K rows, KeptTokens of K distributions, or None
-    If the rows are split, the backward pass computes each part again instead of keeping it: memory is bounded in both
-    directions.
+    inputs: tensors of K rows, the first one at least, and KeptTokens of K distributions are split; other values, such
+        as a temperature or None, go to every call
+    function: returns a tuple; each item is a tensor of K rows, KeptTokens of K distributions, or None
+    Returns the tuple of function(*inputs). If the rows are split, the backward pass computes each part again instead
+    of keeping it: memory is bounded in both directions.
     """
-    size = rows_at_once(vocabulary, inputs[0].device)
-    if len(inputs[0]) <= size:
+    first = inputs[0]
+    size = rows_at_once(vocabulary, first.device)
+    if len(first) <= size:
         return function(*inputs)
-    columns = []
+    parts_of_inputs = []
     for x in inputs:
-        has_rows = isinstance(x, (Tensor, KeptTokens))
-        columns.append(x.split(size) if has_rows else itertools.repeat(x))
-    results = []
-    for part in zip(*columns):
-        if torch.is_grad_enabled():
-            results.append(checkpoint(function, *part, use_reentrant=False))
+        if isinstance(x, (Tensor, KeptTokens)):
+            parts = x.split(size)
         else:
-            results.append(function(*part))
-    return tuple(map(concatenated, zip(*results)))
-
-
-def concatenated(parts: Sequence) -> Any:
-    """The parts of a result of in_parts one after another."""
-    if parts[0] is None:
-        return None
-    if isinstance(parts[0], KeptTokens):
-        return KeptTokens.join(parts)
-    return torch.cat(parts)
+            parts = itertools.repeat(x)
+        parts_of_inputs.append(parts)
+    results = []
+    for part in zip(*parts_of_inputs):
+        if torch.is_grad_enabled():
+            result = checkpoint(function, *part, use_reentrant=False)
+        else:
+            result = function(*part)
+        results.append(result)
+    joined = []
+    for parts in zip(*results):  # one item of the tuple, in each result
+        if parts[0] is None:
+            whole = None
+        elif isinstance(parts[0], KeptTokens):
+            whole = KeptTokens.join(parts)
+        else:
+            whole = torch.cat(parts)
+        joined.append(whole)
+    return tuple(joined)
 
 
 # Truncation: the tokens that may be drawn, and how they are kept until they are scored
 
-def kept_tokens(logp: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
+def kept_tokens(
+        logp: Tensor,          # (K, V)
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0) -> Tensor:
     """Marks the tokens that may be drawn: the top_k most likely (0: all); of these, the nucleus; of the nucleus, tokens
-    at least min_p times as likely as the most likely one (arXiv 2407.01082). logp: (K, V). Returns (K, V) bool."""
+    at least min_p times as likely as the most likely one (arXiv 2407.01082). Returns (K, V) bool."""
     kept = torch.ones_like(logp, dtype=torch.bool)
     among_top_k = logp
-    if 0 < top_k < logp.shape[-1]:
+    vocabulary = logp.shape[-1]
+    if 0 < top_k < vocabulary:
         ids = logp.topk(top_k).indices                                               # (K, top_k)
-        kept = torch.zeros_like(kept).scatter(-1, ids, True)
+        none = torch.zeros_like(kept)
+        kept = none.scatter(-1, ids, True)
         among_top_k = restrict(logp, kept)
     if top_p < 1:
         kept &= nucleus(among_top_k, top_p)
     if min_p > 0:
         highest = logp.amax(-1, keepdim=True)                                        # (K, 1)
-        kept &= logp >= highest + math.log(min_p)
+        lowest = highest + math.log(min_p)
+        kept &= logp >= lowest
     return kept
 
 
@@ -194,11 +224,13 @@ def nucleus(logp: Tensor, top_p: float) -> Tensor:
     """The smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751). Among equally likely
     tokens it takes the first. logp: (K, V). Returns (K, V) bool."""
     p = logp.exp()
-    # On a GPU sorting takes less time than the host's wait for the incomplete rows
-    if p.shape[-1] < LARGE_VOCABULARY or p.is_cuda:
+    # Rows whose nucleus the top part does not settle are sorted as a whole. On a GPU all are: sorting takes less time
+    # there than the host's wait for the list of these rows.
+    vocabulary = p.shape[-1]
+    if vocabulary < LARGE_VOCABULARY or p.is_cuda:
         return nucleus_of_all(p, top_p)
     kept, incomplete = nucleus_of_top_part(p, top_p)
-    rest = p[incomplete]
+    rest = p[incomplete]                                                             # (r, V)
     kept[incomplete] = nucleus_of_all(rest, top_p)
     return kept
 
@@ -209,20 +241,25 @@ def nucleus_of_all(p: Tensor, top_p: float) -> Tensor:
     before = ordered.cumsum(-1) - ordered                                            # (K, V) of the likelier tokens
     kept = before < top_p
     kept[..., 0] = True
-    return torch.zeros_like(kept).scatter(-1, order, kept)
+    in_order_of_ids = torch.zeros_like(kept)
+    return in_order_of_ids.scatter(-1, order, kept)
 
 
 def nucleus_of_top_part(p: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     """The nucleus of probabilities (K, V) among their TOP_PART largest, and (K,) bool, True where it is incomplete: it
-    may need more tokens."""
+    may need tokens outside this part."""
     top, ids = p.topk(TOP_PART)                                                      # (K, TOP_PART)
-    ids, by_id = ids.sort(-1)  # the order in which topk lists equally likely tokens depends on the device
-    top = top.gather(-1, by_id)
+    # topk lists equally likely tokens in an order that depends on the device. Sorted by id, the first comes first.
+    ids, order = ids.sort(-1)
+    top = top.gather(-1, order)
     kept = nucleus_of_all(top, top_p)                                                # (K, TOP_PART)
-    # If the nucleus takes the least likely token of the top part, tokens outside may be as likely
-    last = top.masked_fill(~kept, torch.inf).amin(-1)                                # (K,)
-    incomplete = last <= top.amin(-1)                                                # (K,)
-    none = torch.zeros_like(p, dtype=torch.bool)
+    # A nucleus that takes the least likely token of the top part, or one as likely, may go on outside it, or have to
+    # take an equally likely token there that comes first
+    lowest_kept = top.masked_fill(~kept, torch.inf)                                  # (K, TOP_PART)
+    lowest_kept = lowest_kept.amin(-1)                                               # (K,)
+    lowest = top.amin(-1)                                                            # (K,)
+    incomplete = lowest_kept <= lowest
+    none = torch.zeros_like(p, dtype=torch.bool)                                     # (K, V)
     return none.scatter(-1, ids, kept), incomplete
 
 
@@ -240,61 +277,69 @@ class KeptTokens:
     def of(cls, mask: Tensor) -> "KeptTokens":
         """The kept tokens of a mask (K, V) bool. Waits for the device."""
         _, ids = mask.nonzero(as_tuple=True)
-        counts = mask.sum(1)
-        return cls(ids.int().cpu(), counts.cpu())
+        ids = ids.int().cpu()
+        counts = mask.sum(1).cpu()
+        return cls(ids, counts)
 
     @classmethod
     def join(cls, parts: "Sequence[KeptTokens]") -> "KeptTokens":
         """The parts one after another."""
-        ids = [part.ids for part in parts]
-        counts = [part.counts for part in parts]
-        return cls(torch.cat(ids), torch.cat(counts))
+        ids = torch.cat([part.ids for part in parts])
+        counts = torch.cat([part.counts for part in parts])
+        return cls(ids, counts)
 
     def __len__(self):
         return len(self.counts)
 
     def __getitem__(self, index):
         """A copy of some distributions. index: (k,) integers or (K,) bool, on the CPU"""
-        # Slices, because an index of all their ids would take more memory than the ids
-        slices = self.ids.split(self.counts.tolist())                                # K of them
-        chosen = torch.arange(len(self))[index].tolist()
-        ids = [self.ids[:0]]
-        ids += [slices[i] for i in chosen]
-        return KeptTokens(torch.cat(ids), self.counts[index])
+        # Slices, because an index tensor for all the ids would take more memory than the ids
+        sizes = self.counts.tolist()
+        slices = self.ids.split(sizes)                                               # K of them
+        chosen = torch.arange(len(self))[index]                                      # (k,)
+        ids = [slices[i] for i in chosen.tolist()]
+        none = self.ids[:0]  # torch.cat needs a tensor, also if no distribution is chosen
+        ids = torch.cat([none, *ids])
+        return KeptTokens(ids, self.counts[index])
 
     def split(self, size: int | list[int]) -> "list[KeptTokens]":
-        """Parts of `size` distributions each, the last with the remainder. A list has the size of each part."""
+        """Parts of `size` distributions each, the last with the remainder; or parts of the sizes in a list."""
         counts = self.counts.split(size)
         totals = [int(part.sum()) for part in counts]
         ids = self.ids.split(totals)
         return list(map(KeptTokens, ids, counts))
 
-    def dense(self, vocabulary: int, device: torch.device | str = "cpu") -> Tensor:
+    def dense(
+            self,
+            vocabulary: int,
+            device: torch.device | str = "cpu") -> Tensor:
         """The mask (K, V) bool."""
         K = len(self)
         row = torch.arange(K).repeat_interleave(self.counts)                         # (E,)
-        place = row * vocabulary + self.ids                                          # (E,) in the flattened mask
-        place = place.to(device, non_blocking=True)
-        mask = torch.zeros(K * vocabulary, dtype=torch.bool, device=device)
-        mask.index_fill_(0, place, True)
-        return mask.view(K, vocabulary)
+        index = row * vocabulary + self.ids                                          # (E,) into the flattened mask
+        index = index.to(device, non_blocking=True)
+        flat = torch.zeros(K * vocabulary, dtype=torch.bool, device=device)
+        flat.index_fill_(0, index, True)
+        return flat.view(K, vocabulary)
 
 
 class KeptCollector:
     """Collects kept tokens during sampling, and puts them in the order of the sampled tokens."""
 
     def __init__(self):
-        self.numbers, self.parts = [], []
+        self.numbers = []
+        self.parts = []
 
     def add(self, numbers: Tensor, kept: KeptTokens) -> None:
-        """numbers: (k,) on the CPU, the rank of each distribution of `kept` in the final order."""
+        """Adds k distributions. numbers: (k,) on the CPU; the final order is that of rising numbers"""
         self.numbers.append(numbers)
         self.parts.append(kept)
 
     def joined(self) -> KeptTokens | None:
-        """All KeptTokens in ascending order of their numbers; None if there are none."""
+        """All distributions by rising number; None if there are none."""
         if not self.parts:
             return None
         kept = KeptTokens.join(self.parts)
         self.parts = []  # frees memory before the copy
-        return kept[torch.cat(self.numbers).argsort()]
+        numbers = torch.cat(self.numbers)
+        return kept[numbers.argsort()]

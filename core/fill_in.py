@@ -16,7 +16,8 @@ def random(noise: Tensor) -> Tensor:
 
 def left_to_right(noise: Tensor) -> Tensor:
     """The first places first."""
-    return torch.linspace(0, 1, noise.shape[-1]).expand_as(noise)
+    M = noise.shape[-1]
+    return torch.linspace(0, 1, M).expand_as(noise)
 
 
 def confidence(logp: Tensor, ids: Tensor) -> Tensor:
@@ -25,10 +26,11 @@ def confidence(logp: Tensor, ids: Tensor) -> Tensor:
 
 
 # Functions that give each hidden place a number; within a block, places with the lowest numbers are filled first.
-# There are two kinds. One takes uniform noise (N, M) of the M hidden places of N texts, from left to right, and returns
-# numbers of the same shape. The other has the parameters `logp` (K, V), the log-probabilities at K places at
+# There are two kinds. One takes uniform noise (N, M) for the M hidden places of N texts, from left to right, and
+# returns numbers of the same shape. The other has the parameters `logp` (K, V), the log-probabilities at K places at
 # temperature 1 without truncation, and `ids` (K, G), the tokens that the pass drew there, and returns (K, G). Such an
-# order depends on the policy: a token's log-probability is then an estimate, since it leaves out the order's.
+# order depends on the policy. The log-probability of a token is then an estimate, because it leaves out the
+# probability of the order.
 UNMASK_ORDERS = {
     "random": random,
     "left_to_right": left_to_right,
@@ -38,7 +40,9 @@ UNMASK_ORDERS = {
 
 def depends_on_policy(unmask_order: str) -> bool:
     """True if an order of UNMASK_ORDERS depends on the policy: its function has a parameter logp."""
-    return "logp" in parameters_of(UNMASK_ORDERS[unmask_order], f"unmask_order={unmask_order!r}")
+    function = UNMASK_ORDERS[unmask_order]
+    parameters = parameters_of(function, f"unmask_order={unmask_order!r}")
+    return "logp" in parameters
 
 
 def order_of(unmask_order: str, *inputs: Tensor) -> Tensor:
@@ -51,22 +55,24 @@ def order_of(unmask_order: str, *inputs: Tensor) -> Tensor:
     with others(f"{named} failed", "correct it", definition(function)):
         order = function(*inputs)
     last = inputs[-1]
-    shape = last.shape
-    if isinstance(order, Tensor) and order.shape == shape:
+    if isinstance(order, Tensor) and order.shape == last.shape:
         order = order.to(last.device, torch.float32)
         if order.isfinite().all():
             return order
+    shape = tuple(last.shape)
     raise Mistake(f"{definition(function)}: {named} must return a tensor of finite numbers in float32 of the shape "
-                  f"{tuple(shape)}, that of its last argument")
+                  f"{shape}, that of its last argument")
 
 
 def check_order(unmask_order: str) -> None:
     """Raises Mistake unless the function of an order returns a number for each place."""
     if depends_on_policy(unmask_order):
         logp = torch.zeros(2, 3).log_softmax(-1)
-        order_of(unmask_order, logp, torch.zeros(2, 4, dtype=torch.long))
+        ids = torch.zeros(2, 4, dtype=torch.long)
+        order_of(unmask_order, logp, ids)
     else:
-        order_of(unmask_order, torch.full((2, 3), 0.5))
+        noise = torch.full((2, 3), 0.5)
+        order_of(unmask_order, noise)
 
 
 # One pass
@@ -82,7 +88,7 @@ def predict_and_sample_tokens(
 
     sampling: temperature, a number or (P, 1); top_p, top_k, min_p
     Returns target (P, G, M) ids and their logp (P, G, M) under the distribution drawn from, both 0 where nothing is
-    drawn, and the KeptTokens of the K positions where a token is drawn, in order, or None if all tokens are kept
+    drawn, and the KeptTokens of the K True entries of `hidden`, in order, or None if all tokens are kept
     """
     target, logp, _, kept = draw_hidden(model, input, position, uniform, hidden, **sampling)
     return target, logp, kept
@@ -98,59 +104,72 @@ def draw_hidden(
         padding: Tensor | None = None,     # (P,) number of leading columns without a token; None: none in any text
         unmask_order: str | None = None,   # an order of UNMASK_ORDERS that depends on the policy
         **truncation) -> tuple:
-    """Samples like predict_and_sample_tokens, and also returns, third of four, the order of the tokens (P, G, M), or
-    None without unmask_order. Texts without a hidden token are not read."""
-    # `hidden` is on the CPU because on a GPU nonzero and unique would wait for the work before them
-    device = input.device
+    """Samples like predict_and_sample_tokens. Texts without a hidden token are not read.
+
+    Returns target, logp, order and kept. order: (P, G, M) the numbers that unmask_order gives the drawn tokens, or
+    None without it
+    """
+    # Indices are found on the CPU: on a GPU nonzero and unique would wait for the work before them
     index = hidden.nonzero()                                                         # (K, 2)
-    texts, text = index[:, 0].unique(return_inverse=True)                            # (R,); (K,) in 0 .. R - 1
-    texts = texts.to(device, non_blocking=True)
-    text = text.to(device, non_blocking=True)
+    read, row = index[:, 0].unique(return_inverse=True)  # (R,) texts with a hidden token, (K,) in 0 .. R - 1
+    device = input.device
+    read = read.to(device, non_blocking=True)
+    row = row.to(device, non_blocking=True)
     index = index.to(device, non_blocking=True)
-    row, number = index.unbind(1)                                                    # (K,) each
+    text, place = index.unbind(1)                                                    # (K,) each
     if padding is not None:
-        padding = padding[texts]
+        padding = padding[read]                                                      # (R,)
     if torch.is_tensor(temperature):
-        temperature = temperature[row]                                               # (K, 1)
-    h = model.states(input[texts], position[texts], padding=padding)                 # (R, M, C)
-    h = h[text, number]                                                              # (K, C)
-    column = position[row, number]                                                   # (K,)
+        temperature = temperature[text]                                              # (K, 1)
+    h = model.states(input[read], position[read], padding=padding)                   # (R, M, C)
+    h = h[row, place]                                                                # (K, C)
+    column = position[text, place]                                                   # (K,)
     noise = noise_on(device, uniform)                                                # (P, G, T)
-    there = noise.device
-    noise = noise[row.to(there), :, column.to(there)]                                # (K, G)
+    text_of_noise = text.to(noise.device)
+    column_of_noise = column.to(noise.device)
+    noise = noise[text_of_noise, :, column_of_noise]                                 # (K, G)
     ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)        # (K, G) each
 
     def at_places(x):
-        whole = x.new_zeros(*position.shape, x.shape[1])                             # (P, M, G)
-        whole[row, number] = x
-        return whole.mT                                                              # (P, G, M)
+        """(P, G, M): x (K, G) at the hidden places, 0 elsewhere."""
+        G = x.shape[1]
+        whole = x.new_zeros(*position.shape, G)                                      # (P, M, G)
+        whole[text, place] = x
+        return whole.mT
 
     order = None
     if unmask_order is not None:
-        order = at_places(order_of_tokens(model, unmask_order, h, ids))
+        order = order_of_tokens(model, unmask_order, h, ids)                         # (K, G)
+        order = at_places(order)
     return at_places(ids), at_places(logp), order, kept
 
 
-def order_of_tokens(model: nn.Module, unmask_order: str, h: Tensor, ids: Tensor) -> Tensor:
-    """The order (K, G) of drawn tokens, if it depends on the policy. h: (K, C) states; ids: (K, G)"""
-    def of_part(h, ids):
+def order_of_tokens(
+        model: nn.Module,
+        unmask_order: str,
+        h: Tensor,                 # (K, C) states
+        ids: Tensor) -> Tensor:    # (K, G) the tokens drawn there
+    """The numbers (K, G) of tokens, in an order that depends on the policy."""
+    def order_of_part(h, ids):
         logp = model.project(h).log_softmax(-1)
-        return (order_of(unmask_order, logp, ids),)
+        order = order_of(unmask_order, logp, ids)
+        return (order,)
 
-    order, = in_parts(of_part, model.vocabulary, h, ids)
+    order, = in_parts(order_of_part, model.vocabulary, h, ids)
     return order
 
 
-def fill_in(input: Tensor, position: Tensor, hidden: Tensor, target: Tensor) -> Tensor:
-    """Puts sampled tokens into their texts.
-
-    input: (P, T); position, hidden: (P, M), hidden False on padding; target: (P, G, M)
-    Returns (P, G, T)
-    """
+def fill_in(
+        input: Tensor,              # (P, T)
+        position: Tensor,           # (P, M)
+        hidden: Tensor,             # (P, M) bool, False on padding
+        target: Tensor) -> Tensor:  # (P, G, M)
+    """Puts sampled tokens into their texts. Returns (P, G, T)."""
     G = target.shape[1]
-    # Padding has a column of its text too, and writes the token that stands there already
-    unchanged = input.gather(1, position)[:, None]                                   # (P, 1, M)
-    token = torch.where(hidden[:, None], target, unchanged)                          # (P, G, M)
+    # Padding of `position` is a column of the text too. The token that is there already is written to it again.
+    unchanged = input.gather(1, position)                                            # (P, M)
+    is_hidden = hidden[:, None]                                                      # (P, 1, M)
+    token = torch.where(is_hidden, target, unchanged[:, None])                       # (P, G, M)
     column = position[:, None].expand_as(target)                                     # (P, G, M)
     texts = input[:, None].repeat(1, G, 1)                                           # (P, G, T)
     return texts.scatter_(2, column, token)

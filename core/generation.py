@@ -24,33 +24,36 @@ def generate(
         padding: Tensor | None,  # (P,) number of padded columns; None: none in any row
         uniform: Tensor,         # (P, G, L) noise in [0, 1) for the tokens of each completion, at most L
         stop: Callable,          # a Stop, or a function with its arguments: tells where rows end
-        turns: Any = None,       # a grpo.environments.Episodes, which answers completions that end: they continue
+        turns: Any = None,       # a grpo.environments.Episodes, which answers completions instead of ending them
         **sampling) -> "Generation":
     """Samples G completions of every prompt. Each prompt is read once, and all completions are decoded together.
     sampling: temperature, top_p, top_k, min_p; top_k=1 takes the most likely token"""
     rows = Rows(uniform, padding, stop, turns, prompt.device)
     past = new_cache(model)
-    h = model.states(prompt, past=past, padding=padding)[:, -1]                      # (P, C)
+    h = model.states(prompt, past=past, padding=padding)                             # (P, T, C)
+    h = h[:, -1]                                                                     # (P, C)
     h = h[rows.problem]                                                              # (N, C)
     past = past.expand(rows.problem, rows.longest)
     with prepacked(model.layers):
         for t in range(rows.longest):
             if t > 0:
-                h = model.states(rows.token, None, past, rows.padding)[:, 0]         # (n, C)
+                h = model.states(rows.token, past=past, padding=rows.padding)        # (n, 1, C)
+                h = h[:, 0]                                                          # (n, C)
             noise = rows.noise[:, t, None]                                           # (n, 1)
             token, logp, kept = draw_tokens(model, h, noise, **sampling)             # (n, 1) each
             rows.write(t, token[:, 0], logp[:, 0], kept)
-            if rows.left == 0:
+            if rows.remaining == 0:
                 break
             rows.drop_finished(past)
-    return rows.generation(t + 1)
+    longest = t + 1
+    return rows.generation(longest)
 
 
 @dataclass
 class Generation:
     """N = P * G sampled completions; M is the length of the longest."""
     target: Tensor             # (N, M) tokens, the stop token included
-    mask: Tensor               # (N, M) 1.0 where a token was sampled; 0.0 after the end, and in given answers
+    mask: Tensor               # (N, M) 1.0 where a token was sampled; 0.0 after the end, and in answers to a turn
     logp: Tensor               # (N, M) log-probability under the distribution drawn from
     kept: KeptTokens | None    # the tokens that could be drawn, for each sampled token in order; None: all
     truncated: Tensor          # (N,) bool: ran out of room before its end
@@ -60,7 +63,7 @@ class Rows:
     """The N = P * G completions of `generate` while they are written; n of them are in the batch.
 
     number: (n,) the completion of each row; token: (n, 1) the tokens to read next
-    problem: (N,) the prompt of each completion; live: (N,) bool: it has not ended; left: number of live completions
+    problem: (N,) the prompt of each completion; live: (N,) bool: it has not ended; remaining: number of live ones
     """
 
     def __init__(
@@ -82,18 +85,24 @@ class Rows:
         self.collector = KeptCollector()
         self.number = torch.arange(N, device=device)
         self.problem = self.number // G
-        self.noise = noise_on(device, uniform).flatten(0, 1)
-        self.padding = padding
+        noise = noise_on(device, uniform)                                            # (P, G, L)
+        self.noise = noise.flatten(0, 1)                                             # (N, L)
         if padding is not None:
-            self.padding = padding[self.problem]
+            padding = padding[self.problem]                                          # (N,)
+        self.padding = padding
 
-    def write(self, t: int, token: Tensor, logp: Tensor, kept: KeptTokens | None) -> None:
-        """Writes column t, and ends rows. token, logp: (n,); kept: the KeptTokens of the rows, or None: all tokens"""
+    def write(
+            self,
+            t: int,
+            token: Tensor,                      # (n,)
+            logp: Tensor,                       # (n,)
+            kept: KeptTokens | None) -> None:   # of the rows; None: all tokens
+        """Writes column t, and ends rows."""
         number = self.number
         live = self.live[number]                                                     # (n,)
         drawn = live                                                                 # (n,)
         if self.turns is not None:
-            given = self.turns.given[number.cpu(), t]                                # (n,)
+            given = self.turns.given[number.cpu(), t]                                # (n,) of answers; -1: draw
             given = given.to(token.device)
             is_own = given < 0
             token = torch.where(is_own, token, given)
@@ -103,23 +112,26 @@ class Rows:
         self.logp[number, t] = logp * drawn
         self.drawn[number, t] = drawn
         if kept is not None:
-            place = number[drawn] * self.longest + t
-            own_kept = kept[drawn.cpu()]
-            self.collector.add(place.cpu(), own_kept)
+            place = number[drawn] * self.longest + t                                 # in (N, L), flattened
+            kept = kept[drawn.cpu()]
+            self.collector.add(place.cpu(), kept)
         if self.turns is None:
             tokens = self.target[number, : t + 1]                                    # (n, t + 1)
-            ended = self.stop(tokens, t)[:, 0] & drawn                               # (n,)
+            ended = self.stop(tokens, t)                                             # (n, 1)
+            ended = ended[:, 0] & drawn                                              # (n,)
         else:
             ended = self.turns.over(self.target, number, t, drawn)                   # (n,)
         self.live[number[ended]] = False
-        self.left = int(self.live.sum())
+        self.remaining = int(self.live.sum())
 
     def drop_finished(self, past: Any) -> None:
         """Takes rows that have ended out of the batch and out of its cache `past` (a Cache or HuggingFaceCache), once
         there are enough of them."""
-        if self.left > DROP_SHARE * len(self.number):
+        rows = len(self.number)
+        if self.remaining > DROP_SHARE * rows:
             return
-        keep = self.live[self.number].nonzero().squeeze(1)
+        live = self.live[self.number]                                                # (n,)
+        keep = live.nonzero().squeeze(1)                                             # indices of rows
         past.keep(keep)
         self.number = self.number[keep]
         self.token = self.token[keep]
@@ -129,61 +141,72 @@ class Rows:
 
     def generation(self, M: int) -> Generation:
         """The Generation, whose longest completion has M tokens."""
-        target = self.target[:, :M]
-        mask = self.drawn[:, :M].float()
-        logp = self.logp[:, :M]
-        kept = self.collector.joined()
-        return Generation(target, mask, logp, kept, truncated=self.live)
+        drawn = self.drawn[:, :M]
+        return Generation(
+            target=self.target[:, :M],
+            mask=drawn.float(),
+            logp=self.logp[:, :M],
+            kept=self.collector.joined(),
+            truncated=self.live)
 
 
 class Stop:
     """Ends a row at a stop token, or where its text has just come to contain a stop sequence.
     prefix: the beginning of every answer (response_prefix), which is part of the completion's text"""
 
-    def __init__(self, tokenizer: Tokenizer, sequences: Sequence[str] = (), prefix: str = ""):
+    def __init__(
+            self,
+            tokenizer: Tokenizer,
+            sequences: Sequence[str] = (),
+            prefix: str = ""):
         self.tokenizer = tokenizer
         self.ids = tuple(tokenizer.stop_token_ids)
         self.sequences = sequences
         self.prefix = prefix
-        # Only so many tokens at the end of a text are decoded: as many as the longest sequence can have (each has at
-        # least a byte), and one before them, because a tokenizer may leave out a space that begins a text
+        # Only the last tokens of a text are decoded, `window` of them: as many as the longest sequence can have (a
+        # token has at least a byte), and one before these, because a tokenizer may leave out a space that begins a text
         self.window = 0
         for s in sequences:
-            self.window = max(self.window, len(s.encode()) + 1)
+            most_tokens = len(s.encode())
+            self.window = max(self.window, most_tokens + 1)
             alone = tokenizer.decode(tokenizer.encode(s))
             in_text = tokenizer.decode(tokenizer.encode("a" + s))
             if alone != s and in_text != "a" + s:
                 raise Mistake(f"stop_sequences: the tokenizer cannot write {s!r}")
 
-    def __call__(self, tokens: Tensor, first: int, turn: Sequence[int] | None = None) -> Tensor:
-        """Marks the columns at which rows end: (n, t - first) bool. Only the first one of a row counts.
-
-        tokens: (n, t) so far; the columns from `first` on are new
-        turn: n columns in which the current turns of rows begin, None: 0. A stop sequence does not reach back across it
-        """
+    def __call__(
+            self,
+            tokens: Tensor,                                # (n, t) so far
+            first: int,                                    # the columns from this one on are new
+            turn: Sequence[int] | None = None) -> Tensor:  # n columns in which the rows' current turns begin; None: 0
+        """Marks the columns at which rows end: (n, t - first) bool. Only the first one of a row counts. A stop sequence
+        lies within one turn."""
         new = tokens[:, first:]                                                      # (n, t - first)
-        ended = torch.isin(new, ids_on(new.device, *self.ids))
+        stop_ids = ids_on(new.device, *self.ids)
+        ended = torch.isin(new, stop_ids)
         if not self.sequences:
             return ended
         begin = max(0, first + 1 - self.window)
-        for row, ids in enumerate(tokens[:, begin:].tolist()):
+        recent = tokens[:, begin:].tolist()
+        for row, ids in enumerate(recent):
             earliest = 0
             if turn is not None:
                 earliest = max(0, turn[row] - begin)
-            for column in range(new.shape[1]):
-                end = first - begin + column + 1
+            for end in range(first - begin + 1, len(ids) + 1):
                 start = max(earliest, end - self.window)
                 if self.completes_sequence(ids[start:end]):
-                    ended[row, column] = True
+                    column = begin + end - 1
+                    ended[row, column - first] = True
         return ended
 
     def completes_sequence(self, ids: Sequence[int]) -> bool:
         """True if the last token completes a stop sequence. One that was complete before it belongs to an earlier turn,
         or to text that a template gave."""
         text = self.tokenizer.decode(ids)
-        before = self.tokenizer.decode(ids[:-1]).rstrip("\ufffd")  # the bytes so far of an unfinished character
+        before = self.tokenizer.decode(ids[:-1])
+        before = before.rstrip("\ufffd")  # the bytes so far of an unfinished character
         for s in self.sequences:
-            first = max(0, len(before) - len(s) + 1)
+            first = max(0, len(before) - len(s) + 1)  # a sequence that begins earlier ends within `before`
             if s in text[first:]:
                 return True
         return False

@@ -12,7 +12,10 @@ from core.distributed import is_sharded
 from core.settings.setting import Settings
 
 
-def build_optimizers(learner: Any, config: Settings, device_type: str = "cpu") -> list:
+def build_optimizers(
+        learner: Any,
+        config: Settings,
+        device_type: str = "cpu") -> list:
     """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest. Muon's update is
     scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Vectors do not decay.
 
@@ -23,13 +26,15 @@ def build_optimizers(learner: Any, config: Settings, device_type: str = "cpu") -
     decay = config.weight_decay
     decayed = list(kinds["embeddings"])
     muon = []
+    matrices = kinds["matrices"]
     if config.optimizer == "adamw":
-        decayed += kinds["matrices"]
+        decayed += matrices
     else:
-        muon = [torch.optim.Muon(kinds["matrices"], lr, decay, adjust_lr_fn="match_rms_adamw")]
+        muon = [torch.optim.Muon(matrices, lr, decay, adjust_lr_fn="match_rms_adamw")]
+    vectors = list(kinds["vectors"])
     groups = [
         {"params": decayed, "weight_decay": decay},
-        {"params": list(kinds["vectors"]), "weight_decay": 0.0}]
+        {"params": vectors, "weight_decay": 0.0}]
     betas = config.beta1, config.beta2
     adamw = torch.optim.AdamW(groups, lr, betas, fused=device_type != "mps")
     return [adamw, *muon]
@@ -51,10 +56,13 @@ class CosineLRScheduler:
     def lr(self, step: int) -> float:
         if step < self.warmup_iters:
             return self.learning_rate * (step + 1) / self.warmup_iters
-        length = max(1, self.lr_decay_iters - self.warmup_iters)
-        share = min(1.0, (step - self.warmup_iters) / length)
+        length = self.lr_decay_iters - self.warmup_iters
+        decayed = step - self.warmup_iters
+        share = min(1.0, decayed / max(1, length))
         height = 0.5 * (1 + math.cos(math.pi * share))
-        lowest = self.learning_rate / 10 if self.min_lr is None else self.min_lr
+        lowest = self.min_lr
+        if lowest is None:
+            lowest = self.learning_rate / 10
         return lowest + height * (self.learning_rate - lowest)
 
 
@@ -68,7 +76,9 @@ def clip_gradients(parameters: Iterable[Tensor], grad_clip: float) -> Tensor:
     """Clips gradients, already summed over ranks, to a norm of grad_clip; 0: no clipping. Returns the norm before."""
     limit = grad_clip if grad_clip > 0 else math.inf
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
-    return norm.full_tensor() if is_sharded(norm) else norm
+    if is_sharded(norm):
+        return norm.full_tensor()
+    return norm
 
 
 def step_optimizers(optimizers: list, good: bool, tokens: float) -> dict:

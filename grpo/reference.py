@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
 REFERENCE_MODES = ("none", "static", "ema", "periodic")
-ADAPT_RATE = 0.1     # kl_beta moves by at most a fifth of this at once, ...
+MOST_ERROR = 0.2     # relative errors of the KL beyond this count as this
+ADAPT_RATE = 0.1     # kl_beta moves by this share of the error at once, ...
 ADAPT_RANGE = 100.0  # ... and stays within this factor of its start
 
 
@@ -44,21 +45,27 @@ def placed_on(policy: "Policy", device: torch.device) -> Iterator:
 
 
 @torch.no_grad()
-def with_reference(rollouts: Rollouts, reference: "Policy | None", settings: StepSettings) -> Rollouts:
+def with_reference(
+        rollouts: Rollouts,
+        reference: "Policy | None",
+        settings: StepSettings) -> Rollouts:
     """The rollouts, scored by the reference: with kl_estimator="exact" they get its distributions at every state, with
-    others the log-probabilities of the sampled tokens."""
+    other estimators the log-probabilities of the sampled tokens."""
     if reference is None:
         return rollouts
+    is_exact = KL_ESTIMATORS[settings.kl_estimator] is None  # it has no formula for one token
     with placed_on(reference, rollouts.target.device):
-        if KL_ESTIMATORS[settings.kl_estimator] is not None:
-            return replace(rollouts, ref_logp=logp_in_batches(reference, rollouts, settings))
+        if not is_exact:
+            ref_logp = logp_in_batches(reference, rollouts, settings)
+            return replace(rollouts, ref_logp=ref_logp)
         distributions = [None] * rollouts.problems
         for part in rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens):
             micro, _ = rollouts.select(part)
             found = reference.distributions(micro, settings.temperature)
             for problem, logp in zip(part.tolist(), found, strict=True):
                 distributions[problem] = logp
-    return replace(rollouts, inputs=replace(rollouts.inputs, reference=distributions))
+    inputs = replace(rollouts.inputs, reference=distributions)
+    return replace(rollouts, inputs=inputs)
 
 
 @torch.no_grad()
@@ -67,7 +74,8 @@ def logp_in_batches(policy: "Policy", rollouts: Rollouts, settings: StepSettings
     logp = torch.empty_like(rollouts.old_logp)
     for part in rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens):
         micro, rows = rollouts.select(part)
-        logp[rows] = policy.score(micro, settings.temperature).logp
+        scores = policy.score(micro, settings.temperature)
+        logp[rows] = scores.logp
     return logp
 
 
@@ -75,29 +83,39 @@ def logp_in_batches(policy: "Policy", rollouts: Rollouts, settings: StepSettings
 
 def adapted(kl_beta: float, mean_kl: float, config: Settings) -> float:
     """kl_beta after a step, by a proportional controller within bounds (arXiv 1909.08593 section 2.2)."""
-    if config.kl_target is None or not 0 < mean_kl < math.inf:  # no KL was measured, or it is not finite
+    was_measured = 0 < mean_kl < math.inf
+    if config.kl_target is None or not was_measured:
         return kl_beta
     error = mean_kl / config.kl_target - 1
-    error = min(0.2, max(-0.2, error))
+    error = max(-MOST_ERROR, error)
+    error = min(MOST_ERROR, error)
     moved = kl_beta * (1 + ADAPT_RATE * error)
     lowest = config.kl_beta / ADAPT_RANGE
     highest = config.kl_beta * ADAPT_RANGE
-    return min(highest, max(lowest, moved))
+    moved = max(lowest, moved)
+    return min(highest, moved)
 
 
 @torch.no_grad()
-def move_reference(reference: "Policy", policy: "Policy", iteration: int, config: Settings) -> None:
-    """Moves the reference after an iteration, numbered from 1, in the way of reference_mode.
+def move_reference(
+        reference: "Policy",
+        policy: "Policy",
+        iteration: int,  # the one that has ended, counted from 1
+        config: Settings) -> None:
+    """Moves the reference after an iteration, as reference_mode says.
 
     static: it stays
     ema: it follows the policy, reference = ema_alpha reference + (1 - ema_alpha) policy
     periodic: it becomes the policy every reference_update_freq iterations (TRL's ref_model_sync_steps)
     """
     if config.reference_mode == "ema":
-        for old, new in zip(reference.parameters(), policy.parameters(), strict=True):  # a tied matrix comes once
-            old.lerp_(new.to(old.device), 1 - config.ema_alpha)
-    if config.reference_mode == "periodic" and iteration % config.reference_update_freq == 0:
-        reference.load_weights(policy.weights())
+        # parameters() has a tied matrix once, weights() under each of its names: it would move twice
+        for old, new in zip(reference.parameters(), policy.parameters(), strict=True):
+            new = new.to(old.device)
+            old.lerp_(new, 1 - config.ema_alpha)
+    if config.reference_mode == "periodic":
+        if iteration % config.reference_update_freq == 0:
+            reference.load_weights(policy.weights())
 
 
 def needs_reference(config: Settings) -> bool:

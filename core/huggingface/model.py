@@ -136,9 +136,9 @@ class HuggingFaceModel(nn.Module):
         """Arguments of transformers for the next token (n, 1) of each row of a RowCache, which its layers write to."""
         from transformers.cache_utils import DynamicCache, DynamicLayer
         content = DynamicCache()
-        for i in range(len(rows.layers)):
+        for i, buffers in enumerate(rows.layers):
             layer = DynamicLayer()
-            layer.update = functools.partial(rows.add, i)
+            layer.update = functools.partial(rows.add, i, buffers)
             content.layers.append(layer)
         place = rows.column - padding[:, None]                                       # (n, 1)
         return {

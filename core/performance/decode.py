@@ -212,7 +212,7 @@ class Decoder:
         column = (self.start + row.t).clamp(max=last)                                # (n, 1) of the cache
         caches = [x[:n, :, :width] for x in self.caches]
         layers = list(zip(caches[::2], caches[1::2]))
-        past = RowCache(layers, column)
+        past = RowCache(layers, column=column)
         padding = row.padding[:, 0]                                                  # (n,)
         h = self.model.states(row.token, None, past, padding)[:, 0]                  # (n, C)
         noise = completion.noise[place]                                              # (n, 1)

@@ -50,13 +50,19 @@ class CausalPolicy(ModelPolicy):
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         shape = settings.group_size, settings.max_new_tokens
         noise = draw_uniforms(settings.seed, iteration, problems["number"], shape)   # (P, G, max_new_tokens)
-        inputs = self.put(prompt), self.on_device(padding), noise, stop, episodes
+        arguments = {
+            "prompt": self.put(prompt),
+            "padding": self.on_device(padding),
+            "uniform": noise,
+            "stop": stop,
+            "turns": episodes,
+            **settings.for_tokens()}
         with self.autocast():
             if self.decoder is None:
-                generation = generate(self.model, *inputs, **settings.for_tokens())
+                generation = generate(self.model, **arguments)
             else:
                 rows = self.sampling_batch(settings)
-                generation = self.decoder(*inputs, rows=rows, **settings.for_tokens())
+                generation = self.decoder(rows=rows, **arguments)
         rollouts = self.rollouts(problems, generation, settings)
         if episodes is not None:
             rollouts.texts.columns |= episodes.columns()
@@ -69,7 +75,9 @@ class CausalPolicy(ModelPolicy):
         if self.device.type != "cuda":
             return None
         from core.performance.decode import Decoder, can_decode
-        return Decoder(self.model) if can_decode(self.model) else None
+        if not can_decode(self.model):
+            return None
+        return Decoder(self.model)
 
     def frozen(self) -> "CausalPolicy":
         twin = super().frozen()
@@ -83,11 +91,12 @@ class CausalPolicy(ModelPolicy):
         return sys.maxsize
 
     def rollouts(self, problems: dict, generation: Generation, settings: SamplingSettings) -> Rollouts:
-        """Rollouts of completions (core/generation.py: Generation) of problems, whoever sampled them."""
+        """Rollouts of completions of problems, sampled here or by a sampler elsewhere."""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         P, T = prompt.shape
         G = settings.group_size
-        target, mask = generation.target, generation.mask                            # (N, M) each
+        target = generation.target                                                   # (N, M)
+        mask = generation.mask                                                       # (N, M)
         last = prompt[:, -1:].repeat_interleave(G, 0)                                # (N, 1)
         sampled = target[:, :-1].cpu()                                               # (N, M - 1)
         tokens = torch.cat((last, sampled), 1)                                       # (N, M)
@@ -103,13 +112,16 @@ class CausalPolicy(ModelPolicy):
             prompt=reversed_prompt,
             prompt_length=prompt_length,
             tokens=tokens)
-        stop = Stop(self.tokenizer)  # the turns of an environment have ended at the stop sequences
+        inputs = inputs.with_kept(generation.kept)
         if settings.environment is None:
             stop = Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
+        else:  # stop sequences end its turns, and the text goes on after them
+            stop = Stop(self.tokenizer)
         texts = completion_texts(stop, problems, target, mask, generation.truncated)
-        inputs = inputs.with_kept(generation.kept)
         return Rollouts(
-            target, mask, mask,
+            target=target,
+            mask=mask,
+            train_mask=mask,
             old_logp=generation.logp,
             truncated=generation.truncated,
             max_tokens=settings.max_new_tokens,
@@ -121,14 +133,15 @@ class CausalPolicy(ModelPolicy):
         on the CPU."""
         prompt = torch.from_numpy(problems["input"])
         padding = torch.from_numpy(problems["padding"])
-        # The last token is read with the completions, and one column must be left for them to share. So two columns
-        # stay; prompts of one token get a column of padding (F.pad with a negative number removes columns).
-        cut = min(int(padding.min()), prompt.shape[1] - 2)
+        # Two columns stay at least: the last token, which is read with the completions, and one for them to share.
+        # If prompts have only one column, cut is -1 and adds one of padding: F.pad by -cut removes or adds columns.
+        shared = int(padding.min())
+        cut = min(shared, prompt.shape[1] - 2)
         prompt = F.pad(prompt, (-cut, 0))
         return prompt, padding - cut
 
     def states(self, rollouts: Rollouts) -> Tensor:
-        """Reads prompts of like length together, and then their completions, also those of like length together."""
+        """Reads prompts of like length together, and then their completions, again those of like length together."""
         # A prompt is read once, and all completions of its group read it through the cache. Its last token, below c
         # and j, is read with each completion instead, because its state predicts the first sampled token:
         #
@@ -147,32 +160,38 @@ class CausalPolicy(ModelPolicy):
         tokens = inputs.tokens.flatten(0, 1)                                         # (N, M)
         chosen = inputs.chosen.flatten(0, 1)                                         # (N, M)
         state_number = torch.zeros(tokens.shape, dtype=torch.long)                   # (N, M)
-        states, count = [], 0
+        states = []
+        count = 0
         with self.autocast():
             for problems, parts in self._plan(rollouts):
                 length = inputs.prompt_length[problems]                              # (p,)
-                T = max(1, int(length.max()))
-                prompt = self.put(inputs.prompt[problems, :T].flip(1))               # (p, T)
+                longest = int(length.max())
+                T = max(1, longest)
+                prompt = inputs.prompt[problems, :T].flip(1)                         # (p, T)
+                prompt = self.put(prompt)
                 padding = self.on_device(T - length)                                 # (p,) or None
                 past = new_cache(self.model)
                 of_prompt = self.model.states(prompt, past=past, padding=padding)    # (p, T, C)
                 for completions in parts:
                     problem = completions // rollouts.group_size                     # (n,)
-                    row = self.put(torch.searchsorted(problems, problem))            # (n,) in `prompt`
+                    row = torch.searchsorted(problems, problem)                      # (n,) in `prompt`
+                    row = self.put(row)
                     own_padding = None
                     if padding is not None:
                         own_padding = padding[row]                                   # (n,)
                     own_past = past.expand(row)
-                    sampled = lengths(chosen[completions])                           # (n,)
-                    m = int(sampled.max())
+                    length = lengths(chosen[completions])                            # (n,)
+                    m = int(length.max())
                     part = self.put(tokens[completions, :m])                         # (n, m)
-                    h = self.model.states(part, None, own_past, own_padding)         # (n, m, C)
+                    h = self.model.states(part, past=own_past, padding=own_padding)  # (n, m, C)
                     h = touch(h, of_prompt, self.model)
                     states.append(h.flatten(0, 1))
-                    numbers = torch.arange(count, count + part.numel())
+                    end = count + part.numel()
+                    numbers = torch.arange(count, end)
                     state_number[completions, :m] = numbers.view(part.shape)
-                    count += part.numel()
-        return torch.cat(states)[self.put(state_number[chosen])]
+                    count = end
+        number = self.put(state_number[chosen])                                      # (K,)
+        return torch.cat(states)[number]
 
     def calls(self, rollouts: Rollouts) -> int:
         count = 0
@@ -184,8 +203,11 @@ class CausalPolicy(ModelPolicy):
         """Yields indices of problems, whose prompts are read together, and a list of indices of their completions, one
         tensor for each part that is read together."""
         G = rollouts.group_size
-        length = lengths(rollouts.inputs.chosen).flatten()                           # (N,)
-        overhead = GPU_PART_TOKENS if self.device.type == "cuda" else PART_TOKENS
+        length = lengths(rollouts.inputs.chosen)                                     # (P, G)
+        length = length.flatten()                                                    # (N,)
+        overhead = PART_TOKENS
+        if self.device.type == "cuda":
+            overhead = GPU_PART_TOKENS
         for problems in parts_of_like_length(rollouts.inputs.prompt_length, overhead):
             first = problems[:, None] * G                                            # (p, 1)
             completions = (first + torch.arange(G)).flatten()                        # (p G,)
@@ -204,12 +226,18 @@ def lengths(chosen: Tensor) -> Tensor:
     """(...,) the number of columns up to the last one in which chosen (..., M) is not 0."""
     M = chosen.shape[-1]
     number = torch.arange(1, M + 1, device=chosen.device)                            # (M,)
-    return (number * (chosen > 0)).amax(-1)
+    number = number * (chosen > 0)                                                   # (..., M)
+    return number.amax(-1)
 
 
-def completion_texts(stop: Stop, problems: dict, target: Tensor, mask: Tensor, truncated: Tensor) -> Texts:
-    """Texts of N = P * G completions. target: (N, M) tokens; mask: (N, M) 1.0 where one was sampled; truncated: (N,)
-    bool"""
+def completion_texts(
+        stop: Stop,
+        problems: dict,
+        target: Tensor,     # (N, M) tokens
+        mask: Tensor,       # (N, M) 1.0 where one was sampled
+        truncated: Tensor,  # (N,) bool
+        ) -> Texts:
+    """The Texts of N = P * G completions."""
     N, M = target.shape
     G = N // len(problems["record"])
     records = [record for record in problems["record"] for _ in range(G)]
@@ -222,16 +250,24 @@ def completion_texts(stop: Stop, problems: dict, target: Tensor, mask: Tensor, t
     for record, ids, end in zip(records, target.tolist(), length, strict=True):
         ids = ids[:end]
         completion_ids.append(ids)
-        completions.append(prefill(record["prompt"]) + stop.text(ids))
+        given = prefill(record["prompt"])  # beginning of the answer in the prompt itself
+        completions.append(given + stop.text(ids))
         if ids and ids[-1] in stop.ids:
             ids = ids[:-1]
         prompt_ids = record["tokens"]
         begin.append(len(prompt_ids))
-        tokens.append(torch.tensor([*prompt_ids, *ids]))
-    place = torch.tensor(begin)[:, None] + torch.arange(M)                           # (N, M)
+        whole = torch.tensor([*prompt_ids, *ids])
+        tokens.append(whole)
+    begin = torch.tensor(begin)[:, None]                                             # (N, 1)
+    place = begin + torch.arange(M)                                                  # (N, M)
     metrics = {
         "completion_length": (mask.sum(), N),
         "truncated": (truncated.sum(), N)}
     return Texts(
-        prompts, completions, columns, tokens, completion_ids,
-        place=place, metrics=metrics)
+        prompts,
+        completions,
+        columns,
+        tokens,
+        completion_ids,
+        place=place,
+        metrics=metrics)

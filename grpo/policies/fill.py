@@ -21,13 +21,15 @@ class FillInputs(Inputs):
     """The texts in which the sampled tokens of each problem are scored: W texts of T columns."""
     texts: Tensor                  # (P, W, T)
     position: Tensor               # (P, 1 or G, M) the column of each sampled token in its text
-    text: Tensor | None = None     # (P, 1 or G, M) number of this text, in 0 .. W - 1
+    text: Tensor | None = None     # (P, 1 or G, M) the number of its text, in 0 .. W - 1; None: W = 1, or an old state
     padding: Tensor | None = None  # (P,) number of leading columns of the texts without a token; None: 0
 
     def __post_init__(self):
         super().__post_init__()
         P, _, T = self.texts.shape
-        if self.text is None:  # a position counts the columns of all texts, as in old states, or there is only one text
+        if self.text is None:
+            # States of earlier versions have no `text`: there a position is text * T + column. One text has number 0,
+            # so the same division serves new inputs without `text`.
             self.text = self.position // T
             self.position = self.position % T
         if self.padding is None:
@@ -51,117 +53,140 @@ class FillPolicy(ModelPolicy):
         with self.autocast():
             if settings.unmask_steps == 1:
                 target, logp, kept = predict_and_sample_tokens(
-                    self.model, input, position, of_tokens, hidden, **settings.for_tokens())
-                texts, text = input[:, None], None                                   # (P, 1, T)
+                    self.model, input, position, of_tokens, hidden,
+                    **settings.for_tokens())
+                texts = input[:, None]                                               # (P, 1, T)
+                text_number = None
             else:
                 from core.fill_in_passes import fill_in_passes
-                target, logp, turn, read, kept = fill_in_passes(
-                    self.model, input, position, hidden, of_tokens, of_order, settings.unmask_steps,
+                target, logp, drawn_in, texts_read, kept = fill_in_passes(
+                    self.model, input, position, hidden, of_tokens, of_order,
+                    passes=settings.unmask_steps,
                     **settings.for_tokens())
-                texts, text = texts_to_score(input, turn, read, settings.fill_estimator)
+                texts, text_number = texts_to_score(
+                    input, drawn_in, texts_read, settings.fill_estimator)
         target = target.view(P, G, -1)                                               # (P, G, M)
         was_hidden = self.put(hidden)                                                # (P, M)
         filled = fill_in(input, position, was_hidden, target)                        # (P, G, T)
         sampled = was_hidden[:, None].expand_as(target)                              # (P, G, M) False on padding
-        true = truth.gather(1, position)[:, None]                                    # (P, 1, M)
-        correct = (target == true) & sampled                                         # (P, G, M)
+        true = truth.gather(1, position)                                             # (P, M)
+        correct = (target == true[:, None]) & sampled                                # (P, G, M)
         accuracy = correct.sum(), sampled.sum()
 
-        rows = 1 if text is None else G  # in one text the group shares its states
-        chosen = hidden[:, None].expand(P, rows, -1)                                 # (P, rows, M)
-        column = position[:, None].expand_as(chosen)                                 # (P, rows, M)
+        chosen = hidden[:, None]                                                     # (P, 1, M)
+        if text_number is not None:  # in one text the group shares its states; in several, each member has its own
+            chosen = chosen.expand(-1, G, -1)                                        # (P, G, M)
+        column = position[:, None].expand_as(chosen)
         size = torch.full((P,), texts[0].numel())
         inputs = FillInputs(
             chosen=chosen,
             size=size,
             texts=texts.cpu(),
             position=column.cpu(),
-            text=text)
-        texts = self._texts(problems, filled, position, accuracy)
+            text=text_number)
+        inputs = inputs.with_kept(kept)
+        completions = self._texts(problems, filled, position, accuracy)
         mask = sampled.flatten(0, 1).float()                                         # (N, M)
         target = target.flatten(0, 1)                                                # (N, M)
-        logp = logp.reshape(mask.shape)                                              # (N, M)
+        logp = logp.reshape(mask.shape)
         truncated = mask.new_zeros(P * G, dtype=torch.bool)
         return Rollouts(
-            target, mask, mask,
+            target=target,
+            mask=mask,
+            train_mask=mask,
             old_logp=logp,
             truncated=truncated,
             max_tokens=settings.block_size,
-            inputs=inputs.with_kept(kept),
-            texts=texts)
+            inputs=inputs,
+            texts=completions)
 
     def _texts(self, problems, filled, position, accuracy):
-        """Texts of problems. filled: (P, G, T); position: (P, M); accuracy: (correct tokens, tokens)"""
+        """The Texts of completions. filled: (P, G, T); position: (P, M); accuracy: (correct tokens, tokens)"""
         G = filled.shape[1]
         filled = filled.flatten(0, 1).cpu()                                          # (N, T)
         prompts = self._decoded(problems["input"], G)
         completions = self._decoded(filled)
         answers = self._decoded(problems["target"], G)
         place = position.repeat_interleave(G, 0)                                     # (N, M)
+        metrics = {"mean_token_accuracy": accuracy}
         return Texts(
-            prompts, completions, {"answer": answers},
+            prompts,
+            completions,
+            columns={"answer": answers},
             tokens=list(filled),
             completion_ids=filled.tolist(),
             place=place,
-            metrics={"mean_token_accuracy": accuracy})
+            metrics=metrics)
 
-    def _decoded(self, ids, times=1):
-        """The text of each row of ids, repeated `times` times."""
-        texts = [self.tokenizer.decode(row) for row in ids.tolist()]
-        return [text for text in texts for _ in range(times)]
+    def _decoded(self, ids, copies=1):
+        """A list of the text of each row of ids, with `copies` copies of each text side by side."""
+        decoded = []
+        for row in ids.tolist():
+            text = self.tokenizer.decode(row)
+            decoded += [text] * copies
+        return decoded
 
     def states(self, rollouts: Rollouts) -> Tensor:
+        # states_in_texts could read one text too. But it asks for the states of all T columns, where this asks for the
+        # hidden columns only: gradients would add up in another order, which changes their last bits.
         inputs = rollouts.inputs
         if inputs.texts.shape[1] > 1:
             return self.states_in_texts(rollouts)
-        state_number = inputs.chosen.flatten().nonzero()[:, 0]                       # (K,)
-        text = self.put(inputs.texts[:, 0])                                          # (P, T)
-        column = self.put(inputs.position[:, 0])                                     # (P, M)
+        text = inputs.texts[:, 0]                                                    # (P, T)
+        column = inputs.position[:, 0]                                               # (P, M)
+        index = inputs.chosen.flatten().nonzero()[:, 0]                              # (K,)
         with self.autocast():
-            h = self.model.states(text, column)                                      # (P, M, C), not of all T columns
-        return h.flatten(0, 1)[self.put(state_number)]
+            h = self.model.states(self.put(text), self.put(column))                  # (P, M, C)
+        h = h.flatten(0, 1)                                                          # (P M, C)
+        return h[self.put(index)]
 
     def states_in_texts(self, rollouts: Rollouts) -> Tensor:
-        """Reads only the texts in which tokens are scored, without the columns that are padding in all of them."""
-        # All of these indices are computed on the CPU, where the inputs are: there nonzero, unique and int wait for
-        # nothing, while on a GPU each of them would wait for the work before it
+        """Reads each text in which a token is scored once, without the columns that are padding in all of them."""
+        # All indices are computed on the CPU, where the inputs are. On a GPU each nonzero, unique and int would wait
+        # for the work before it.
         inputs = rollouts.inputs
         W = inputs.texts.shape[1]
         problem, _, _ = inputs.chosen.nonzero(as_tuple=True)                         # (K,)
-        text = problem * W + inputs.text[inputs.chosen]                              # (K,) among the P W texts
         column = inputs.position[inputs.chosen]                                      # (K,)
-        read, row = text.unique(return_inverse=True)                                 # (U,) texts, (K,) in 0 .. U - 1
+        text = problem * W + inputs.text[inputs.chosen]                              # (K,) in 0 .. P W - 1
+        read, row = text.unique(return_inverse=True)  # (U,) texts that are read, (K,) in 0 .. U - 1
         cut = int(inputs.padding.min())
-        padding = inputs.padding[read // W] - cut                                    # (U,)
+        column = column - cut
+        problem_read = read // W                                                     # (U,)
+        padding = inputs.padding[problem_read] - cut                                 # (U,)
         padding = self.on_device(padding)                                            # (U,) or None
         texts = inputs.texts.flatten(0, 1)                                           # (P W, T)
         tokens = self.put(texts[read, cut:])                                         # (U, T - cut)
         with self.autocast():
             h = self.model.states(tokens, padding=padding)                           # (U, T - cut, C)
-        return h[self.put(row), self.put(column - cut)]
+        return h[self.put(row), self.put(column)]
 
 
-def texts_to_score(input: Tensor, turn: Tensor, read: Tensor, estimator: str) -> tuple:
-    """The W texts (P, W, T) of each problem in which its tokens are scored, and the number (P, G, M) of each token's
-    text, on the CPU; None if there is only one.
+def texts_to_score(
+        input: Tensor,              # (P, T) the problems: texts with hidden tokens
+        drawn_in: Tensor,           # (N, M) of fill_in_passes
+        texts_read: Tensor,         # (N, S, T) of fill_in_passes with S passes
+        estimator: str) -> tuple:
+    """The texts of each problem in which its tokens are scored, (P, W, T), and the number of each token's text,
+    (P, G, M) on the CPU; or None: all in one text.
 
-    trajectory: each token in the text that its pass read, which is exact (LLaDA arXiv 2502.09992 in sampling; TraceRL
-        arXiv 2509.06949 in training). All first passes read the problem, so W = 1 + (S - 1) G
-    one_step: all tokens in the problem, as if they were independent (the mean field that d1 starts from,
+    estimator:
+    trajectory: each token is scored in the text that its pass read, which is exact (LLaDA arXiv 2502.09992 in sampling;
+        TraceRL arXiv 2509.06949 in training). All first passes read the problem, so W = 1 + G (S - 1)
+    one_step: all tokens are scored in the problem, as if they were independent (the mean field that d1 starts from,
         arXiv 2504.12216), so W = 1
-    input: (P, T); turn: (N, M) and read: (N, S, T) of fill_in_passes
     """
     P, T = input.shape
     problem = input[:, None]                                                         # (P, 1, T)
-    later_passes = read.shape[1] - 1
-    if later_passes == 0 or estimator == "one_step":
+    if estimator == "one_step":
         return problem, None
     # Text 0 is the problem; then come the texts of later passes: all of the first member, all of the second, ...
-    turn = turn.unflatten(0, (P, -1)).cpu()                                          # (P, G, M)
-    G = turn.shape[1]
-    later = read[:, 1:]                                                              # (N, S - 1, T)
-    later = later.reshape(P, G * later_passes, T)
+    N, S, _ = texts_read.shape
+    G = N // P
+    later = texts_read[:, 1:]                                                        # (N, S - 1, T)
+    later = later.reshape(P, G * (S - 1), T)
     texts = torch.cat((problem, later), 1)                                           # (P, W, T)
+    drawn_in = drawn_in.view(P, G, -1).cpu()                                         # (P, G, M)
     member = torch.arange(G)[:, None]                                                # (G, 1)
-    text = member * later_passes + turn                                              # (P, G, M)
-    return texts, text.where(turn > 0, 0)
+    text_number = member * (S - 1) + drawn_in                                        # (P, G, M)
+    return texts, text_number.where(drawn_in > 0, 0)

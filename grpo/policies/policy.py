@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from core.distributed import autocast, is_sharded
+from core.distributed import autocast
 from core.distributions import KeptTokens, entropy, in_parts, restrict, rows_at_once, sampling_logp
 from core.errors import Mistake
 from core.models import save_model
@@ -51,46 +51,66 @@ class Policy:
         """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
         return {}
 
-    def score(self, rollouts: Rollouts, temperature: float, learn_entropy: bool = False) -> Scores:
-        """Scores of the sampled tokens, each read once. Logits are computed only at these, and in parts if they are
-        many.
-
-        learn_entropy: the entropy has a gradient
-        """
+    def score(
+            self,
+            rollouts: Rollouts,
+            temperature: float,
+            learn_entropy: bool = False) -> Scores:  # True: the entropy has a gradient
+        """Scores of the sampled tokens, each read once. Logits are computed only for these, in parts if there are
+        many."""
         h = self.states(rollouts)                                                    # (K, C)
-        index = rollouts.index().to(h.device, non_blocking=True)                     # (K, g)
+        index = rollouts.index()                                                     # (K, g)
+        index = index.to(h.device, non_blocking=True)
         target = rollouts.target.flatten()[index]                                    # (K, g)
         inputs = rollouts.inputs
-        kept = reference = None
+        kept = None
         if inputs.kept:
             kept = KeptTokens.join(inputs.kept)
+        reference = None
         if inputs.reference:
-            reference = torch.cat(inputs.reference).to(h.device)                     # (K, V)
+            reference = torch.cat(inputs.reference)                                  # (K, V)
+            reference = reference.to(h.device)
 
         def token_scores(h, target, kept, reference):
-            full = sampling_logp(self.project(h), temperature)                       # (K, V)
+            logits = self.project(h)
+            full = sampling_logp(logits, temperature)                                # (K, V)
+            drawn = restrict(full, kept)                                             # (K, V)
             # The KL comes before the gather: backward adds up the gradients of `full` in reverse order, and the last
             # bit of a float32 sum depends on that order
-            drawn = restrict(full, kept)                                             # (K, V)
-            kl = [] if reference is None else [exact_kl(full, reference)]            # (K,)
+            kl = None
+            if reference is not None:
+                kl = exact_kl(full, reference)                                       # (K,)
             logp = drawn.gather(-1, target)                                          # (K, g)
-            read = full if learn_entropy else full.detach()
-            return logp, entropy(read), *kl
+            if not learn_entropy:
+                full = full.detach()
+            return logp, entropy(full), kl
 
-        scores = in_parts(token_scores, self.vocabulary, h, target, kept, reference)
-        return Scores(*[rollouts.by_token(x, index) for x in scores])
+        logp, entropies, kl = in_parts(
+            token_scores,
+            self.vocabulary,
+            h,
+            target,
+            kept,
+            reference)
+        logp = rollouts.by_token(logp, index)                                        # (N, M)
+        entropies = rollouts.by_token(entropies, index)
+        if kl is not None:
+            kl = rollouts.by_token(kl, index)
+        return Scores(logp, entropies, kl)
 
     def distributions(self, rollouts: Rollouts, temperature: float) -> Sequence[Tensor]:
         """The untruncated log-probabilities (k, V) at the states of each problem."""
         h = self.states(rollouts)                                                    # (K, C)
         # Written in place: joining the parts at the end would need the memory of all logits twice
-        full = torch.empty(len(h), self.vocabulary, device=h.device)                 # (K, V)
+        K = len(h)
+        full = torch.empty(K, self.vocabulary, device=h.device)
         size = rows_at_once(self.vocabulary, h.device)
-        for i in range(0, len(h), size):
+        for i in range(0, K, size):
             part = slice(i, i + size)
             logits = self.project(h[part])
             full[part] = sampling_logp(logits, temperature)
-        return full.split(rollouts.inputs.counts())
+        counts = rollouts.inputs.counts()
+        return full.split(counts)
 
 
 class ModelPolicy(Policy):
@@ -126,24 +146,30 @@ class ModelPolicy(Policy):
     @torch.no_grad()
     def sample(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
         """Rollouts of all problems, sampled a few problems at a time."""
+        count = len(problems["number"])
         size = self.problems_at_once(settings)
         rollouts = []
-        for i in range(0, len(problems["number"]), size):
+        for i in range(0, count, size):
             rows = slice(i, i + size)
             part = {key: x[rows] for key, x in problems.items()}
-            rollouts.append(self.sample_part(part, iteration, settings))
+            sampled = self.sample_part(part, iteration, settings)
+            rollouts.append(sampled)
         return join(rollouts)
 
     def sampling_batch(self, settings: SamplingSettings) -> int:
         """Completions that are sampled in parallel; on a GPU all of an iteration, which takes no longer than a few."""
         if settings.sample_rows:
             return settings.sample_rows
-        problems = settings.batch_size if self.device.type == "cpu" else settings.problems
+        if self.device.type == "cpu":
+            problems = settings.batch_size
+        else:
+            problems = settings.problems
         return problems * settings.group_size
 
     def problems_at_once(self, settings: SamplingSettings) -> int:
         """Problems that sample_part gets at a time."""
-        return max(1, self.sampling_batch(settings) // settings.group_size)
+        completions = self.sampling_batch(settings)
+        return max(1, completions // settings.group_size)
 
     def autocast(self) -> AbstractContextManager:
         return autocast(self.device, self.dtype)
@@ -154,7 +180,9 @@ class ModelPolicy(Policy):
 
     def on_device(self, padding: Tensor) -> Tensor | None:
         """Padding (P,) on the device; None if no text has any, because attention is faster without."""
-        return self.put(padding) if padding.any() else None
+        if not padding.any():
+            return None
+        return self.put(padding)
 
     def project(self, states: Tensor) -> Tensor:
         with self.autocast():
@@ -175,11 +203,12 @@ class ModelPolicy(Policy):
         return self.model.weights()
 
     def load_weights(self, weights: dict) -> None:
+        from core.performance.sharding import shard_like
         own = self.model.weights()
-        if any(map(is_sharded, own.values())):
-            from core.performance.sharding import shard_like
-            weights = {name: shard_like(x, own[name]) for name, x in weights.items()}
-        self.model.load_weights(weights)
+        sharded = {}  # those whose parameters are; others stay whole
+        for name, x in weights.items():
+            sharded[name] = shard_like(x, own[name])
+        self.model.load_weights(sharded)
 
     def calls(self, rollouts: Rollouts) -> int:
         """Number of times that `states` calls the model."""
@@ -188,14 +217,23 @@ class ModelPolicy(Policy):
     def identity(self) -> dict:
         return self.model.identity()
 
-    def save(self, path: str, weights: dict | None = None, **facts) -> None:
-        save_model(path, self.model, self.tokenizer, weights=weights, **facts)
+    def save(
+            self,
+            path: str,
+            weights: dict | None = None,
+            **facts) -> None:
+        save_model(
+            path,
+            self.model,
+            self.tokenizer,
+            weights=weights,
+            **facts)
 
     def to(self, device: torch.device | str) -> None:
         self.model.to(device)
 
     def compile(self) -> None:
-        """Compiles the layers, for reading texts. A reference is a copy made before, so it needs a call too."""
+        """Compiles the layers, for reading texts. A reference was copied before, so it needs a call of its own."""
         if not hasattr(self.model, "compile_layers"):
             raise Mistake("compile=True: a Hugging Face model cannot be compiled here; set compile=False")
         self.model.compile_layers()

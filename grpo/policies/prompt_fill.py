@@ -34,56 +34,64 @@ class PromptFillPolicy(FillPolicy):
         prompt = self.put(torch.from_numpy(problems["input"]))                       # (P, T)
         padding = torch.from_numpy(problems["padding"])                              # (P,)
         P, T = prompt.shape
-        G, L = settings.group_size, settings.max_new_tokens
+        G = settings.group_size
+        L = settings.max_new_tokens
         input = F.pad(prompt, (0, L), value=self.tokenizer.mask_token_id)            # (P, T + L)
         position = torch.arange(T, T + L, device=self.device)                        # (L,)
-        position = position.expand(P, L)                                             # (P, L)
-        draws = 1
-        if depends_on_policy(settings.unmask_order):  # each pass draws a place again
+        position = position.expand(P, L)
+        hidden = torch.ones(P, L, dtype=torch.bool)
+        draws = 1  # of each place
+        if depends_on_policy(settings.unmask_order):  # every pass draws all hidden places of its block
             draws = count_passes(L, settings.block_length, settings.unmask_steps)
         shape = 1 + draws, G, L
         noise = draw_uniforms(settings.seed, iteration, problems["number"], shape)   # (P, 1 + draws, G, L)
         noise = F.pad(noise, (T, 0)).transpose(0, 1)                                 # (1 + draws, P, G, T + L)
+        of_order = noise[1]                                                          # (P, G, T + L)
         of_tokens = torch.cat((noise[:1], noise[2:]))                                # (draws, P, G, T + L)
-        hidden = torch.ones(P, L, dtype=torch.bool)
-        sampling = {
-            "padding": self.on_device(padding),
-            "block_length": settings.block_length,
-            "unmask_order": settings.unmask_order,
-            "end_ids": self.tokenizer.stop_token_ids,
-            **settings.for_tokens()}
         with self.autocast():
-            target, logp, turn, read, kept = fill_in_passes(
-                self.model, input, position, hidden, of_tokens, noise[1], settings.unmask_steps, **sampling)
+            target, logp, drawn_in, texts_read, kept = fill_in_passes(
+                self.model, input, position, hidden, of_tokens, of_order,
+                passes=settings.unmask_steps,
+                padding=self.on_device(padding),
+                block_length=settings.block_length,
+                unmask_order=settings.unmask_order,
+                end_ids=self.tokenizer.stop_token_ids,
+                **settings.for_tokens())
 
-        drawn = turn >= 0                                                            # (N, L)
+        drawn = drawn_in >= 0                                                        # (N, L)
         stop = Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
-        end = stop(target, 0) & drawn                                                # (N, L)
-        is_end = end.int()
-        ends_before = is_end.cumsum(1) - is_end
+        is_end = stop(target, 0) & drawn                                             # (N, L)
+        ends = is_end.int()
+        ends_before = ends.cumsum(1) - ends
         in_completion = drawn & (ends_before == 0)                                   # (N, L) up to the first end
         if kept is not None:  # it has one item for each drawn token
             stays = in_completion.cpu()[drawn.cpu()]
             kept = kept[stays]
 
-        texts, text = texts_to_score(input, turn, read, settings.fill_estimator)
+        texts, text_number = texts_to_score(
+            input, drawn_in, texts_read, settings.fill_estimator)
         chosen = in_completion.view(P, G, L).cpu()
         column = position[:, None].expand_as(chosen)                                 # (P, G, L)
+        size = texts.shape[1] * (T + L - padding)                                    # (P,)
         inputs = FillInputs(
             chosen=chosen,
-            size=texts.shape[1] * (T + L - padding),
+            size=size,
             texts=texts.cpu(),
             position=column.cpu(),
-            text=text,
+            text=text_number,
             padding=padding)
+        inputs = inputs.with_kept(kept)
         mask = in_completion.float()                                                 # (N, L)
-        truncated = ~end.any(1)                                                      # (N,)
-        texts = completion_texts(stop, problems, target, mask, truncated)
+        truncated = ~is_end.any(1)                                                   # (N,)
+        completions = completion_texts(stop, problems, target, mask, truncated)
         target = target * in_completion
+        logp = logp * mask
         return Rollouts(
-            target, mask, mask,
-            old_logp=logp * mask,
+            target=target,
+            mask=mask,
+            train_mask=mask,
+            old_logp=logp,
             truncated=truncated,
             max_tokens=L,
-            inputs=inputs.with_kept(kept),
-            texts=texts)
+            inputs=inputs,
+            texts=completions)
