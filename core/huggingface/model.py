@@ -361,8 +361,11 @@ class HuggingFaceCache:
 
 @functools.cache
 def with_methods(methods, kind):
-    """A subclass of `kind`, a class of cache layers that depends on the family, with the methods of another class. A
-    layer is made one of it by its __class__."""
+    """A subclass of `kind`, a class of cache layers that depends on the family, with the methods of another class.
+
+    A layer becomes an instance of it by its __class__. Python allows that because the other class has no attributes of
+    its own (__slots__).
+    """
     return type(methods.__name__, (methods, kind), {})
 
 
@@ -374,6 +377,8 @@ class RecurrentLayer:
     tensors: the completions of the first part would change the prompt of the second, and autograd would refuse the
     backward pass, which needs the overwritten values.
     """
+
+    __slots__ = ()
 
     def __copy__(self):
         twin = object.__new__(type(self))
@@ -399,6 +404,8 @@ class LayerWithRoom:
     transformers appends: it copies all keys of a layer for each token, and with long prompts a step takes 1.3 times as
     long. `keys` and `values` stay those of the tokens read so far, because families read these attributes too.
     """
+
+    __slots__ = ()
 
     def reserve(self, room):
         """Makes room for `room` columns after the present ones."""
