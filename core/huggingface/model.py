@@ -227,9 +227,9 @@ class HuggingFaceModel(Model):
         """A HuggingFaceCache without tokens."""
         from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
         content = DynamicCache(config=self.config)
-        for layer in content.layers:
+        for i, layer in enumerate(content.layers):
             if isinstance(layer, LinearAttentionCacheLayerMixin):
-                layer.__class__ = with_methods(RecurrentLayer, type(layer))
+                content.layers[i] = with_methods(RecurrentLayer, layer)
         return HuggingFaceCache(content)
 
     def weights(self):
@@ -331,17 +331,19 @@ class HuggingFaceCache:
         """See core.cache.Cache.expand. Layers that cannot be written in place grow with each token."""
         from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
         content = copy.copy(self.content)
-        content.layers = [copy.copy(layer) for layer in self.content.layers]
-        for layer in content.layers:
+        content.layers = []
+        for prompt_layer in self.content.layers:
+            layer = copy.copy(prompt_layer)
             kind = type(layer)
             if kind in (DynamicLayer, DynamicSlidingWindowLayer) and layer.is_initialized:
                 layer.keys = at_rows(layer.keys, rows)
                 layer.values = at_rows(layer.values, rows)
                 if room and kind is DynamicLayer and not torch.is_grad_enabled():
-                    layer.__class__ = with_methods(LayerWithRoom, kind)
+                    layer = with_methods(LayerWithRoom, layer)
                     layer.reserve(room)
             else:
                 layer.reorder_cache(rows)
+            content.layers.append(layer)
         return HuggingFaceCache(content, self.length)
 
     def keep(self, rows):
@@ -359,13 +361,16 @@ class HuggingFaceCache:
         return any(isinstance(layer, RecurrentLayer) for layer in self.content.layers)
 
 
-@functools.cache
-def with_methods(methods, kind):
-    """A subclass of `kind`, a class of cache layers that depends on the family, with the methods of another class.
+def with_methods(methods, layer):
+    """A layer of a transformers cache with the same attributes, and the methods of a class before those of its own,
+    which depends on the family."""
+    out = object.__new__(subclass(methods, type(layer)))
+    vars(out).update(vars(layer))
+    return out
 
-    A layer becomes an instance of it by its __class__. Python allows that because the other class has no attributes of
-    its own (__slots__).
-    """
+
+@functools.cache
+def subclass(methods, kind):
     return type(methods.__name__, (methods, kind), {})
 
 
@@ -377,8 +382,6 @@ class RecurrentLayer:
     tensors: the completions of the first part would change the prompt of the second, and autograd would refuse the
     backward pass, which needs the overwritten values.
     """
-
-    __slots__ = ()
 
     def __copy__(self):
         twin = object.__new__(type(self))
@@ -404,8 +407,6 @@ class LayerWithRoom:
     transformers appends: it copies all keys of a layer for each token, and with long prompts a step takes 1.3 times as
     long. `keys` and `values` stay those of the tokens read so far, because families read these attributes too.
     """
-
-    __slots__ = ()
 
     def reserve(self, room):
         """Makes room for `room` columns after the present ones."""
