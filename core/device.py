@@ -15,7 +15,10 @@ from core.errors import Mistake, check_version
 NVIDIA = "/dev/nvidia0"  # the first GPU of a Linux machine
 
 
-def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) -> torch.device:
+def detect_device(
+        name: str = "auto",
+        local_rank: int = 0,
+        small: bool = False) -> torch.device:
     """The device that `name` asks for: 'auto' takes cuda, then mps unless the model is small, then cpu."""
     check_version("torch", torch.__version__, "this project", "-r requirements.txt")
     kinds = []

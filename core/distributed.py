@@ -67,8 +67,11 @@ class Distributed:
     share of a step needs no backward pass adds zeros. Sharded models (core/performance/sharding.py) sum their own.
     """
 
-    def __init__(self, device: str = "auto", dtype: str = "auto", small: bool = False):
-        """small: the model is small, see detect_device"""
+    def __init__(
+            self,
+            device: str = "auto",
+            dtype: str = "auto",
+            small: bool = False):  # the model is small: see detect_device
         self.rank = variable("RANK", 0)
         self.world = variable("WORLD_SIZE", 1)
         check_ranks(self.rank, self.world)
@@ -103,7 +106,10 @@ class Distributed:
         self.ranks = dist.group.WORLD
         self.patient = dist.new_group(timeout=LONGEST_WAIT, backend="gloo")
         if self.device.type == "cuda":
-            self.ranks = dist.new_group(timeout=EXCHANGE_WAIT, backend="nccl", device_id=self.device)
+            self.ranks = dist.new_group(
+                timeout=EXCHANGE_WAIT,
+                backend="nccl",
+                device_id=self.device)
 
     def __enter__(self):
         return self
@@ -164,7 +170,11 @@ class Distributed:
             return contextlib.nullcontext()
         return self.shards.gathered()
 
-    def micro_batches(self, parts: list, policy: Any, rollouts: Any) -> Iterable[Tensor]:
+    def micro_batches(
+            self,
+            parts: list,
+            policy: Any,
+            rollouts: Any) -> Iterable[Tensor]:
         """The parts of an optimizer step that this rank reads; the caller calls `backward` for each before it takes the
         next. Every rank must call a sharded model equally often: policy and rollouts tell the number of calls."""
         if self.shards is None:
@@ -204,7 +214,8 @@ class Distributed:
     def barrier(self) -> None:
         """Waits for every rank, however long one of them builds, evaluates or saves."""
         if self.world > 1:
-            dist.all_reduce(torch.zeros(()), group=self.patient)
+            nothing = torch.zeros(())
+            dist.all_reduce(nothing, group=self.patient)
 
     def autocast(self) -> AbstractContextManager:
         return autocast(self.device, self.dtype)

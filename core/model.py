@@ -50,18 +50,20 @@ class GPTConfig:
 
 
 def rotary_table(length: int, head_size: int) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin of RoPE (arXiv 2104.09864), (length, head_size) each, as `rotate` takes them."""
+    """Cosines and signed sines of RoPE (arXiv 2104.09864) for `rotate`, (length, head_size) each."""
     exponent = torch.arange(0, head_size, 2).float() / head_size                     # (D/2,)
     frequency = 10000.0 ** -exponent
     angle = torch.arange(length).float()[:, None] * frequency                        # (length, D/2)
     cos = angle.cos()
     sin = angle.sin()
-    return cos.repeat(1, 2), torch.cat((-sin, sin), 1)
+    both = torch.cat((-sin, sin), 1)                                                 # (length, D)
+    return cos.repeat(1, 2), both
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates x (..., D) by its position: the pair (x[i], x[i + D/2]) is one complex number."""
-    other = x.roll(x.shape[-1] // 2, -1)                                             # (..., D)
+    half = x.shape[-1] // 2
+    other = x.roll(half, -1)                                                         # (..., D)
     return torch.addcmul(x * cos, other, sin)
 
 
@@ -159,7 +161,8 @@ class Block(nn.Module):
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple:
         """Computes what precedes attention: queries, keys and values."""
-        return self.attention.project(self.norm_1(x), cos, sin)
+        h = self.norm_1(x)                                                           # (B, T, C)
+        return self.attention.project(h, cos, sin)
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         """Computes what follows attention. y: (B, H, T, D)"""
@@ -252,7 +255,8 @@ class GPT(Model):
         C = config.n_embd
         self.embed = nn.Embedding(config.vocab_size, C)
         self.drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        blocks = [Block(config) for _ in range(config.n_layer)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(C, eps=1e-5)
         if self.mode == SEQUENCE_SCORER:
             self.head = nn.Linear(C, 1, bias=False)
@@ -290,7 +294,8 @@ class GPT(Model):
         if past:
             mask = past.mask(T, padding, tokens.device)
         else:
-            mask = attention_mask(0, T, padding, tokens.device, self.mode == LANGUAGE_MODEL)
+            causal = self.mode == LANGUAGE_MODEL
+            mask = attention_mask(0, T, padding, tokens.device, causal)
         column = getattr(past, "column", slice(before, end))  # the rows of a RowCache are at different ones, (B, 1)
         cos = self.cos[column]                                                       # (T, D) or (B, 1, D)
         sin = self.sin[column]
@@ -323,7 +328,9 @@ class GPT(Model):
         # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
         # each call's gradient is added to the others in float32.
         with torch.autocast(kind, enabled=False):
-            logits = F.linear(h.to(dtype), weight.to(dtype))
+            h = h.to(dtype)
+            weight = weight.to(dtype)
+            logits = F.linear(h, weight)
         return at_least_float32(logits)
 
     @property

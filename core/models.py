@@ -76,7 +76,8 @@ def load_model(
                       f"dataset or generator ({tokenizer.vocab_size}); use those of the same vocabulary")
     weights = load_file(path)
     found = {name: p.shape for name, p in weights.items()}
-    if found != {name: p.shape for name, p in empty.state_dict().items()}:
+    needed = {name: p.shape for name, p in empty.state_dict().items()}
+    if found != needed:
         raise Mistake(f"{named}: its tensors are not those that the config in its header asks for; {AGAIN}")
     check_finite(weights.items(), named)
     model = GPT(config)
@@ -104,13 +105,15 @@ def load_tokenizer(path, key="checkpoint"):
     return load_huggingface_tokenizer(path, key)
 
 
-def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
+def save_model(
+        path,
+        model,
+        tokenizer,
+        dtype=torch.float32,
+        weights=None,  # model.weights() in float32, gathered from all ranks if it is sharded; None: those of the model
+        **facts):      # plain values for the header of a file of ours (step, metrics)
     """Writes the model with its tokenizer, whole or not at all: a file of ours, or a folder in Hugging Face format,
-    which holds only the adapter if there is one.
-
-    weights: model.weights() in float32, gathered from all ranks if the model is sharded; None: those of the model
-    facts: plain values for the header of a file of ours (step, metrics)
-    """
+    which holds only the adapter if there is one."""
     if not isinstance(model, GPT):
         from core.huggingface.load import save_huggingface
         save_huggingface(path, model, tokenizer, dtype, weights)
@@ -125,8 +128,9 @@ def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **fact
         "config": dataclasses.asdict(model.config),
         "tokenizer": tokenizer.description(),
         "facts": facts}
+    metadata = {"nano_grpo": json.dumps(header)}
     with replacing(path) as new:
-        save_file(stored, new, metadata={"nano_grpo": json.dumps(header)})
+        save_file(stored, new, metadata)
 
 
 def read_header(path, key):

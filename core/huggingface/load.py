@@ -26,7 +26,14 @@ from core.tokenizer import same_vocabulary
 FAMILIES = "use a model of a family that docs/huggingface.md names"
 
 
-def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
+def load_huggingface(
+        path,
+        device,
+        mode,
+        tokenizer,
+        key,
+        adapter,
+        dtype):
     """The model of core.models.load_model: in float32, or with an adapter on weights in `dtype`."""
     named = f"{key}={path}"
     own = load_huggingface_tokenizer(path, key)
@@ -55,7 +62,13 @@ def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
     return model
 
 
-def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device="cpu"):
+def open_transformer(
+        path,
+        key,
+        mode,
+        adapter=FULL,
+        dtype=torch.float32,
+        device="cpu"):
     """(transformers model, mode) of a folder or hub name, in float32, or in `dtype` if an adapter is trained on it. An
     adapter's folder gives its base model, with the adapter merged into the weights."""
     named = f"{key}={path}"
@@ -103,7 +116,9 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
 
 def model_mode(path, key):
     """The mode of a folder or hub name, from its config only; an adapter has the mode of its base model."""
-    return mode_of(read_config(base_of(path, key), key), path, key)
+    base = base_of(path, key)
+    config = read_config(base, key)
+    return mode_of(config, path, key)
 
 
 def mode_of(config, path, key):

@@ -109,7 +109,9 @@ def check_tied_weights(net, named):
 def save_adapter(net, weights, folder):
     """Writes a folder that peft opens. weights: those of the trained adapter, from adapter_weights"""
     net.peft_config[POLICY].save_pretrained(folder)
-    stored = {name: x.detach().contiguous() for name, x in weights.items()}
+    stored = {}
+    for name, x in weights.items():
+        stored[name] = x.detach().contiguous()
     path = os.path.join(folder, WEIGHTS)
     save_file(stored, path, metadata={"format": "pt"})
 
@@ -146,7 +148,9 @@ def adapter_identity(net):
             first.append(values[:SUMMED].bfloat16())
     total = torch.cat(first).cpu().double().sum()  # MPS has no float64
     scale = net.peft_config[POLICY].lora_alpha
-    return {"lora_alpha": float(scale), BASE: round(float(total), 6)}
+    return {
+        "lora_alpha": float(scale),
+        BASE: round(float(total), 6)}
 
 
 @contextmanager

@@ -16,7 +16,14 @@ from core.device import ids_on
 from core.distributions import at_least_float32
 from core.errors import Mistake
 from core.huggingface.files import config_value, reads_both_ways
-from core.huggingface.lora import POLICY, REFERENCE, adapter_identity, adapter_weights, copy_weights, using
+from core.huggingface.lora import (
+    POLICY,
+    REFERENCE,
+    adapter_identity,
+    adapter_weights,
+    copy_weights,
+    using,
+)
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, Model
 from core.performance.sharding import layers_of, weights_of
 
@@ -58,7 +65,8 @@ class HuggingFaceModel(Model):
             self.start_ids = tokenizer.start_ids
             self.end_ids = tokenizer.end_ids
         self.first_position = first_position(body)
-        self.longest_input = most_tokens(body) - len(self.start_ids) - len(self.end_ids)
+        special = len(self.start_ids) + len(self.end_ids)
+        self.longest_input = most_tokens(body) - special
         self.block = config_value(self.config, "attention_block")
         parameters = inspect.signature(body.forward).parameters
         self.takes_position = "position_ids" in parameters
@@ -86,7 +94,12 @@ class HuggingFaceModel(Model):
                 return False
         return True
 
-    def states(self, tokens, position=None, past=None, padding=None):
+    def states(
+            self,
+            tokens,
+            position=None,
+            past=None,
+            padding=None):
         """See core.model.GPT.states."""
         T = tokens.shape[1]
         before = 0 if past is None else past.length
@@ -119,7 +132,8 @@ class HuggingFaceModel(Model):
             # of one token. Two tokens take the path of training. The second one is a copy: nobody reads its state, or
             # the cache after it, because training continues no row.
             end = tokens
-        inputs = self.inputs(torch.cat((start, tokens, end), 1), before, padding)
+        tokens = torch.cat((start, tokens, end), 1)
+        inputs = self.inputs(tokens, before, padding)
         if self.mode == LANGUAGE_MODEL:
             inputs["use_cache"] = past is not None
             if past is not None:
@@ -169,7 +183,8 @@ class HuggingFaceModel(Model):
             return -logits.view(h.shape[:-1])  # the model gives the log-odds that a token was replaced
         logits = logits[:, : self.vocabulary]
         if self.banned_ids:
-            logits = logits.index_fill(-1, ids_on(h.device, *self.banned_ids), BANNED)
+            banned = ids_on(h.device, *self.banned_ids)
+            logits = logits.index_fill(-1, banned, BANNED)
         return logits.view(*h.shape[:-1], self.vocabulary)
 
     def head_logits(self, h):
@@ -183,7 +198,8 @@ class HuggingFaceModel(Model):
         with those of the model as it is.
         """
         kind = h.device.type
-        output = Output([h.reshape(1, -1, h.shape[-1])])                             # (1, K, C)
+        C = h.shape[-1]
+        output = Output([h.reshape(1, -1, C)])                                       # (1, K, C)
         unread = torch.zeros(1, 1, dtype=torch.long, device=h.device)
         # Autocast would cast the output matrix once for all calls of its block and add up their gradients in bfloat16.
         # Without its cache each call casts the matrix, and the gradients are added up in float32.
@@ -234,7 +250,9 @@ class HuggingFaceModel(Model):
 
     def weights(self):
         """{name: tensor} of what training changes: with an adapter, only the adapter."""
-        return adapter_weights(self.net, self.adapter) if self.has_adapter else weights_of(self.net)
+        if self.has_adapter:
+            return adapter_weights(self.net, self.adapter)
+        return weights_of(self.net)
 
     def load_weights(self, weights):
         if self.has_adapter:
@@ -315,8 +333,9 @@ def most_tokens(net):
 def first_position(net):
     """The position of the first token: RoBERTa and its like count from padding_idx + 1."""
     for name, table in net.named_modules():
-        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding) and table.padding_idx is not None:
-            return table.padding_idx + 1
+        if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
+            if table.padding_idx is not None:
+                return table.padding_idx + 1
     return 0
 
 
@@ -353,7 +372,12 @@ class HuggingFaceCache:
     @property
     def layers(self):
         """(keys, values) of each layer, in the precision in which later tokens read them."""
-        return [(in_autocast(layer.keys), in_autocast(layer.values)) for layer in self.content.layers]
+        layers = []
+        for layer in self.content.layers:
+            keys = in_autocast(layer.keys)
+            values = in_autocast(layer.values)
+            layers.append((keys, values))
+        return layers
 
     @property
     def is_recurrent(self):
@@ -398,7 +422,9 @@ class RecurrentLayer:
 def in_autocast(x):
     """Keys or values in the precision of autocast, which would cast those in float32 again for each token."""
     kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    if torch.is_autocast_enabled(kind):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
 class LayerWithRoom:
@@ -410,8 +436,11 @@ class LayerWithRoom:
 
     def reserve(self, room):
         """Makes room for `room` columns after the present ones."""
-        self.all_keys = F.pad(in_autocast(self.keys), (0, 0, 0, room))               # (n, H, before + room, D)
-        self.all_values = F.pad(in_autocast(self.values), (0, 0, 0, room))
+        more = (0, 0, 0, room)
+        keys = in_autocast(self.keys)
+        values = in_autocast(self.values)
+        self.all_keys = F.pad(keys, more)                                            # (n, H, before + room, D)
+        self.all_values = F.pad(values, more)
 
     def update(self, keys, values, *args, **settings):
         before = self.get_seq_length()

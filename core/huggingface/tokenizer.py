@@ -40,7 +40,10 @@ class HuggingFaceTokenizer:
         self.stop_token_id = self.stop_token_ids[0] if ends else None
         self.stop_token_names = self.names_of(ends)
 
-        added = {i for i, token in backend.added_tokens_decoder.items() if token.special}
+        added = set()
+        for i, token in backend.added_tokens_decoder.items():
+            if token.special:
+                added.add(i)
         self.special_ids = added.union(backend.all_special_ids)
         self.special_ids.discard(None)  # the id of a token that it does not have
         shown = ids_to_show(backend, added).difference(ends)
@@ -80,7 +83,8 @@ class HuggingFaceTokenizer:
         if self.mask_token_id not in ids:
             return self.backend.decode(ids, clean_up_tokenization_spaces=False)
         pieces = []
-        for i, piece in zip(ids, self.backend.convert_ids_to_tokens(ids), strict=True):
+        names = self.names_of(ids)
+        for i, piece in zip(ids, names):
             if i == self.mask_token_id:
                 piece = "_"
             if piece:
@@ -167,8 +171,8 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
     named = f"{key}={path}"
     transformers = quiet_transformers(path, key)
     model = base_of(path, key)  # its files declare the end tokens
-    has_files = any(os.path.isfile(os.path.join(path, file)) for file in FILES)
-    if not has_files and not on_hub(path):
+    files = [os.path.join(path, name) for name in FILES]
+    if not on_hub(path) and not any(map(os.path.isfile, files)):
         if model != path:
             return load_huggingface_tokenizer(model, f"{named}, base model")
         raise Mistake(f"{named} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files there, "
@@ -185,8 +189,10 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
             trust_remote_code=False)
         if backend.mask_token_id is None and config.get("mask_token_id") is not None:
             backend.mask_token = backend.convert_ids_to_tokens(config["mask_token_id"])
-        ends = declared_ends(config, declared_in(model, "generation_config.json", key))
-        if max(ends, default=0) > max(backend.get_vocab().values()):
+        generation = declared_in(model, "generation_config.json", key)
+        ends = declared_ends(config, generation)
+        last = max(backend.get_vocab().values())
+        if max(ends, default=0) > last:
             raise Mistake(f"{named} has a tokenizer that lacks the end tokens {ends} which the model declares; copy "
                           "the tokenizer files that belong to the model")
         # The tokenizer of a causal model may have a mask token too, but the model was never trained to fill one in

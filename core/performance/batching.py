@@ -14,7 +14,10 @@ def parts_of_like_length(length, overhead):
     # Rows of equal length stay together, so the D different lengths, from the longest on, are cut into runs. The best
     # cut of the first j lengths is the best cut of the first i, for some i, and then one part of lengths i to j - 1.
     falling = -np.asarray(length)
-    values, which, count = np.unique(falling, return_inverse=True, return_counts=True)
+    values, which, count = np.unique(
+        falling,
+        return_inverse=True,
+        return_counts=True)
     lengths = -values                                                                # (D,) the longest first
     D = len(lengths)
     before = np.zeros(D + 1, dtype=int)                                              # rows of the first j lengths
@@ -47,7 +50,8 @@ def parts_of_tokens(size, most):
     parts = []
     part = []
     largest = 0  # tokens of the first row of this part
-    rows = torch.as_tensor(size).argsort(descending=True, stable=True)
+    size = torch.as_tensor(size)
+    rows = size.argsort(descending=True, stable=True)
     for row in rows.tolist():
         if not part or largest * (len(part) + 1) > most:
             part = []

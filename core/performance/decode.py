@@ -85,13 +85,22 @@ class Decoder:
         self.graphs = {}
 
     @torch.no_grad()
-    def __call__(self, prompt, padding, uniform, stop, turns=None, rows=ROWS, **sampling):
+    def __call__(
+            self,
+            prompt,
+            padding,
+            uniform,
+            stop,
+            turns=None,
+            rows=ROWS,
+            **sampling):
         """Returns the Generation of core.generation.generate. rows: the most completions in the batch at a time"""
         self.device = prompt.device
         self.prompt = prompt
         self.padding = padding
-        is_truncated = sampling.get("top_p", 1) < 1 or sampling.get("top_k") or sampling.get("min_p")
-        vocabulary = self.model.vocabulary if is_truncated else 0
+        vocabulary = 0
+        if sampling.get("top_p", 1) < 1 or sampling.get("top_k") or sampling.get("min_p"):
+            vocabulary = self.model.vocabulary
         scheduler = Scheduler(
             self,
             uniform.shape,
@@ -102,7 +111,8 @@ class Decoder:
         self.begin(scheduler.sizes, uniform.flatten(0, 1))
         with self.cast_weights():
             while scheduler.refill():
-                self.steps(scheduler.n, scheduler.width(), scheduler.L, **sampling)
+                width = scheduler.width()
+                self.steps(scheduler.n, width, scheduler.L, **sampling)
                 scheduler.poll()
                 scheduler.shrink()
         return scheduler.generation()
@@ -121,8 +131,9 @@ class Decoder:
         try:
             for layer, weight in own.items():
                 if layer not in self.cast:
-                    self.cast[layer] = nn.Parameter(weight.to(dtype), requires_grad=False)
-                # In later calls in place: graphs hold the address
+                    cast = weight.to(dtype)
+                    self.cast[layer] = nn.Parameter(cast, requires_grad=False)
+                # In later calls the weight may have changed; it is written in place, because graphs hold the address
                 self.cast[layer].copy_(weight)
                 layer.weight = self.cast[layer]
             # Autocast's own cache is off: a graph would hold tensors in it that are freed at the end of the block
@@ -142,7 +153,8 @@ class Decoder:
         if sizes != self.sizes:
             self.free_buffers()  # and graphs with them: memory may not hold both the old and the new ones
             self.allocate(sizes)
-        # Even columns that no row reads must not hold NaN of an earlier call: attention multiplies them by 0
+        # Even columns that no row reads must not hold NaN of an earlier call: attention multiplies them by 0. `assign`
+        # fills completion.given
         for x in (*self.row, *self.caches, *self.completion):
             x.zero_()
         self.row.number.fill_(-1)
@@ -154,19 +166,20 @@ class Decoder:
         """Makes the buffers, except the caches: `prefill` does when it knows the shapes of keys and values."""
         self.sizes = sizes
         zeros = partial(torch.zeros, dtype=torch.long, device=self.device)
-        shape = (sizes.rows, 1)
+        column = (sizes.rows, 1)
+        ring = (sizes.rows, POLL_STEPS)
         self.row = RowBuffers(
-            number=zeros(shape),
-            token=zeros(shape),
-            t=zeros(shape),
-            padding=zeros(shape),
-            recent=zeros(sizes.rows, POLL_STEPS),
-            kept=zeros(sizes.rows, POLL_STEPS, sizes.vocabulary, dtype=torch.bool))
-        shape = (sizes.completions + 1, sizes.tokens + 1)
+            number=zeros(column),
+            token=zeros(column),
+            t=zeros(column),
+            padding=zeros(column),
+            recent=zeros(ring),
+            kept=zeros(*ring, sizes.vocabulary, dtype=torch.bool))
+        table = (sizes.completions + 1, sizes.tokens + 1)
         self.completion = CompletionBuffers(
-            given=zeros(shape),
-            logp=zeros(shape, dtype=torch.float32),
-            noise=zeros(shape, dtype=torch.float64))
+            given=zeros(table),
+            logp=zeros(table, dtype=torch.float32),
+            noise=zeros(table, dtype=torch.float64))
         self.start = zeros(1)
 
     def prefill(self, places, given, problems):
@@ -209,7 +222,8 @@ class Decoder:
         self.row.number[rows, 0] = number
         self.row.token[rows, 0] = self.on_device(token)
         self.row.t[rows, 0] = t
-        self.completion.given[number, : given.shape[1]] = self.on_device(given)
+        L = given.shape[1]
+        self.completion.given[number, :L] = self.on_device(given)
 
     def steps(self, *shape, **sampling):
         """Takes POLL_STEPS steps, with the arguments of `step`."""
@@ -238,7 +252,8 @@ class Decoder:
         caches = [x[:n, :, :width] for x in self.caches]
         keys = caches[::2]
         values = caches[1::2]
-        past = RowCache(list(zip(keys, values)), column)
+        layers = list(zip(keys, values))
+        past = RowCache(layers, column)
         padding = row.padding[:, 0]                                                  # (n,)
         h = self.model.states(row.token, None, past, padding)[:, 0]                  # (n, C)
         noise = completion.noise[place]                                              # (n, 1)
@@ -287,7 +302,14 @@ class Scheduler:
     given: (N, L) as in CompletionBuffers, on the CPU; stop, turns: as in core.generation.generate
     """
 
-    def __init__(self, decoder, shape, stop, turns, rows, vocabulary):
+    def __init__(
+            self,
+            decoder,
+            shape,        # (P, G, L)
+            stop,
+            turns,
+            rows,         # the most in the batch
+            vocabulary):  # 0 without truncation
         self.decoder = decoder
         self.stop = stop
         self.turns = turns
@@ -317,7 +339,8 @@ class Scheduler:
     def width(self):
         """The columns of the caches that the next steps can reach."""
         longest = max(len(self.written[number]) for number in self.running.values())
-        return min(self.columns(longest + POLL_STEPS), self.decoder.sizes.columns)
+        reached = self.columns(longest + POLL_STEPS)
+        return min(reached, self.decoder.sizes.columns)
 
     def free(self):
         """The rows without a completion."""
@@ -345,7 +368,8 @@ class Scheduler:
     def poll(self):
         """Appends the tokens of the last steps to their completions, lets the environment answer turns that ended, and
         frees the rows of finished completions, which keep drawing until they are refilled."""
-        recent = self.decoder.row.recent[: self.n].tolist()  # the only wait for the device in these steps
+        recent = self.decoder.row.recent[: self.n]                                   # (n, POLL_STEPS)
+        recent = recent.tolist()  # the only wait for the device in these steps
         new = []
         for row, number in list(self.running.items()):
             written = self.written[number]
@@ -389,15 +413,16 @@ class Scheduler:
 
     def collect(self, new):
         """Collects the kept tokens of the last draws. new: (k, 3) row, completion and column of each new token"""
-        device = self.decoder.device
+        decoder = self.decoder
         _, number, column = new.unbind(1)                                            # (k,) each
-        new = new[self.given[number, column] < 0]
-        for part in new.split(rows_at_once(self.sizes.vocabulary, device)):
-            row, number, column = part.unbind(1)
-            slot = column % POLL_STEPS
-            kept = self.decoder.row.kept[row.to(device), slot.to(device)]            # (k, V)
+        is_drawn = self.given[number, column] < 0
+        new = new[is_drawn]
+        size = rows_at_once(self.sizes.vocabulary, decoder.device)
+        for part in new.split(size):
+            row, number, column = decoder.on_device(part).unbind(1)
+            kept = decoder.row.kept[row, column % POLL_STEPS]                        # (k, V)
             rank = number * self.L + column                                          # (k,) in (N, L), flattened
-            self.collector.add(rank, KeptTokens.of(kept))
+            self.collector.add(rank.cpu(), KeptTokens.of(kept))
 
     def shrink(self):
         """Halves the batch once the remaining completions fit into half of it."""
@@ -416,11 +441,13 @@ class Scheduler:
         N, M = target.shape
         is_own = (target >= 0) & (self.given[:, :M] < 0)                             # (N, M)
         on_device = self.decoder.on_device
+        target = target.clamp(min=0)
         mask = on_device(is_own).float()
-        logp = self.decoder.completion.logp[:N, :M] * mask
+        logp = self.decoder.completion.logp[:N, :M]
+        kept = self.collector.joined()
         return Generation(
-            target=on_device(target.clamp(min=0)),
+            target=on_device(target),
             mask=mask,
-            logp=logp,
-            kept=self.collector.joined(),
+            logp=logp * mask,
+            kept=kept,
             truncated=on_device(self.truncated))
