@@ -94,7 +94,11 @@ class Distributed:
         """Waits for the other ranks, and makes the groups. The default group exchanges numbers on the CPU."""
         # torchrun keeps one store for all attempts: without a prefix, restarted ranks would wait for the ended ones
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        meeting = dist.rendezvous("env://", self.rank, self.world, timeout=EXCHANGE_WAIT)
+        meeting = dist.rendezvous(
+            "env://",
+            self.rank,
+            self.world,
+            timeout=EXCHANGE_WAIT)
         store, *_ = next(meeting)
         store = dist.PrefixStore(attempt, store)
         dist.init_process_group(

@@ -57,7 +57,15 @@ def load_model(
     fault."""
     if is_huggingface(path, key):
         from core.huggingface.load import FULL, load_huggingface
-        return load_huggingface(path, device, mode, tokenizer, key, adapter or FULL, dtype), {}
+        model = load_huggingface(
+            path,
+            device,
+            mode,
+            tokenizer,
+            key,
+            adapter or FULL,
+            dtype)
+        return model, {}
     named = f"{key}={path}"
     if adapter is not None and adapter.has_adapter and os.path.exists(path):
         raise Mistake(f"{adapter.adapter_setting} is for Hugging Face models, which {named} is not; leave it out")

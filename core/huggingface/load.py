@@ -42,7 +42,13 @@ def load_huggingface(
     if tokenizer is not None and not same_vocabulary(own.description(), tokenizer):
         raise Mistake(f"{named} has a vocabulary of {own.vocab_size} tokens that is not that of the dataset or the "
                       "generator; use models with the same tokenizer")
-    net, mode = open_transformer(path, key, mode, adapter, dtype, device)
+    net, mode = open_transformer(
+        path,
+        key,
+        mode,
+        adapter,
+        dtype,
+        device)
     check_vocabulary(net.base_model, own, named)
     if mode == MASKED_FILL and own.mask_token_id is None:
         raise Mistake(f"{named} has no mask token; name one as mask_token in its tokenizer_config.json")

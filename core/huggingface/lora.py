@@ -81,7 +81,11 @@ def open_adapter(net, path, key, trainable=False):
     with others(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
                 f"{WEIGHTS} that was trained on it", quiet=True):
         file = find(name, WEIGHTS)
-        net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
+        net = peft.PeftModel.from_pretrained(
+            net,
+            name,
+            POLICY,
+            is_trainable=trainable)
         with safe_open(file, "pt") as f:
             saved = set(f.keys())
     weights = adapter_weights(net, POLICY)

@@ -35,8 +35,8 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # the argument; the 
 class HuggingFaceModel(Model):
     """A model of transformers with its HuggingFaceTokenizer.
 
-    net: the model, or peft's model around it; undivided: the model itself; body: the part of it before the output
-    layers; layers: of the body
+    net: the model, or peft's model around it; undivided: the model itself
+    body: the part of it before the output layers; layers: those of the body
     A masked-fill model and a judge read a text between the tokenizer's start and end tokens. These are added here: the
     tokens and states of the interface are those of the text only.
     """

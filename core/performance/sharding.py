@@ -33,9 +33,10 @@ def shard(model, dist):
     # where the default group exchanges
     for p in model.parameters():
         torch.distributed.broadcast(p.data, src=0)
-    precision = MixedPrecisionPolicy(cast_forward_inputs=False)
     if dist.dtype == torch.bfloat16:
         precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    else:
+        precision = MixedPrecisionPolicy(cast_forward_inputs=False)
     for part in (*layers_of(model), model):
         fully_shard(part, mesh=dist.mesh, mp_policy=precision)
         part.set_gradient_divide_factor(1.0)  # a loss carries its normalisation: see Distributed
