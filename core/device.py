@@ -38,7 +38,7 @@ def detect_device(
             raise Mistake(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it; repair its "
                           "driver, install torch for it, or set device='cpu'")
     if kind not in kinds or (index and not index.isdecimal()):
-        raise Mistake(f"device={name!r} is no device of this machine; set auto or one of: {', '.join(kinds)}")
+        raise Mistake(f"device={name!r} is not a device of this machine; set auto or one of: {', '.join(kinds)}")
     if kind != "cuda":
         return torch.device(kind)
     count = torch.cuda.device_count()

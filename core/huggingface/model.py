@@ -386,8 +386,8 @@ class HuggingFaceCache:
 
 
 def with_methods(methods, layer):
-    """A layer of a transformers cache with the same attributes, and the methods of a class before those of its own,
-    which depends on the family."""
+    """A copy of a layer of a transformers cache, with the methods of a class before those of the layer's own class.
+    The own class depends on the family, so a subclass of both is made when it is first needed."""
     out = object.__new__(subclass(methods, type(layer)))
     vars(out).update(vars(layer))
     return out

@@ -35,7 +35,7 @@ class HuggingFaceTokenizer:
         self.start_ids, self.end_ids = ids_around(backend)
 
         ends = dict.fromkeys([backend.eos_token_id, *end_ids_of_model])  # each once, in this order
-        ends.pop(None, None)  # no end token
+        ends.pop(None, None)  # the id of an end token that it does not have
         self.stop_token_ids = tuple(ends)
         self.stop_token_id = self.stop_token_ids[0] if ends else None
         self.stop_token_names = self.names_of(ends)
@@ -57,7 +57,7 @@ class HuggingFaceTokenizer:
         self.banned_token_ids = tuple(sorted(banned))
 
         newline = self.encode("\n")
-        self.newline_token_id = -1  # none
+        self.newline_token_id = -1  # no single token is a newline
         if len(newline) == 1 and newline != [backend.unk_token_id]:
             self.newline_token_id = newline[0]
 
@@ -124,7 +124,7 @@ class HuggingFaceTokenizer:
         self.backend.save_pretrained(folder)
 
     def description(self):
-        """Plain values, from which core/tokenizer.py loads this tokenizer again."""
+        """Plain values from which core/tokenizer.py loads this tokenizer again."""
         return {
             "kind": "huggingface",
             "name": self.path,

@@ -79,6 +79,7 @@ class Decoder:
         self.free_buffers()
 
     def free_buffers(self):
+        """Frees the buffers, if there are any, and the graphs, which hold them."""
         self.sizes = Sizes()
         self.row = self.completion = self.pool = None
         self.caches = []
@@ -151,7 +152,7 @@ class Decoder:
         larger = [max(old, new) for old, new in zip(self.sizes, sizes)]
         sizes = Sizes(*larger)
         if sizes != self.sizes:
-            self.free_buffers()  # and graphs with them: memory may not hold both the old and the new ones
+            self.free_buffers()  # first, because memory may not hold both the old and the new ones
             self.allocate(sizes)
         # Even columns that no row reads must not hold NaN of an earlier call: attention multiplies them by 0. `assign`
         # fills completion.given
@@ -163,7 +164,7 @@ class Decoder:
         self.start.fill_(self.prompt.shape[1] - 1)  # the first step reads the last token of a prompt
 
     def allocate(self, sizes):
-        """Makes the buffers, except the caches: `prefill` does when it knows the shapes of keys and values."""
+        """Makes the buffers except the caches, which `prefill` makes once it knows the shapes of keys and values."""
         self.sizes = sizes
         zeros = partial(torch.zeros, dtype=torch.long, device=self.device)
         column = (sizes.rows, 1)
