@@ -212,16 +212,17 @@ class Model(nn.Module):
         return self.project(h)
 
     def parameters_by_kind(self) -> dict[str, list]:
-        """Trained parameters for the optimizers: {"matrices": of the layers, "embeddings": and the output layer,
-        "vectors": of the norms}."""
+        """Trained parameters for the optimizers: {"matrices": of the layers, "vectors": such as those of the norms,
+        "embeddings": all others, with the output layer}."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
         in_layers = set(self.layers.parameters())
         for p in self.parameters():
-            kind = "embeddings"
             if p.dim() < 2:
                 kind = "vectors"
             elif p.dim() == 2 and p in in_layers:  # Muon takes no convolutions and no stacks of experts
                 kind = "matrices"
+            else:
+                kind = "embeddings"
             if p.requires_grad:
                 kinds[kind].append(p)
         return kinds
