@@ -348,23 +348,20 @@ class Scheduler:
         return [row for row in range(self.n) if row not in self.running]
 
     def refill(self):
-        """Gives free rows the next completions, once there are enough of them. Returns whether any row has one."""
+        """Gives free rows the next completions, once there are enough of them. Returns whether any row has one. The
+        completions of a prompt are neighbours, so that it is read once for all."""
         free = self.free()
         rows = free[: self.N - self.begun]
         if rows and len(free) >= REFILL * self.n:
-            self.prefill(rows)
+            end = self.begun + len(rows)
+            numbers = range(self.begun, end)
+            problems = [number // self.group_size for number in numbers]
+            places = [(row, number, 0) for row, number in zip(rows, numbers)]
+            given = self.given[self.begun : end]                                     # (k, L)
+            self.decoder.prefill(places, given, problems)
+            self.running.update(zip(rows, numbers))
+            self.begun = end
         return bool(self.running)
-
-    def prefill(self, rows):
-        """Gives rows the next completions. Those of a prompt are neighbours, so that it is read once for all."""
-        end = self.begun + len(rows)
-        numbers = range(self.begun, end)
-        problems = [number // self.group_size for number in numbers]
-        places = [(row, number, 0) for row, number in zip(rows, numbers)]
-        given = self.given[self.begun : end]                                         # (k, L)
-        self.decoder.prefill(places, given, problems)
-        self.running.update(zip(rows, numbers))
-        self.begun = end
 
     def poll(self):
         """Appends the tokens of the last steps to their completions, lets the environment answer turns that ended, and
