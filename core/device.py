@@ -15,7 +15,10 @@ from core.errors import Mistake, check_version
 NVIDIA = "/dev/nvidia0"  # the first GPU of a Linux machine
 
 
-def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) -> torch.device:
+def detect_device(
+        name: str = "auto",
+        local_rank: int = 0,
+        small: bool = False) -> torch.device:
     """The device that `name` asks for: 'auto' takes cuda, then mps unless the model is small, then cpu."""
     check_version("torch", torch.__version__, "this project", "-r requirements.txt")
     kinds = []
@@ -32,10 +35,10 @@ def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) 
             if local_rank == 0:
                 sys.stderr.write("device='auto' takes the CPU for a small model; --device=mps takes the Apple GPU\n")
         if kind == "cpu" and os.path.exists(NVIDIA) and "CUDA_VISIBLE_DEVICES" not in os.environ:
-            raise Mistake(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it; mend that "
-                          "or set device='cpu'")
+            raise Mistake(f"device='auto' finds {NVIDIA}, but torch {torch.__version__} cannot use it; repair its "
+                          "driver, install torch for it, or set device='cpu'")
     if kind not in kinds or (index and not index.isdecimal()):
-        raise Mistake(f"device={name!r} is no device of this machine; set auto or one of: {', '.join(kinds)}")
+        raise Mistake(f"device={name!r} is not a device of this machine; set auto or one of: {', '.join(kinds)}")
     if kind != "cuda":
         return torch.device(kind)
     count = torch.cuda.device_count()
@@ -49,22 +52,23 @@ def detect_device(name: str = "auto", local_rank: int = 0, small: bool = False) 
 
 @functools.cache
 def ids_on(device: torch.device, *ids: int) -> torch.Tensor:
-    """These ids as a tensor on the device. Cached, because the CPU waits for the copy."""
+    """These ids as a tensor on the device. Cached, because the CPU waits for each copy."""
     return torch.tensor(ids, device=device)
 
 
 def detect_dtype(name: str, device: torch.device) -> torch.dtype:
     """'auto' is bfloat16 on a GPU that computes in it (from capability 8.0), and float32 elsewhere. 'bfloat16' is
     float32 on a GPU that would emulate it, slowly."""
-    takes_bfloat16 = name == "bfloat16"
     if device.type == "cuda" and name != "float32":
-        takes_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if takes_bfloat16 else torch.float32
+        is_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        is_bfloat16 = name == "bfloat16"
+    return torch.bfloat16 if is_bfloat16 else torch.float32
 
 
 @functools.cache
 def gpu_logits_at_once(device: torch.device) -> int:
-    """The most numbers in one tensor of logits. A GPU is slow on small parts; one of 12 or 24 GB has less room."""
+    """The largest size of one tensor of logits. A GPU is slow on small parts, but one of 12 or 24 GB has less room."""
     _, memory = torch.cuda.mem_get_info(device)
     gigabytes = memory / 2**30
     if gigabytes < 16:
@@ -80,18 +84,18 @@ def keep_torch_defaults() -> Iterator:
     dtype = torch.get_default_dtype()
     device = torch.get_default_device()
     if device.type == "cpu":
-        device = None  # the same, without a mode of torch's that would slow every call
-    takes_gradients = torch.is_grad_enabled()
+        device = None  # means the CPU too; setting it by name would slow down every call of torch
+    has_gradients = torch.is_grad_enabled()
     try:
         yield
     finally:
         torch.set_default_dtype(dtype)
         torch.set_default_device(device)
-        torch.set_grad_enabled(takes_gradients)
+        torch.set_grad_enabled(has_gradients)
 
 
 def moved(x: Any, device: torch.device) -> Any:
-    """Returns x, a tensor or a record that holds tensors, on another device. The inputs of Rollouts stay on the CPU."""
+    """Returns x, a tensor or a record of tensors, on another device. The inputs of Rollouts stay on the CPU."""
     if torch.is_tensor(x):
         return x.to(device)
     if isinstance(x, (list, tuple)):

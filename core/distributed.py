@@ -20,7 +20,7 @@ from core.errors import Mistake, one_line
 
 LONGEST_WAIT = timedelta(hours=12)     # at a barrier: rank 0 evaluates, saves, or prepares a dataset
 EXCHANGE_WAIT = timedelta(minutes=30)  # until all ranks have started, and until all take part in an exchange
-RANK_VARIABLES = "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"  # torchrun sets them for each of several ranks
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them for each of several ranks
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager:
@@ -44,7 +44,7 @@ def variable(name: str, default: int) -> int:
 
 
 def check_ranks(rank: int, world: int) -> None:
-    """Raises Mistake if the variables of torchrun, set by hand or by a scheduler, are not those of a rank."""
+    """Raises Mistake if variables of torchrun are missing or contradict each other: some schedulers set them, too."""
     if rank >= world:
         raise Mistake(f"RANK={rank} must be below WORLD_SIZE={world}; start the ranks with torchrun, which sets both")
     if world == 1:
@@ -64,14 +64,14 @@ class Distributed:
     because it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end too.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
     normalisation in their weights (see grpo/losses.py), so the sum over ranks is the gradient, and a rank whose
-    share of a step needs no backward simply adds zeros. Sharded models (core/performance/sharding.py) sum their own.
-
-    ranks, patient: the groups of exchanges on the device, and of barriers
-    shards: the Shards of core/performance/sharding.py, or None
+    share of a step needs no backward pass adds zeros. Sharded models (core/performance/sharding.py) sum their own.
     """
 
-    def __init__(self, device: str = "auto", dtype: str = "auto", small: bool = False):
-        """small: the model is small, see detect_device"""
+    def __init__(
+            self,
+            device: str = "auto",
+            dtype: str = "auto",
+            small: bool = False):  # the model is small: see detect_device
         self.rank = variable("RANK", 0)
         self.world = variable("WORLD_SIZE", 1)
         check_ranks(self.rank, self.world)
@@ -80,7 +80,9 @@ class Distributed:
         self.is_main = self.rank == 0
         if self.is_main and dtype == "bfloat16" and self.dtype == torch.float32:
             sys.stderr.write("dtype='bfloat16' is float32 here: this GPU only emulates bfloat16\n")
-        self.ranks = self.patient = self.shards = None
+        self.ranks = None    # the group of exchanges on the device
+        self.patient = None  # the group of barriers
+        self.shards = None   # the Shards of core/performance/sharding.py
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             takes_tf32 = self.dtype == torch.bfloat16
@@ -89,25 +91,36 @@ class Distributed:
             self.meet()
 
     def meet(self) -> None:
-        """Waits for the other ranks, and makes the groups. The default one exchanges numbers on the CPU."""
+        """Waits for the other ranks, and makes the groups. The default group exchanges numbers on the CPU."""
         # torchrun keeps one store for all attempts: without a prefix, restarted ranks would wait for the ended ones
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        meeting = dist.rendezvous("env://", self.rank, self.world, timeout=EXCHANGE_WAIT)
+        meeting = dist.rendezvous(
+            "env://",
+            self.rank,
+            self.world,
+            timeout=EXCHANGE_WAIT)
         store, *_ = next(meeting)
         store = dist.PrefixStore(attempt, store)
         dist.init_process_group(
-            "gloo", store=store, rank=self.rank, world_size=self.world, timeout=EXCHANGE_WAIT)
+            "gloo",
+            store=store,
+            rank=self.rank,
+            world_size=self.world,
+            timeout=EXCHANGE_WAIT)
         self.ranks = dist.group.WORLD
         self.patient = dist.new_group(timeout=LONGEST_WAIT, backend="gloo")
         if self.device.type == "cuda":
-            self.ranks = dist.new_group(timeout=EXCHANGE_WAIT, backend="nccl", device_id=self.device)
+            self.ranks = dist.new_group(
+                timeout=EXCHANGE_WAIT,
+                backend="nccl",
+                device_id=self.device)
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, trace):
         """Ends the group. A failed exchange becomes a Mistake in one line: the rank that failed first says why."""
-        if kind is None or self.device.type != "cuda":  # nccl would wait for ranks that have ended
+        if kind is None or self.device.type != "cuda":  # after an error, nccl would wait for ranks that have ended
             self.close()
         is_of_gloo = isinstance(error, RuntimeError) and re.search(r"\bgloo/", str(error))
         if is_of_gloo or isinstance(error, dist.DistError):
@@ -132,7 +145,8 @@ class Distributed:
     def agree(self, number: int) -> int:
         """The largest over ranks of a small whole number, exchanged on the CPU."""
         number = torch.tensor(int(number))
-        return int(self._reduced(number, dist.ReduceOp.MAX, None))
+        largest = self._reduced(number, dist.ReduceOp.MAX, None)
+        return int(largest)
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Replaces the gradients of trained parameters by their sums over ranks; a missing one counts as zero. Those of
@@ -150,7 +164,8 @@ class Distributed:
         flat = torch.cat([g.flatten() for g in gradients])
         dist.all_reduce(flat, group=self.ranks)
         sizes = [g.numel() for g in gradients]
-        for g, summed in zip(gradients, flat.split(sizes), strict=True):
+        sums = flat.split(sizes)
+        for g, summed in zip(gradients, sums):
             g.copy_(summed.view_as(g))
 
     def gathered(self) -> AbstractContextManager:
@@ -159,9 +174,13 @@ class Distributed:
             return contextlib.nullcontext()
         return self.shards.gathered()
 
-    def micro_batches(self, parts: list, policy: Any, rollouts: Any) -> Iterable[Tensor]:
-        """The parts of an optimizer step that this rank reads, one after another. After each comes `backward`. Every
-        rank must call a sharded model equally often; policy and rollouts tell the number of calls for a part."""
+    def micro_batches(
+            self,
+            parts: list,
+            policy: Any,
+            rollouts: Any) -> Iterable[Tensor]:
+        """The parts of an optimizer step that this rank reads; the caller calls `backward` for each before it takes the
+        next. Every rank must call a sharded model equally often: policy and rollouts tell the number of calls."""
         if self.shards is None:
             return parts
         return self.shards.micro_batches(parts, policy, rollouts)
@@ -183,21 +202,24 @@ class Distributed:
         if self.world == 1:
             return [value]
         values = [None] * self.world if self.is_main else None
-        dist.gather_object(moved(value, "cpu"), values)
+        value = moved(value, "cpu")
+        dist.gather_object(value, values)
         return values
 
     def keys_of_all(self, keys: Iterable) -> list:
         """The sorted union of the keys of all ranks, the same list on every rank."""
-        if self.world == 1:
-            return sorted(keys)
-        found = [None] * self.world
-        dist.all_gather_object(found, sorted(keys))
-        return sorted(set().union(*found))
+        keys = set(keys)
+        if self.world > 1:
+            found = [None] * self.world
+            dist.all_gather_object(found, keys)
+            keys = keys.union(*found)
+        return sorted(keys)
 
     def barrier(self) -> None:
         """Waits for every rank, however long one of them builds, evaluates or saves."""
         if self.world > 1:
-            dist.all_reduce(torch.zeros(()), group=self.patient)
+            nothing = torch.zeros(())
+            dist.all_reduce(nothing, group=self.patient)
 
     def autocast(self) -> AbstractContextManager:
         return autocast(self.device, self.dtype)
@@ -212,6 +234,6 @@ class Distributed:
         """Ends the groups. A group that is still referred to would keep its threads."""
         if self.world > 1:
             self.ranks = self.patient = self.shards = None
-            if "mesh" in vars(self):  # torch keeps it to the end
+            if "mesh" in vars(self):  # torch keeps the mesh until the process ends, and the mesh its groups
                 vars(self.mesh).get("_pg_registry", {}).clear()
             dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """One transformer for three tasks: write the next token, fill in masked tokens, or score a text.
 
-Shapes: B texts of T tokens, M of which are wanted; L tokens with those read before; C wide, in H heads of D = C / H.
+Shapes: B texts of T tokens; L tokens, with earlier ones in a cache; M columns whose states are wanted; states of C
+numbers, in H heads of D = C / H.
 """
 
 import copy
@@ -31,7 +32,7 @@ class GPTConfig:
     mode: Annotated[str, MODES] = LANGUAGE_MODEL
     vocab_size: Annotated[int, "[1, 1e7]"] = 100       # ids it can read: the base vocabulary, then special tokens
     base_vocab_size: Annotated[int, "[1, 1e7]"] = 97   # ids below it can be written: a special token is never sampled
-    block_size: Annotated[int, "[1, 100001]"] = 128    # longest input; that of a judge may begin with CLS
+    block_size: Annotated[int, "[1, 100001]"] = 128    # longest input, the CLS token of a judge included
     n_layer: Annotated[int, "[1, 1e3]"] = 4            # blocks
     n_head: Annotated[int, "[1, 1e3]"] = 4             # attention heads of a block
     n_embd: Annotated[int, "[2, 65536]"] = 128         # width of the states
@@ -41,24 +42,28 @@ class GPTConfig:
 
     def __post_init__(self):
         check_values(self)
-        if self.n_embd % (2 * self.n_head) or self.base_vocab_size > self.vocab_size:
-            raise Mistake(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={2 * self.n_head} (rotary pairs), "
-                          f"and base_vocab_size={self.base_vocab_size} at most vocab_size={self.vocab_size}")
+        pairs = 2 * self.n_head
+        if self.n_embd % pairs:
+            raise Mistake(f"n_embd={self.n_embd} must be a multiple of 2 * n_head={pairs}, for rotary pairs")
+        if self.base_vocab_size > self.vocab_size:
+            raise Mistake(f"base_vocab_size={self.base_vocab_size} must be at most vocab_size={self.vocab_size}")
 
 
 def rotary_table(length: int, head_size: int) -> tuple[Tensor, Tensor]:
-    """Returns cos and sin of RoPE (arXiv 2104.09864), (length, head_size) each, as `rotate` takes them."""
+    """Cosines and signed sines of RoPE (arXiv 2104.09864) for `rotate`, (length, head_size) each."""
     exponent = torch.arange(0, head_size, 2).float() / head_size                     # (D/2,)
     frequency = 10000.0 ** -exponent
     angle = torch.arange(length).float()[:, None] * frequency                        # (length, D/2)
     cos = angle.cos()
     sin = angle.sin()
-    return cos.repeat(1, 2), torch.cat((-sin, sin), 1)
+    both = torch.cat((-sin, sin), 1)                                                 # (length, D)
+    return cos.repeat(1, 2), both
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates x (..., D) by its position: the pair (x[i], x[i + D/2]) is one complex number."""
-    other = x.roll(x.shape[-1] // 2, -1)                                             # (..., D)
+    half = x.shape[-1] // 2
+    other = x.roll(half, -1)                                                         # (..., D)
     return torch.addcmul(x * cos, other, sin)
 
 
@@ -78,20 +83,27 @@ class SquaredReLU(torch.autograd.Function):
         return (gradient * h).mul_(2)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
-           dropout: float) -> Tensor:
-    """Attention in the precision of its inputs. q: (B, H, T, D); k, v: (B, H, L, D); mask: as attention_mask returns
-    it. Returns (B, H, T, D)."""
-    causal = causal and mask is None and q.shape[2] > 1
+def attend(
+        q: Tensor,            # (B, H, T, D)
+        k: Tensor,            # (B, H, L, D)
+        v: Tensor,
+        mask: Tensor | None,  # from attention_mask
+        causal: bool,
+        dropout: float) -> Tensor:
+    """Attention in the precision of its inputs. Returns (B, H, T, D)."""
+    is_causal = causal and mask is None and q.shape[2] > 1
     with torch.autocast(q.device.type, enabled=False):
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, dropout_p=dropout)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
 
 
-def attention_mask(before: int, T: int, padding: Tensor | None, device: torch.device,
-                   causal: bool = True) -> Tensor | None:
-    """Marks the columns that each of T new positions reads, among L = before + T columns.
+def attention_mask(
+        before: int,             # columns in the cache
+        T: int,                  # new columns
+        padding: Tensor | None,  # (B,) number of leading columns without a token
+        device: torch.device,
+        causal: bool = True) -> Tensor | None:
+    """Marks the columns that each new position reads, among L = before + T columns.
 
-    padding: (B,) number of leading columns without a token, or None
     Returns (1 or B, 1, 1 or T, L) bool, or None where `attend` needs no mask: its own causal one is faster. Every
     position of a language model reads itself, even one of padding, because a softmax over nothing is NaN.
     """
@@ -149,7 +161,8 @@ class Block(nn.Module):
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple:
         """Computes what precedes attention: queries, keys and values."""
-        return self.attention.project(self.norm_1(x), cos, sin)
+        h = self.norm_1(x)                                                           # (B, T, C)
+        return self.attention.project(h, cos, sin)
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
         """Computes what follows attention. y: (B, H, T, D)"""
@@ -159,43 +172,92 @@ class Block(nn.Module):
         h = SquaredReLU.apply(h)
         return x + self.drop(self.down(h))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None,
-                read: Callable) -> Tensor:
-        """x: (B, T, C); read: `attend`, or the attention of a cache, which also reads earlier tokens"""
+    def forward(
+            self,
+            x: Tensor,  # (B, T, C)
+            cos: Tensor,
+            sin: Tensor,
+            mask: Tensor | None,
+            read: Callable) -> Tensor:
+        """Returns (B, T, C). read: `attend`, or the attention of a cache, which also reads earlier tokens"""
         q, k, v = self.before(x, cos, sin)                                           # (B, H, T, D) each
         dropout = self.drop.p if self.training else 0.0
         y = read(q, k, v, mask, self.attention.causal, dropout)                      # (B, H, T, D)
         return self.after(x, y)
 
 
-class GPT(nn.Module):
+class Model(nn.Module):
+    """The interface of a model, ours or one of Hugging Face: all that the rest of the code knows of it.
+
+    mode: one of MODES; judge_head: one of JUDGE_HEADS, of a SEQUENCE_SCORER
+    longest_input: tokens that fit into one row; vocabulary: number of tokens that it can write, the width of its logits
+    layers: the modules between the embedding and the output layer
+    suffix: of the file that it is saved as, empty for a folder
+    reads_columns: whether it can read through a core.cache.RowCache
+    states, project, weights, load_weights, identity: as in GPT; new_cache, if core.cache.Cache does not suit it
+    """
+
+    grad_checkpoint = False  # whether the backward pass computes activations again instead of keeping them
+
+    def forward(
+            self,
+            tokens: Tensor,
+            position: Tensor | None = None,
+            past: Any = None,
+            padding: Tensor | None = None) -> Tensor:
+        """Logits (B, M or T, vocabulary) in float32; of a scorer (B, M or T) for realness and (B,) for cls."""
+        h = self.states(tokens, position, past, padding)
+        if self.mode == SEQUENCE_SCORER and self.judge_head == "cls":
+            h = h[:, 0]
+        return self.project(h)
+
+    def parameters_by_kind(self) -> dict[str, list]:
+        """Trained parameters for the optimizers: {"matrices": of the layers, "vectors": such as those of the norms,
+        "embeddings": all others, with the output layer}."""
+        kinds = {"matrices": [], "embeddings": [], "vectors": []}
+        in_layers = set(self.layers.parameters())
+        for p in self.parameters():
+            if p.dim() < 2:
+                kind = "vectors"
+            elif p.dim() == 2 and p in in_layers:  # Muon takes no convolutions and no stacks of experts
+                kind = "matrices"
+            else:
+                kind = "embeddings"
+            if p.requires_grad:
+                kinds[kind].append(p)
+        return kinds
+
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def frozen(self) -> "Model":
+        """A frozen copy of this model."""
+        return freeze(copy.deepcopy(self))
+
+
+class GPT(Model):
     """A transformer: tokens in, logits out; the meaning of a logit depends on config.mode.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
     SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
     SEQUENCE_SCORER, cls:        one logit per text, read at position 0, where the caller puts the CLS token.
-
-    The model interface, which every kind of model offers to the rest of the code: mode, judge_head, layers, states,
-    project, longest_input, reads_columns, vocabulary, parameters_by_kind, weights, load_weights, identity, frozen,
-    suffix, and the setting grad_checkpoint; new_cache, if core.cache.Cache does not suit it. Nobody else reads its
-    config.
     """
 
-    suffix = ".safetensors"  # it is saved as a file
-    reads_columns = True     # it can read through a core.cache.RowCache
+    suffix = ".safetensors"
+    reads_columns = True
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
-        self.mode = config.mode                      # one of MODES
-        self.judge_head = config.judge_head          # one of JUDGE_HEADS, of a SEQUENCE_SCORER
-        self.longest_input = config.block_size       # tokens that fit into one row
-        self.vocabulary = config.base_vocab_size     # number of tokens that it can write: the width of its logits
-        self.grad_checkpoint = False  # whether the backward pass computes activations again instead of keeping them
+        self.mode = config.mode
+        self.judge_head = config.judge_head
+        self.longest_input = config.block_size
+        self.vocabulary = config.base_vocab_size
         C = config.n_embd
         self.embed = nn.Embedding(config.vocab_size, C)
         self.drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        blocks = [Block(config) for _ in range(config.n_layer)]
+        self.blocks = nn.ModuleList(blocks)
         self.norm = nn.RMSNorm(C, eps=1e-5)
         if self.mode == SEQUENCE_SCORER:
             self.head = nn.Linear(C, 1, bias=False)
@@ -211,13 +273,17 @@ class GPT(nn.Module):
             if p.dim() == 2:
                 nn.init.normal_(p, std=std)
 
-    def states(self, tokens: Tensor, position: Tensor | None = None, past: Any = None,
-               padding: Tensor | None = None) -> Tensor:
+    def states(
+            self,
+            tokens: Tensor,
+            position: Tensor | None = None,
+            past: Any = None,
+            padding: Tensor | None = None) -> Tensor:
         """Final hidden states.
 
         tokens: (B, T) ids below vocab_size
         position: (B, M) columns of tokens whose states are wanted, or None for all
-        past: a Cache of the tokens that these rows read before; these are added to it
+        past: a Cache of the tokens that these rows read before; the new ones are added to it
         padding: (B,) number of leading columns of past and tokens that hold no token, or None
         Returns (B, M or T, C)
         """
@@ -229,8 +295,9 @@ class GPT(nn.Module):
         if past:
             mask = past.mask(T, padding, tokens.device)
         else:
-            mask = attention_mask(0, T, padding, tokens.device, self.mode == LANGUAGE_MODEL)
-        column = getattr(past, "column", slice(before, end))  # (B, 1) of the rows of a RowCache
+            causal = self.mode == LANGUAGE_MODEL
+            mask = attention_mask(0, T, padding, tokens.device, causal)
+        column = getattr(past, "column", slice(before, end))  # the rows of a RowCache are at different ones, (B, 1)
         cos = self.cos[column]                                                       # (T, D) or (B, 1, D)
         sin = self.sin[column]
         x = self.drop(self.embed(tokens))                                            # (B, T, C)
@@ -262,20 +329,13 @@ class GPT(nn.Module):
         # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
         # each call's gradient is added to the others in float32.
         with torch.autocast(kind, enabled=False):
-            logits = F.linear(h.to(dtype), weight.to(dtype))
+            h = h.to(dtype)
+            weight = weight.to(dtype)
+            logits = F.linear(h, weight)
         return at_least_float32(logits)
-
-    def forward(self, tokens: Tensor, position: Tensor | None = None, past: Any = None,
-                padding: Tensor | None = None) -> Tensor:
-        """Logits (B, M or T, base_vocab_size) in float32; of a scorer (B, M or T) for realness and (B,) for cls."""
-        h = self.states(tokens, position, past, padding)
-        if self.mode == SEQUENCE_SCORER and self.judge_head == "cls":
-            h = h[:, 0]
-        return self.project(h)
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The modules between the embedding and the output layer."""
         return self.blocks
 
     def compile_layers(self) -> None:
@@ -283,23 +343,6 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.before = partial(run_compiled, Block.before, block)
             block.after = partial(run_compiled, Block.after, block)
-
-    def parameters_by_kind(self) -> dict[str, list]:
-        """Parameters for the optimizers: {"matrices": of the blocks, "embeddings": and the output layer, "vectors":
-        of the norms}."""
-        kinds = {"matrices": [], "embeddings": [], "vectors": []}
-        for name, p in self.named_parameters():
-            if p.dim() == 1:
-                kind = "vectors"
-            elif name.startswith("blocks."):
-                kind = "matrices"
-            else:
-                kind = "embeddings"
-            kinds[kind].append(p)
-        return kinds
-
-    def num_parameters(self) -> int:
-        return sum(p.numel() for p in self.parameters())
 
     def weights(self) -> dict[str, Tensor]:
         """{name: tensor} of the trained weights, sharing memory with the model."""
@@ -309,12 +352,8 @@ class GPT(nn.Module):
         self.load_state_dict(weights)
 
     def identity(self) -> dict:
-        """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
+        """Values that must be equal for a saved state to fit this model, besides names and shapes of its weights."""
         return {}
-
-    def frozen(self) -> "GPT":
-        """A frozen copy of this model."""
-        return freeze(copy.deepcopy(self))
 
 
 def run_compiled(function: Callable, block: Block, x: Tensor, *inputs) -> Any:

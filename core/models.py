@@ -34,7 +34,7 @@ def is_huggingface(path, key="checkpoint"):
     file = os.path.join(path, "config.json")
     if os.path.isfile(file):
         values = read_object(file, f"{key}={path}: config.json", "copy it again")
-        if "model_type" in values:  # the config.json of a run holds the run's settings
+        if "model_type" in values:  # a run's folder has a config.json too, with its settings
             return True
     raise Mistake(f"{key}={path} is a folder without a Hugging Face config.json; correct the path or, of a run, "
                   f"name the model in it: {path}/model or {path}/model.safetensors")
@@ -45,24 +45,57 @@ def is_small(path):
     return path is None or os.path.isfile(path)
 
 
-def load_model(path, device="cpu", mode=None, tokenizer=None, key="checkpoint", adapter=None, dtype=torch.float32):
-    """A model in eval mode, and facts about its training.
-
-    mode: the mode that it must have; tokenizer: the tokenizer whose vocabulary it must have
-    adapter: a RunConfig, which says whether an adapter of a Hugging Face model is trained; dtype: of the other weights
-    Raises Mistake naming `key`, the path and the fault.
-    """
+def load_model(
+        path,
+        device="cpu",
+        mode=None,             # the mode that it must have; None: any
+        tokenizer=None,        # the tokenizer whose vocabulary it must have; None: any
+        key="checkpoint",      # the setting that names it
+        adapter=None,          # a RunConfig, which says whether an adapter of a Hugging Face model is trained
+        dtype=torch.float32):  # of the weights beside an adapter
+    """A model in eval mode, in float32, and facts about its training. Raises Mistake naming `key`, the path and the
+    fault."""
     if is_huggingface(path, key):
         from core.huggingface.load import FULL, load_huggingface
-        return load_huggingface(path, device, mode, tokenizer, key, adapter or FULL, dtype), {}
+        model = load_huggingface(
+            path,
+            device,
+            mode,
+            tokenizer,
+            key,
+            adapter or FULL,
+            dtype)
+        return model, {}
+    named = f"{key}={path}"
     if adapter is not None and adapter.has_adapter and os.path.exists(path):
-        raise Mistake(f"{adapter.adapter_setting} is for Hugging Face models, which {key}={path} is not; leave it out")
-    return read_model_file(path, device, mode, tokenizer, key)
+        raise Mistake(f"{adapter.adapter_setting} is for Hugging Face models, which {named} is not; leave it out")
+    header = read_header(path, key)
+    header["config"].pop("prompt_attention", None)  # data/guess has a file from when this was a setting
+    try:
+        config = GPTConfig(**header["config"])
+        with torch.device("meta"):  # no memory yet: a damaged config may ask for more than there is
+            empty = GPT(config)
+    except (TypeError, ValueError) as error:
+        raise Mistake(f"{named}: the config in its header is damaged ({described(error)}); {AGAIN}") from None
+    if mode is not None and config.mode != mode:
+        raise Mistake(f"{named} has mode {config.mode}, but {mode} is needed here")
+    if tokenizer is not None and not same_vocabulary(header["tokenizer"], tokenizer):
+        raise Mistake(f"{named} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than the "
+                      f"dataset or generator ({tokenizer.vocab_size}); use those of the same vocabulary")
+    weights = load_file(path)
+    found = {name: p.shape for name, p in weights.items()}
+    needed = {name: p.shape for name, p in empty.state_dict().items()}
+    if found != needed:
+        raise Mistake(f"{named}: its tensors are not those that the config in its header asks for; {AGAIN}")
+    check_finite(weights.items(), named)
+    model = GPT(config)
+    model.load_state_dict(weights)  # in float32, whatever precision the file has
+    return model.to(device).eval(), header["facts"]
 
 
 def freeze_and_cast(dtype, model):
-    """Freezes a model and casts the weights of its linear layers once, as autocast would in each call: every product
-    stays as it is. Autocast leaves vectors and embeddings in float32, and so does this."""
+    """Freezes a model and casts the weights of its linear layers once, as autocast would in each call: no product
+    changes. Autocast leaves vectors and embeddings in float32, and so does this."""
     if dtype == torch.float32:
         return freeze(model)
     embeddings = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
@@ -80,13 +113,15 @@ def load_tokenizer(path, key="checkpoint"):
     return load_huggingface_tokenizer(path, key)
 
 
-def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **facts):
+def save_model(
+        path,
+        model,
+        tokenizer,
+        dtype=torch.float32,
+        weights=None,  # model.weights() in float32, gathered from all ranks if it is sharded; None: those of the model
+        **facts):      # plain values for the header of a file of ours (step, metrics)
     """Writes the model with its tokenizer, whole or not at all: a file of ours, or a folder in Hugging Face format,
-    which holds only the adapter if there is one.
-
-    facts: plain values for the header of a file of ours (step, metrics)
-    weights: model.weights() in float32, put together if this rank has only parts of them; None: those of the model
-    """
+    which holds only the adapter if there is one."""
     if not isinstance(model, GPT):
         from core.huggingface.load import save_huggingface
         save_huggingface(path, model, tokenizer, dtype, weights)
@@ -95,13 +130,15 @@ def save_model(path, model, tokenizer, dtype=torch.float32, weights=None, **fact
         weights = model.weights()
     stored = {}
     for name, p in weights.items():
-        stored[name] = p.detach().to("cpu", dtype).contiguous()
+        p = p.detach().to("cpu", dtype)
+        stored[name] = p.contiguous()
     header = {
         "config": dataclasses.asdict(model.config),
         "tokenizer": tokenizer.description(),
         "facts": facts}
+    metadata = {"nano_grpo": json.dumps(header)}
     with replacing(path) as new:
-        save_file(stored, new, metadata={"nano_grpo": json.dumps(header)})
+        save_file(stored, new, metadata)
 
 
 def read_header(path, key):
@@ -109,42 +146,13 @@ def read_header(path, key):
     if not os.path.isfile(path):
         raise Mistake(f"{key}={path} does not exist; correct the path, train it (config/pretrain_*.py, "
                       f"--export={path}), or name a model of the hub {key}={HUB}owner/name")
-    with others(f"{key}={path} is damaged or cut short", AGAIN), safetensors.safe_open(path, "pt") as f:
-        metadata = f.metadata() or {}
-    if "nano_grpo" not in metadata:
+    with others(f"{key}={path} is damaged or cut short", AGAIN):
+        with safetensors.safe_open(path, "pt") as f:
+            metadata = f.metadata()
+    if not metadata or "nano_grpo" not in metadata:
         raise Mistake(f"{key}={path} was not written by this project; of a Hugging Face model, name the folder")
     header = object_from_json(metadata["nano_grpo"], f"{key}={path}: its header", AGAIN)
     for name in ("config", "tokenizer", "facts"):
         if not isinstance(header.get(name), dict):
             raise Mistake(f"{key}={path}: its header has no {name}; {AGAIN}")
     return header
-
-
-def read_model_file(path, device="cpu", mode=None, tokenizer=None, key="checkpoint"):
-    """Rebuilds a model from its file, in eval mode and float32.
-
-    mode: the mode that it must have; tokenizer: the tokenizer whose vocabulary it must have
-    Returns (model, facts). Raises Mistake naming `key`, the file and the fault.
-    """
-    named = f"{key}={path}"
-    header = read_header(path, key)
-    header["config"].pop("prompt_attention", None)  # data/guess has a file from when this was a setting
-    try:
-        config = GPTConfig(**header["config"])
-        with torch.device("meta"):  # no memory yet: a damaged config may ask for more than there is
-            empty = GPT(config)
-    except (TypeError, ValueError) as error:
-        raise Mistake(f"{named}: the config in its header is damaged ({described(error)}); {AGAIN}") from None
-    if mode is not None and config.mode != mode:
-        raise Mistake(f"{named} has mode {config.mode}, but {mode} is needed here")
-    if tokenizer is not None and not same_vocabulary(header["tokenizer"], tokenizer):
-        raise Mistake(f"{named} has another vocabulary ({header['tokenizer'].get('vocab_size')} tokens) than the "
-                      f"dataset or generator ({tokenizer.vocab_size}); use those of the same vocabulary")
-    wanted = {name: p.shape for name, p in empty.state_dict().items()}
-    weights = load_file(path)
-    if wanted != {name: p.shape for name, p in weights.items()}:
-        raise Mistake(f"{named}: its tensors are not those that the config in its header asks for; {AGAIN}")
-    check_finite(weights.items(), named)
-    model = GPT(config)
-    model.load_state_dict(weights)  # in float32, whatever the file has
-    return model.to(device).eval(), header["facts"]

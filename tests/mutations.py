@@ -113,7 +113,7 @@ FAULTS = [
     ("a stop token in an answer ends a decoded completion", "core/performance/decode.py",
      "if is_end and self.given[number, column] < 0:", "if is_end:", "tests/exactness/test_decode.py"),
     ("decoded tokens behind an answer come in another order", "core/performance/decode.py",
-     "tokens = recent[row][slot:] + recent[row][:slot]", "tokens = recent[row]", "tests/exactness/test_decode.py"),
+     "tokens = ring[slot:] + ring[:slot]", "tokens = ring", "tests/exactness/test_decode.py"),
     # the order of the data
     ("all ranks read the same problems", "core/data.py", "first = (micro * self.world + self.rank) * self.batch_size",
      "first = micro * self.world * self.batch_size", "tests/data/test_text_windows.py tests/runs/test_ranks.py"),
@@ -208,7 +208,7 @@ FAULTS = [
     ("float64 is asked of an Apple GPU", "core/huggingface/lora.py", "torch.cat(first).cpu()", "torch.cat(first)",
      "tests/runs/test_pretended_gpu.py"),
     ("a completion of one token loses the gradient of its prompt", "core/huggingface/model.py",
-     "                end = tokens\n", "                pass\n", "tests/exactness/test_huggingface_models.py"),
+     "            end = tokens\n", "            pass\n", "tests/exactness/test_huggingface_models.py"),
     ("the parts of a group share recurrent states", "core/huggingface/model.py",
      "tree_map_only(torch.Tensor, torch.clone, vars(self))", "vars(self)",
      "tests/exactness/test_huggingface_models.py"),

@@ -1,7 +1,7 @@
 """Converts a causal generator of ours, with its tokenizer, to a Qwen3 folder that gives equal logits.
 
 Qwen3's gated network is our squared relu if both of its inputs come from the same matrix: silu(s h) * h / s differs
-from relu(h) ** 2 by at most 0.48 / s ** 2. With relu itself it would be equal, but vLLM's Qwen3 knows silu alone.
+from relu(h) ** 2 by at most 0.48 / s ** 2. With relu itself it would be equal, but vLLM's Qwen3 only has silu.
 """
 
 import re
@@ -14,7 +14,7 @@ from core.settings.optional import require
 from core.tokenizer import PLAIN, CharTokenizer
 
 STOP_NAME = "<|endoftext|>"  # the stop token of a CharTokenizer has no text of its own
-SHARPNESS = 4096.0  # s of the gated network: a power of two, which changes no digit of the weights
+SHARPNESS = 4096.0  # s of the gated network: a power of two, so that no weight is rounded
 
 
 def write_generator(model, tokenizer, folder, dtype=torch.float32):
@@ -33,8 +33,8 @@ def write_generator(model, tokenizer, folder, dtype=torch.float32):
 
 
 def qwen3_config(model, stop_token_id):
-    """The shape of the model as a config of Qwen3, without the ids after the base vocabulary. The defaults of Qwen3
-    for rotary positions and the activation are those of our models."""
+    """The shape of the model as a config of Qwen3, without the special tokens. Our models have Qwen3's defaults for
+    rotary positions and the activation."""
     from transformers import Qwen3Config
     config = model.config
     return Qwen3Config(
@@ -54,8 +54,8 @@ def qwen3_config(model, stop_token_id):
 def qwen3_weights(model):
     """{name in Qwen3: tensor} of the model.
 
-    Queries and keys are normalised with the smallest eps of float32 here, and with that of all other norms in Qwen3.
-    RMSNorm(s * x, eps) is RMSNorm(x, eps / s ** 2), so a factor on their projections makes up for it.
+    Here queries and keys are normalised with the eps of float32; in Qwen3, with the eps of all other norms. Because
+    RMSNorm(s * x, eps) is RMSNorm(x, eps / s ** 2), a factor on their projections makes up for the difference.
     """
     config = model.config
     s = (model.norm.eps / torch.finfo(torch.float32).eps) ** 0.5
@@ -83,11 +83,11 @@ def qwen3_weights(model):
 
 
 def as_fast_tokenizer(tokenizer, longest):
-    """transformers' fast tokenizer with the ids of a CharTokenizer. Tags are found first; the rest is folded to ASCII
-    and cut into characters, and those outside the vocabulary are left out.
+    """A fast tokenizer of transformers with the ids of a CharTokenizer. Tags are found first; the rest is folded to
+    ASCII and cut into characters, without those outside the vocabulary.
 
-    The name of the stop token in a text is read as plain characters, as ours does (split_special_tokens). The Unicode
-    tables of the library differ: of the characters that Unicode added lately, a dozen are folded differently.
+    As in ours, the name of the stop token in a text is plain characters (split_special_tokens). The library has another
+    version of Unicode's tables: it folds a dozen of the newest characters differently.
     longest: tokens that fit into the model
     """
     import tokenizers as t
@@ -104,7 +104,8 @@ def as_fast_tokenizer(tokenizer, longest):
     steps += [NFKD(), Replace(unknown, "")]
     fast.normalizer = Sequence(steps)
     fast.decoder = t.decoders.Fuse()
-    fast.add_tokens([t.AddedToken(tag, normalized=False) for tag in tokenizer.tags])
+    tags = [t.AddedToken(tag, normalized=False) for tag in tokenizer.tags]
+    fast.add_tokens(tags)
     return PreTrainedTokenizerFast(
         tokenizer_object=fast,
         eos_token=end,

@@ -1,9 +1,9 @@
 """Folders in Hugging Face format and names of the hub: reads their configs, and refuses unsafe files.
 
-Published diffusion language models are opened with transformers' own classes that read in both directions. Three values
-of a config describe them. is_causal=False: every token reads every other one. shifted_logits=True: the state of a token
-predicts the next one, as in the causal model that it was made from. attention_block=B: a token reads the tokens of its
-own block of B and of the blocks before it.
+Published diffusion language models are opened with the causal classes of transformers, which can also read in both
+directions. Three values of a config describe them. is_causal=False: every token reads every other one.
+shifted_logits=True: the state of a token predicts the next one, as in the causal model that it was made from.
+attention_block=B: a token reads the tokens of its own block of B and of the blocks before it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from core.settings.setting import shown
 ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"  # lists the files of weights, if there are several
 COUNTS = ("num_hidden_layers", "max_position_embeddings", "attention_block")  # values of a config that are 1 or more
-LEFT_OUT = ("model_type", "architectures", "auto_map", "transformers_version")
+LEFT_OUT = ("model_type", "architectures", "auto_map", "transformers_version")  # of a published config
 
 LLADA_SETTINGS = {
     "d_model": "hidden_size",
@@ -58,13 +58,13 @@ for theirs, ours in LLADA_LAYER.items():
 
 
 class Published(NamedTuple):
-    """A family of published folders that need code of their own, as one of the families of transformers."""
+    """A family of published models, and how a family of transformers opens them in place of their own code."""
     family: str                   # the model_type of transformers
     settings: dict = {}           # {name in their config.json: name in that family, None: left out}
     must_be: dict = {}            # {name: required value}, where config.json has the name
     names: dict = {}              # {regular expression: replacement} for the names of weights
-    more: dict = {}               # values that config.json may lack
-    tokenizer: str | None = None  # the model_type whose tokenizer it is, if theirs needs code
+    more: dict = {}               # values for config.json if it lacks them
+    tokenizer: str | None = None  # the model_type whose tokenizer replaces theirs, if theirs needs code
 
 
 PUBLISHED = {  # model_type: row, and its arXiv number
@@ -77,7 +77,7 @@ PUBLISHED = {  # model_type: row, and its arXiv number
 
 
 def config_value(config, name):
-    """A value of a config of transformers; None if its family has no such value, or the folder does not set it."""
+    """A value of a transformers config; None if its family has no such value, or the folder does not set it."""
     return getattr(config, name, None)
 
 
@@ -102,7 +102,7 @@ def base_of(path, key):
 
 
 def declared_in(path, file, key):
-    """The values of a JSON file of the model at `path`, which the setting `key` names; none without the file."""
+    """The values of a JSON file of the model at `path`, which the setting `key` names; {} without such a file."""
     find = quiet_transformers(path, key).utils.cached_file
     with opening(path, key):
         found = find(local_name(path), file, _raise_exceptions_for_missing_entries=False)
@@ -119,7 +119,7 @@ def published_as(path, key):
 
 def read_config(path, key):
     """The model's config. Raises Mistake for a model that needs code of its own, for an unknown variant of a published
-    diffusion model, and for values that cannot be."""
+    diffusion model, and for impossible values."""
     named = f"{key}={path}"
     transformers = quiet_transformers(path, key)
     values = declared_in(path, "config.json", key)
@@ -129,7 +129,7 @@ def read_config(path, key):
             config = transformers.AutoConfig.from_pretrained(local_name(path), trust_remote_code=False)
         else:
             config = published_config(values, published, named)
-    # Other kernels take no mask of our own: the blocks would be dropped without an error
+    # Other kernels take no mask from us: they would ignore the blocks without an error
     takes_masks = config._attn_implementation in (None, "sdpa")
     if config_value(config, "attention_block") is not None and not takes_masks:
         raise Mistake(f"{named} has attention_block in its config.json, which needs attn_implementation='sdpa' there, "
@@ -152,8 +152,8 @@ def published_config(values, published, named):
     import transformers
     for name, wanted in published.must_be.items():
         if values.get(name, wanted) != wanted:
-            raise Mistake(f"{named} is a variant that is not known here, with {name}={values[name]!r} in its "
-                          "config.json; use another model")
+            raise Mistake(f"{named} is an unknown variant, with {name}={values[name]!r} in its config.json; use "
+                          "another model")
     known = dict(published.more)
     for name, value in values.items():
         name = published.settings.get(name, name)
@@ -164,7 +164,7 @@ def published_config(values, published, named):
 
 
 def reads_both_ways(config):
-    """True for the config of a causal class of transformers whose tokens also read those after them."""
+    """True for a config of a causal class of transformers whose tokens also read later ones."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as FILLS
     return config_value(config, "is_causal") is False and config.model_type not in FILLS
 
@@ -192,8 +192,8 @@ def check_target(folder, adapter):
 
 @contextlib.contextmanager
 def writing_folder(path):
-    """Gives a new folder to write into, which becomes `path`. If that exists, the new files replace those of the same
-    name, so that neither folder ever holds half a file. After an error nothing of it is left. Raises CannotWrite."""
+    """Gives a new folder to write into, which becomes `path`. If `path` exists, the new files replace its files of the
+    same name, so that it never holds half a file. After an error the new folder is removed. Raises CannotWrite."""
     path = os.path.normpath(path)
     new = f"{path}.tmp"
     shutil.rmtree(new, ignore_errors=True)
@@ -202,11 +202,11 @@ def writing_folder(path):
             os.makedirs(new)
             yield new
             for file in pathlib.Path(new).glob("*.*"):
-                put(file, file)  # now it is on the disk
+                put(file, file)  # from memory to the disk
             if not os.path.exists(path):
                 os.rename(new, path)
                 return
-            # The weights come last: after an interrupt in between, the old ones are still whole
+            # The weights come last: if this is interrupted, the old ones are still there
             names = os.listdir(new)
             names.sort(key=lambda name: name.endswith(".safetensors"))
             for name in names:

@@ -26,7 +26,14 @@ from core.tokenizer import same_vocabulary
 FAMILIES = "use a model of a family that docs/huggingface.md names"
 
 
-def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
+def load_huggingface(
+        path,
+        device,
+        mode,
+        tokenizer,
+        key,
+        adapter,
+        dtype):
     """The model of core.models.load_model: in float32, or with an adapter on weights in `dtype`."""
     named = f"{key}={path}"
     own = load_huggingface_tokenizer(path, key)
@@ -35,7 +42,13 @@ def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
     if tokenizer is not None and not same_vocabulary(own.description(), tokenizer):
         raise Mistake(f"{named} has a vocabulary of {own.vocab_size} tokens that is not that of the dataset or the "
                       "generator; use models with the same tokenizer")
-    net, mode = open_transformer(path, key, mode, adapter, dtype, device)
+    net, mode = open_transformer(
+        path,
+        key,
+        mode,
+        adapter,
+        dtype,
+        device)
     check_vocabulary(net.base_model, own, named)
     if mode == MASKED_FILL and own.mask_token_id is None:
         raise Mistake(f"{named} has no mask token; name one as mask_token in its tokenizer_config.json")
@@ -46,8 +59,8 @@ def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
             settings.base_model_name_or_path = local_name(path)
-    with others(f"{named}: {type(net).__name__} does not work with hidden states alone", FAMILIES, quiet=True,
-                ours_too=True):
+    fault = f"{named}: {type(net).__name__} does not work with hidden states only"
+    with others(fault, FAMILIES, quiet=True, ours_too=True):
         model = HuggingFaceModel(net, own, mode, adapter.has_adapter).eval()
         if not adapter.load_in_4bit:  # those weights were loaded onto the device
             model.to(device)
@@ -55,9 +68,15 @@ def load_huggingface(path, device, mode, tokenizer, key, adapter, dtype):
     return model
 
 
-def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device="cpu"):
-    """(transformers model, mode) of a folder or hub name, in float32, or with an adapter in `dtype`. A folder with an
-    adapter gives its base model with the adapter merged into the weights."""
+def open_transformer(
+        path,
+        key,
+        mode,
+        adapter=FULL,
+        dtype=torch.float32,
+        device="cpu"):
+    """(transformers model, mode) of a folder or hub name, in float32, or in `dtype` if an adapter is trained on it. An
+    adapter's folder gives its base model, with the adapter merged into the weights."""
     named = f"{key}={path}"
     if is_adapter(path):
         if adapter.has_adapter:
@@ -77,37 +96,40 @@ def open_transformer(path, key, mode, adapter=FULL, dtype=torch.float32, device=
         raise Mistake(f"{named} has quantised weights; use the unquantised model, or lora_rank=16")
     check_weights(path, key, config)
     transformers = quiet_transformers(path, key)
-    kind = transformers.AutoModelForMaskedLM
     if found == SEQUENCE_SCORER:
         kind = transformers.AutoModelForPreTraining
     elif found == LANGUAGE_MODEL or reads_both_ways(config):
         kind = transformers.AutoModelForCausalLM
-    settings = {"dtype": torch.float32}
-    if adapter.has_adapter:
-        settings["dtype"] = dtype
+    else:
+        kind = transformers.AutoModelForMaskedLM
+    settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
     if adapter.load_in_4bit:
         settings |= four_bits(transformers, dtype, device)
     published = published_as(path, key)
-    if published is None:
-        net = read_weights(kind, path, key, **settings)
-    else:
-        net = read_weights(kind, path, key, config=config, key_mapping=published.names, **settings)
+    if published is not None:
+        settings["config"] = config
+        settings["key_mapping"] = published.names
+    net = read_weights(kind, path, key, **settings)
+    if published is not None:
         net._weight_conversions = None  # it is saved with the names of transformers
     for part in net.modules():
-        # bitsandbytes sets it in eval mode and without a gradient, and then packs the weights for AVX-512, in place:
-        # in training, their gradient would be taken of weights in another order
+        # bitsandbytes would pack the weights for AVX-512 in place, once it is called in eval mode without gradients. A
+        # later training step would take the gradient of weights in another order
         if type(part).__name__ == "Linear4bit":
             part.support_avx512bf16_for_cpu = False
     return net, found
 
 
 def model_mode(path, key):
-    """The mode of the model of a folder or hub name, from its config only; an adapter has that of its base model."""
-    return mode_of(read_config(base_of(path, key), key), path, key)
+    """The mode of a folder or hub name, from its config only; an adapter has the mode of its base model."""
+    base = base_of(path, key)
+    config = read_config(base, key)
+    return mode_of(config, path, key)
 
 
 def mode_of(config, path, key):
-    """The mode of a model with this config, by the class that saved it or its family. Raises Mistake for others."""
+    """The mode of a model with this config, by its family and the class that saved it. Raises Mistake for a model of
+    another kind."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as WRITES
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as FILLS
     fills = config.model_type in FILLS
@@ -129,7 +151,8 @@ def mode_of(config, path, key):
 
 
 def read_weights(kind, path, key, **settings):
-    """The model of a class of transformers from a folder or hub name, all of whose weights are there and finite."""
+    """Reads a model of a class of transformers. Raises Mistake unless all of its weights are there and finite.
+    settings: of from_pretrained"""
     with opening(path, key):
         net, report = kind.from_pretrained(
             local_name(path),
@@ -171,11 +194,11 @@ def check_vocabulary(net, tokenizer, named):
 
 @torch.no_grad()
 def check_outputs(model, named):
-    """Raises Mistake if the output layers alone give other logits than the whole model of transformers.
+    """Raises Mistake if the body and the output layers, called separately, give other logits than the whole model.
 
-    HuggingFaceModel calls the two halves of a model apart (core/huggingface/model.py). A family may do more between
-    them than to hand on the last hidden states: scale them, or ask for another output of its layers. Nobody has tried
-    every family, so each model that is loaded shows it on six tokens.
+    HuggingFaceModel calls the two halves of a model separately. A family may do more between them than pass on the last
+    hidden states: scale them, or ask for another output of its layers. Nobody has tried every family, so every model is
+    tried on six tokens when it is loaded.
     """
     if model.mode == LANGUAGE_MODEL and model.cache_name is None:
         raise Mistake(f"{named} would complete without its prompt: {type(model.body).__name__} takes no cache "
@@ -189,12 +212,12 @@ def check_outputs(model, named):
     difference = (found - expected).abs().max()
     tolerance = 1e-3 if weight.dtype == torch.float32 else 0.1
     if difference > tolerance * expected.abs().max():
-        raise Mistake(f"{named} gives other logits where the output layers of {type(model.net).__name__} are computed "
-                      f"apart; {FAMILIES}")
+        raise Mistake(f"{named} gives other logits when the output layers of {type(model.net).__name__} are called "
+                      f"separately; {FAMILIES}")
 
 
 def save_huggingface(path, model, tokenizer, dtype, weights):
-    """core.models.save_model, as a folder for from_pretrained or peft. dtype: of weights that are no adapter's"""
+    """core.models.save_model for a folder that from_pretrained or peft opens. An adapter stays in float32."""
     with writing_folder(path) as folder:
         if model.has_adapter:
             save_adapter(model.net, weights or model.weights(), folder)

@@ -15,12 +15,13 @@ from core.settings.optional import local_name, require, say_opening
 from core.settings.setting import check_finite
 
 BASE = "the base model's weights (generator_checkpoint or init_from)"
-SUMMED = 64  # how many numbers of each base weight are summed
+SUMMED = 64  # elements of each base weight that are summed
 WEIGHTS = "adapter_model.safetensors"
 MAMBA = "mamba2"  # peft refuses an adapter of its out_proj, which a fused kernel would not read
 ALL_LINEAR = "all-linear"
 FULL = SimpleNamespace(has_adapter=False, load_in_4bit=False)  # in a config's place: all weights are trained
-POLICY, REFERENCE = "default", "reference"  # names of the adapter that is trained and of the frozen copy beside it
+POLICY = "default"  # name of the adapter that is trained
+REFERENCE = "reference"  # name of the frozen copy beside it
 
 
 def add_adapter(net, adapter):
@@ -44,19 +45,20 @@ def add_adapter(net, adapter):
 def new_adapter(net, adapter):
     """The model with a new adapter of the layers that lora_targets names."""
     peft = require("peft", adapter.adapter_setting)
-    named = adapter.adapter_setting
-    targets = adapter.lora_targets
     left_out = None
-    if targets != ALL_LINEAR:
-        named = f"lora_targets={targets!r}"
-        targets = [name.strip() for name in targets.split(",")]
+    if adapter.lora_targets == ALL_LINEAR:
+        named = adapter.adapter_setting
+        targets = ALL_LINEAR
+        if net.config.model_type == MAMBA:
+            left_out = ["out_proj"]
+    else:
+        named = f"lora_targets={adapter.lora_targets!r}"
+        targets = [name.strip() for name in adapter.lora_targets.split(",")]
         layers = [f".{name}" for name, _ in net.named_modules()]
         for name in targets:
             if not any(layer.endswith(f".{name}") for layer in layers):  # peft would leave it out silently
                 raise Mistake(f"{named} names layers that the model does not have ({name}); name linear layers, as in "
                               "q_proj,v_proj")
-    elif net.config.model_type == MAMBA:
-        left_out = ["out_proj"]
     settings = peft.LoraConfig(
         r=adapter.lora_rank,
         lora_alpha=adapter.lora_alpha or 2.0 * adapter.lora_rank,
@@ -70,7 +72,7 @@ def new_adapter(net, adapter):
 
 
 def open_adapter(net, path, key, trainable=False):
-    """The model with the adapter of a folder or hub name, which must be one of this model, in safetensors."""
+    """The model with the adapter of a folder or hub name, a safetensors file that was trained on this model."""
     named = f"{key}={path}"
     name = local_name(path)
     say_opening(path, key)
@@ -79,7 +81,11 @@ def open_adapter(net, path, key, trainable=False):
     with others(f"{named} is not an adapter of this model", "name a folder with adapter_config.json and "
                 f"{WEIGHTS} that was trained on it", quiet=True):
         file = find(name, WEIGHTS)
-        net = peft.PeftModel.from_pretrained(net, name, POLICY, is_trainable=trainable)
+        net = peft.PeftModel.from_pretrained(
+            net,
+            name,
+            POLICY,
+            is_trainable=trainable)
         with safe_open(file, "pt") as f:
             saved = set(f.keys())
     weights = adapter_weights(net, POLICY)
@@ -92,29 +98,31 @@ def open_adapter(net, path, key, trainable=False):
 
 
 def check_tied_weights(net, named):
-    """Raises Mistake if an adapter is on tied weights: merged into one layer, it would also change the other one."""
+    """Raises Mistake if an adapter is on tied weights: merged into one layer, it would also change the other."""
     base = net.get_base_model()
-    reads = base.get_input_embeddings()
-    writes = base.get_output_embeddings()
-    if writes is None or reads.weight is not writes.weight:
+    embedding = base.get_input_embeddings()
+    output = base.get_output_embeddings()
+    if output is None or embedding.weight is not output.weight:
         return
-    for layer in (reads, writes):
+    for layer in (embedding, output):
         if any("lora_" in name for name, _ in layer.named_parameters()):
             raise Mistake(f"{named} adapts the embedding or the output layer, which share their weights (tied "
                           "embeddings): the adapter cannot be merged into them; choose other layers")
 
 
 def save_adapter(net, weights, folder):
-    """Writes a folder that peft opens. weights: of the trained adapter, as adapter_weights gives them"""
+    """Writes a folder that peft opens. weights: those of the trained adapter, from adapter_weights"""
     net.peft_config[POLICY].save_pretrained(folder)
-    stored = {name: x.detach().contiguous() for name, x in weights.items()}
+    stored = {}
+    for name, x in weights.items():
+        stored[name] = x.detach().contiguous()
     path = os.path.join(folder, WEIGHTS)
     save_file(stored, path, metadata={"format": "pt"})
 
 
 def adapter_weights(net, name):
     """{name of the weight in peft's files: tensor} of one adapter; empty without an adapter (None)."""
-    own = re.compile(rf"(\.lora_(?:embedding_)?[AB])\.{name}(?=\.|$)")  # in embeddings its name is the end
+    own = re.compile(rf"(\.lora_(?:embedding_)?[AB])\.{name}(?=\.|$)")  # of embeddings, {name} is the end
     found = {}
     for key, p in net.named_parameters():
         if own.search(key):
@@ -124,7 +132,7 @@ def adapter_weights(net, name):
 
 @torch.no_grad()
 def copy_weights(source, target):
-    """Copies the values of {name: tensor} into another one with the same names."""
+    """Copies the values of {name: tensor} `source` into those of `target`."""
     for name, p in target.items():
         p.copy_(source[name])
 
@@ -140,10 +148,13 @@ def adapter_identity(net):
     first = []
     for name, p in net.get_base_model().named_parameters():
         if "lora_" not in name and p.is_floating_point():
-            first.append(gathered_state(p).flatten()[:SUMMED].bfloat16())
+            values = gathered_state(p).flatten()
+            first.append(values[:SUMMED].bfloat16())
     total = torch.cat(first).cpu().double().sum()  # MPS has no float64
     scale = net.peft_config[POLICY].lora_alpha
-    return {"lora_alpha": float(scale), BASE: round(float(total), 6)}
+    return {
+        "lora_alpha": float(scale),
+        BASE: round(float(total), 6)}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from core.errors import Mistake, others
 from core.files import HUB, on_hub
-from core.huggingface.files import PUBLISHED, base_of, declared_in
+from core.huggingface.files import base_of, declared_in, published_as
 from core.settings.optional import local_name, opening, quiet_transformers
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
@@ -16,42 +16,57 @@ CAUSAL = "ForCausalLM|ForConditionalGeneration|LMHeadModel"  # in the class name
 
 
 class HuggingFaceTokenizer:
-    """transformers' tokenizer of a model. A model may sample every id of the vocabulary that is not banned.
+    """The tokenizer of a model of transformers. A model may sample every id of the vocabulary that is not banned.
 
     backend: the tokenizer of transformers; path: where it came from
-    end_ids_of_model: the end ids that the model's own files declare; fills: the model fills in masks
-    start_ids, end_ids: what the tokenizer puts before and after one text (BERT: [CLS] and [SEP]; Llama: BOS, nothing)
+    end_ids_of_model: the end ids that the model's own files declare; fills: whether the model fills in masks
+    start_ids, end_ids: the ids that it puts before and after a text (BERT: [CLS] and [SEP]; Llama: BOS and none)
     """
 
     def __init__(self, backend, path, end_ids_of_model, fills):
         self.backend = backend
         self.path = path
         vocabulary = backend.get_vocab()
-        self.base_vocab_size = self.vocab_size = 1 + max(vocabulary.values())
+        self.vocab_size = 1 + max(vocabulary.values())
+        self.base_vocab_size = self.vocab_size
         self.mask_token_id = backend.mask_token_id
         self.cls_token_id = backend.cls_token_id
         self.pad_token_id = 0  # attention never reads it: any id of the vocabulary will do
         self.start_ids, self.end_ids = ids_around(backend)
-        ends = dict.fromkeys([backend.eos_token_id, *end_ids_of_model])  # in this order, each once
-        ends.pop(None, None)
+
+        ends = dict.fromkeys([backend.eos_token_id, *end_ids_of_model])  # each once, in this order
+        ends.pop(None, None)  # the id of an end token that it does not have
         self.stop_token_ids = tuple(ends)
         self.stop_token_id = self.stop_token_ids[0] if ends else None
-        self.stop_token_names = tuple(backend.convert_ids_to_tokens(list(ends)))
-        added = {i for i, token in backend.added_tokens_decoder.items() if token.special}
-        self.special_ids = added.union(backend.all_special_ids) - {None}  # None: of a token that it does not have
-        shown_ids = ids_to_show(backend, added).difference(ends)
-        self.shown_tokens = tuple(backend.convert_ids_to_tokens(sorted(shown_ids)))
-        self.hidden_ids = self.special_ids.difference(shown_ids, [self.mask_token_id]).union(ends)
+        self.stop_token_names = self.names_of(ends)
+
+        added = set()
+        for i, token in backend.added_tokens_decoder.items():
+            if token.special:
+                added.add(i)
+        self.special_ids = added.union(backend.all_special_ids)
+        self.special_ids.discard(None)  # the id of a token that it does not have
+        shown = ids_to_show(backend, added).difference(ends)
+        self.shown_tokens = self.names_of(sorted(shown))
+        self.hidden_ids = self.special_ids.difference(shown, [self.mask_token_id])
+        self.hidden_ids.update(ends)
+
         banned = set(range(self.vocab_size)).difference(vocabulary.values())
         if fills:
             banned |= self.special_ids
         self.banned_token_ids = tuple(sorted(banned))
+
         newline = self.encode("\n")
-        self.newline_token_id = -1
+        self.newline_token_id = -1  # no single token is a newline
         if len(newline) == 1 and newline != [backend.unk_token_id]:
             self.newline_token_id = newline[0]
-        words = json.dumps([sorted(vocabulary.items()), self.mask_token_id, self.cls_token_id])
-        self.sha256 = hashlib.sha256(words.encode()).hexdigest()
+
+        facts = [sorted(vocabulary.items()), self.mask_token_id, self.cls_token_id]
+        text = json.dumps(facts)
+        self.sha256 = hashlib.sha256(text.encode()).hexdigest()
+
+    def names_of(self, ids):
+        return tuple(self.backend.convert_ids_to_tokens(list(ids)))
 
     def encode(self, text):
         """Ids of the text only; the name of a special token in it is read as that token, as chat templates need it."""
@@ -64,11 +79,12 @@ class HuggingFaceTokenizer:
     def decode(self, ids):
         """Text of the ids. A masked token is shown as an underscore; end tokens and other special tokens are left out,
         except shown_tokens."""
-        ids = [i for i in map(int, ids) if i not in self.hidden_ids]
+        ids = [int(i) for i in ids if int(i) not in self.hidden_ids]
         if self.mask_token_id not in ids:
             return self.backend.decode(ids, clean_up_tokenization_spaces=False)
         pieces = []
-        for i, piece in zip(ids, self.backend.convert_ids_to_tokens(ids), strict=True):
+        names = self.names_of(ids)
+        for i, piece in zip(ids, names):
             if i == self.mask_token_id:
                 piece = "_"
             if piece:
@@ -81,7 +97,7 @@ class HuggingFaceTokenizer:
 
     @cached_property
     def shows_system(self):
-        """False if the chat template refuses a system message, as Gemma's does, or leaves it out."""
+        """False if the chat template refuses a system message, as Gemma's does, or drops it."""
         rules = "the rules"
         messages = [
             {"role": "system", "content": rules},
@@ -94,14 +110,14 @@ class HuggingFaceTokenizer:
     def render_chat(self, messages, **chat_template_kwargs):
         """The text of a chat by the model's own chat template: up to where the assistant's turn begins or, if its
         message is the last one, to the end of that message."""
-        continues = messages[-1]["role"] == "assistant"
-        with others(f"template: the chat template of {self.path} does not render a prompt", "change the prompt or "
-                    "chat_template_kwargs, or use template='chat'"):
+        is_begun = messages[-1]["role"] == "assistant"
+        fault = f"template: the chat template of {self.path} does not render a prompt"
+        with others(fault, "change the prompt or chat_template_kwargs, or use template='chat'"):
             return self.backend.apply_chat_template(
                 messages,
                 tokenize=False,
-                add_generation_prompt=not continues,
-                continue_final_message=continues,
+                add_generation_prompt=not is_begun,
+                continue_final_message=is_begun,
                 **chat_template_kwargs)
 
     def save(self, folder):
@@ -117,8 +133,8 @@ class HuggingFaceTokenizer:
 
 
 def ids_to_show(backend, special):
-    """The special tokens that were added to the tokenizer and belong into a text, such as <think>: not those that its
-    chat template puts around turns, and not those of a role, such as the beginning of a text or padding.
+    """The ids of special tokens that were added to the tokenizer and are part of a text, such as <think>. Tokens that
+    the chat template puts around turns are not, nor are tokens of a role, such as the beginning of a text or padding.
 
     special: ids of the special tokens
     """
@@ -127,16 +143,16 @@ def ids_to_show(backend, special):
     found.update(backend.convert_tokens_to_ids(names))
     roles = list(backend.special_tokens_map.values())
     found.difference_update(backend.convert_tokens_to_ids(roles))
-    if backend.chat_template:
-        user = {"role": "user", "content": "a"}
-        assistant = {"role": "assistant", "content": "a"}
-        try:
-            with others("the chat template does not render turns", "nothing of it is shown"):
-                text = backend.apply_chat_template([user, assistant, user], tokenize=False)
-        except Mistake:
-            return set()
-        found.difference_update(backend.encode(text, add_special_tokens=False))
-    return found
+    if not backend.chat_template:
+        return found
+    user = {"role": "user", "content": "a"}
+    assistant = {"role": "assistant", "content": "a"}
+    try:
+        with others("the chat template does not render turns", "no special token is shown"):
+            text = backend.apply_chat_template([user, assistant, user], tokenize=False)
+    except Mistake:
+        return set()
+    return found.difference(backend.encode(text, add_special_tokens=False))
 
 
 def ids_around(backend):
@@ -155,39 +171,44 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
     named = f"{key}={path}"
     transformers = quiet_transformers(path, key)
     model = base_of(path, key)  # its files declare the end tokens
-    has_files = any(os.path.isfile(os.path.join(path, file)) for file in FILES)
-    if not has_files and not on_hub(path):
+    files = [os.path.join(path, name) for name in FILES]
+    if not on_hub(path) and not any(map(os.path.isfile, files)):
         if model != path:
             return load_huggingface_tokenizer(model, f"{named}, base model")
         raise Mistake(f"{named} has no tokenizer ({', '.join(FILES[:2])}); copy the tokenizer's files there, "
                       f"or name another folder or {HUB}owner/name")
     with opening(path, key, ": its tokenizer"):
         config = declared_in(model, "config.json", key)
-        published = PUBLISHED.get(config.get("model_type"))
+        published = published_as(model, key)
+        tokenizer_type = None
+        if published is not None:
+            tokenizer_type = published.tokenizer
         backend = transformers.AutoTokenizer.from_pretrained(
             local_name(path),
-            tokenizer_type=published and published.tokenizer,
+            tokenizer_type=tokenizer_type,
             trust_remote_code=False)
         if backend.mask_token_id is None and config.get("mask_token_id") is not None:
             backend.mask_token = backend.convert_ids_to_tokens(config["mask_token_id"])
-        ends = declared_ends(config, declared_in(model, "generation_config.json", key))
-        if max(ends, default=0) > max(backend.get_vocab().values()):
+        generation = declared_in(model, "generation_config.json", key)
+        ends = declared_ends(config, generation)
+        last = max(backend.get_vocab().values())
+        if max(ends, default=0) > last:
             raise Mistake(f"{named} has a tokenizer that lacks the end tokens {ends} which the model declares; copy "
                           "the tokenizer files that belong to the model")
-        fills = backend.mask_token_id is not None
+        # The tokenizer of a causal model may have a mask token too, but the model was never trained to fill one in
         classes = " ".join(config.get("architectures") or [])
-        if published is None and config.get("is_causal") is not False and re.search(CAUSAL, classes):
-            fills = False  # its tokenizer may have a mask token, but it was never trained to fill one in
+        is_causal = published is None and config.get("is_causal") is not False and re.search(CAUSAL, classes)
+        fills = backend.mask_token_id is not None and not is_causal
         return HuggingFaceTokenizer(backend, path, ends, fills)
 
 
 def declared_ends(config, generation):
-    """The end ids that a model's config.json and generation_config.json declare: each of them one, several or none."""
+    """The end ids that a model's config.json and generation_config.json declare. Each may have one, a list or none."""
     found = []
     for values in (config, config.get("text_config") or {}, generation):
-        ends = values.get("eos_token_id")
-        if isinstance(ends, list):
-            found += ends
-        elif ends is not None:
-            found.append(ends)
+        ids = values.get("eos_token_id")
+        if isinstance(ids, list):
+            found += ids
+        elif ids is not None:
+            found.append(ids)
     return found

@@ -7,7 +7,7 @@ from torch import nn
 
 from core.model import GPT
 
-PACK_FROM = 2**17  # numbers in a weight from which packing it is faster
+PACK_FROM = 2**17  # smaller weights are not packed, because it does not pay
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def prepacked(module):
 
 
 def can_pack(layer, dtype):
-    """Tells whether packing the weights of a layer for products in this precision is possible and pays."""
+    """True if the weights of a layer can be packed for products in this precision, and packing them pays."""
     if type(layer) is not nn.Linear or "forward" in vars(layer):
         return False
     if not torch.backends.mkldnn.is_available():
@@ -36,8 +36,9 @@ def can_pack(layer, dtype):
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     weight = layer.weight
-    is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return is_plain and weight.numel() >= PACK_FROM
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return False
+    return weight.numel() >= PACK_FROM
 
 
 def packed(layer, dtype):
@@ -56,7 +57,7 @@ def packed(layer, dtype):
 
 
 def has_fast_bfloat16(model):
-    """Tells whether `pack_in_bfloat16` makes a model faster: a GPT on a CPU with instructions for bfloat16."""
+    """True if `pack_in_bfloat16` makes a model faster: a GPT on a CPU with instructions for bfloat16."""
     if not isinstance(model, GPT) or model.embed.weight.device.type != "cpu":
         return False
     has_instructions = torch.cpu.get_capabilities().get("avx512_bf16", False)

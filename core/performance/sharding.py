@@ -23,21 +23,20 @@ def shard(model, dist):
     """Shards a model that is whole on every rank: each keeps one part of each weight, in the precision of the weight.
     With dist.dtype bfloat16, weights are gathered in bfloat16 and gradients are summed in float32.
 
-    model: one of the model interface (core/model.py), or a transformers model that reads token ids
+    model: a core.model.Model, or a transformers model that reads token ids
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
     if any(map(has_parts, model.modules())):
         return  # a reference may be the policy's model with another adapter
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nothing changes it in place
-    # The parts must be those of the same weights, whatever each rank has loaded. They are still on the CPU, where the
-    # default group exchanges
+    # All ranks must keep parts of the same weights, even if one has loaded others. The weights are still on the CPU,
+    # where the default group exchanges
     for p in model.parameters():
         torch.distributed.broadcast(p.data, src=0)
-    weights = sums = None  # their own precision
     if dist.dtype == torch.bfloat16:
-        weights = torch.bfloat16
-        sums = torch.float32
-    precision = MixedPrecisionPolicy(weights, sums, cast_forward_inputs=False)
+        precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    else:
+        precision = MixedPrecisionPolicy(cast_forward_inputs=False)
     for part in (*layers_of(model), model):
         fully_shard(part, mesh=dist.mesh, mp_policy=precision)
         part.set_gradient_divide_factor(1.0)  # a loss carries its normalisation: see Distributed
@@ -45,12 +44,12 @@ def shard(model, dist):
     model.set_reduce_scatter_unused_params(True)  # the ranks must agree on what they sum, and one may have no work
     # The first call tells FSDP that the model is the root, and not the layer that training happens to call first. A
     # frozen model is only called when it is gathered, so its `states` need not gather it
-    reads = model
+    first_call = model
     if any(p.requires_grad for p in model.parameters()):
         register_fsdp_forward_method(model, "states")
-        reads = model.states
+        first_call = model.states
     with torch.no_grad(), dist.autocast():
-        reads(one_token(dist))
+        first_call(one_token(dist))
     if dist.shards is None:
         dist.shards = Shards(dist)
     dist.shards.models.append(model)
@@ -115,8 +114,8 @@ class Shards:
         """Yields the micro-batches of an optimizer step, and makes every rank call a sharded model equally often.
 
         policy: calls(rollouts) is the number of times that its model is called for them
-        A rank that calls the model less often for its part than another rank adds idle calls, whose loss of 0 goes
-        through `backward` with that of the part. A rank without further parts makes idle calls only.
+        A rank that calls the model less often for its part than another rank adds idle calls, whose loss of 0 is added
+        to that of the part in `backward`. A rank that has no parts left makes idle calls only.
         """
         rounds = self.dist.agree(len(parts))
         if rounds == 0:
@@ -135,7 +134,7 @@ class Shards:
                 self.idle.backward()
 
     def idle_loss(self, model, times):
-        """The loss, 0, of `times` calls of a model, through which this rank takes part in gathering it."""
+        """The loss, 0, of `times` calls of a model: this rank takes part in gathering the model for the others."""
         loss = 0.0
         with self.dist.autocast():
             for _ in range(times):
@@ -172,25 +171,24 @@ def shard_like(x, own):
 
 
 def weights_of(net):
-    """{name: tensor} of net.state_dict(), which would itself reshard a model that is gathered now."""
-    tensors = dict(net.named_parameters(remove_duplicate=False))
-    tensors |= net.named_buffers(remove_duplicate=False)
-    for prefix, part in net.named_modules(remove_duplicate=False):
-        for name in part._non_persistent_buffers_set:
-            key = f"{prefix}.{name}" if prefix else name
-            tensors.pop(key, None)
-    return {name: x.detach() for name, x in tensors.items()}
+    """{name: tensor} of net.state_dict(). Of the parts of the model, because a call of state_dict would reshard a model
+    that is gathered at the time."""
+    tensors = {}
+    for name, part in net.named_modules(remove_duplicate=False):
+        prefix = f"{name}." if name else ""
+        part._save_to_state_dict(tensors, prefix, keep_vars=False)
+    return tensors
 
 
 def shard_state(saved, optimizer):
     """Shards the whole tensors in an optimizer's state_dict, in place, as its parameters are sharded."""
-    number = 0
+    parameters = []
     for group in optimizer.param_groups:
-        for p in group["params"]:
-            state = saved["state"].get(number, {})
-            for name, x in state.items():
-                if x.shape == p.shape:
-                    state[name] = shard_like(x, p)
-                else:
-                    state[name] = x.clone()  # it would keep the file mapped
-            number += 1
+        parameters += group["params"]
+    for number, p in enumerate(parameters):
+        state = saved["state"].get(number, {})
+        for name, x in state.items():
+            if x.shape == p.shape:
+                state[name] = shard_like(x, p)
+            else:
+                state[name] = x.clone()  # x itself would keep the file mapped
