@@ -184,7 +184,8 @@ def read_records(path, notes=None):
     A record has a prompt or, in JSON, may be one: a text or a list of {"role", "content"} messages.
     notes: as in check_record
     """
-    notes = Counter() if notes is None else notes
+    if notes is None:
+        notes = Counter()
     if not os.path.isfile(path):
         raise Mistake(f"dataset={path} does not exist; correct the path")
     if path.endswith(".parquet"):

@@ -6,7 +6,7 @@ from core.checkpoint_manager import states
 from core.errors import Mistake
 from core.files import CONFIG, read_object
 from core.models import load_tokenizer
-from core.prompts import MATH, OF_MODEL, prefill
+from core.prompts import MATH, MODEL_TEMPLATES, prefill
 from core.settings.setting import check_values
 from grpo.reward_functions.presets import PRESET_TEMPLATE
 from grpo.rewards import REWARDS
@@ -21,7 +21,7 @@ def with_template_of_prompts(config, origin):
             origin["template"] = where
         config = config.varied(template=template)
         check_values(config, origin)  # config.json may have been changed
-    if config.template not in OF_MODEL and config.chat_template_kwargs:
+    if config.template not in MODEL_TEMPLATES and config.chat_template_kwargs:
         raise Mistake(f"chat_template_kwargs={config.chat_template_kwargs} is for template='model', 'model_math' "
                       f"or 'model_code', not {config.template!r}; leave it out")
     return config
