@@ -263,8 +263,8 @@ def tell(mistake: BaseException) -> None:
 
 
 def libraries_first(*folders) -> None:
-    """Moves the root to the end of sys.path, and removes the folders from it, so that a file there, such as a user's
-    datasets.py, does not hide a library that is imported later."""
+    """Moves the root of this project to the end of sys.path and removes the folders from it. Otherwise a file there,
+    such as a user's datasets.py, would hide a library that is imported later."""
     removed = (ROOT, *folders)
     libraries = [path for path in sys.path if os.path.realpath(path) not in removed]
     sys.path[:] = [*libraries, ROOT]
@@ -278,8 +278,9 @@ def run_script(main: Callable) -> None:
     try:
         code = exit_code(main)
         sys.stdout.flush()
-    except BrokenPipeError:  # of `| head`, which has read enough
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # takes the last output of Python
+    except BrokenPipeError:  # the next command, such as `| head`, has read enough
+        # Python writes the rest of its output when it ends, which would be another error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         code = 141
     if code:
