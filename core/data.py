@@ -91,7 +91,7 @@ def write_folder(folder: str, files: dict, tokenizer: Tokenizer, facts: dict) ->
     print(f"{folder}: {', '.join(words)}")
 
 
-def file_of(folder: str, name: str) -> str:
+def prepared_file(folder: str, name: str) -> str:
     """The path of a file of a prepared dataset, which must exist."""
     path = os.path.join(folder, name)
     if not os.path.exists(path):
@@ -102,30 +102,11 @@ def file_of(folder: str, name: str) -> str:
 
 def load_meta(folder: str, tokenizer: Tokenizer | None = None) -> tuple:
     """(meta.json of a prepared dataset, a tokenizer). tokenizer: the one to use; None: the dataset's own"""
-    path = file_of(folder, "meta.json")
+    path = prepared_file(folder, "meta.json")
     meta = read_object(path, path, AGAIN)
     if not isinstance(meta.get("tokenizer"), dict):
         raise Mistake(f"{path} has no tokenizer: {AGAIN}")
     return meta, tokenizer or from_description(meta["tokenizer"], path)
-
-
-def check_meta(folder: str, meta: dict, tokenizer: Tokenizer, masks: dict | None) -> None:
-    """Raises Mistake unless windows of the dataset can be cut and masked with this tokenizer.
-    masks: {key of MASKS: weight}, or None for a language model"""
-    if not same_vocabulary(meta["tokenizer"], tokenizer):
-        raise Mistake(f"dataset={folder} was prepared with another vocabulary "
-                      f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "
-                      "prepare it for this one: data/char_diffusion/prepare.py --tokenizer=MODEL")
-    stride = meta.get("stride", 1)
-    if type(stride) is not int or stride < 1:
-        path = os.path.join(folder, "meta.json")
-        raise Mistake(f"{path}: stride={shown(stride)} must be a whole number, 1 or more: {AGAIN}")
-    if masks is None:
-        return
-    if tokenizer.mask_token_id is None:
-        raise Mistake(f"dataset={folder}: its tokenizer has no mask token, which filling in needs")
-    if "line" in masks and tokenizer.newline_token_id < 0:
-        raise Mistake(f"masks={masks} has lines, but the tokenizer has no end of a line; leave 'line' out")
 
 
 # Masks
@@ -268,13 +249,33 @@ class DatasetConsumer:
         self.folder = dataset_folder(self.dataset)
         self.meta, self.tokenizer = load_meta(self.folder, self.tokenizer)
         self.masks = None if self.mode == LANGUAGE_MODEL else check_masks(self.masks)
-        check_meta(self.folder, self.meta, self.tokenizer, self.masks)
+        self._check()
         self.tokens = {split: self._open(split) for split in SPLITS}
+
+    def _check(self):
+        """Raises Mistake unless windows of the dataset can be cut and masked with the tokenizer."""
+        dataset = f"dataset={self.folder}"
+        tokenizer = self.tokenizer
+        described = self.meta["tokenizer"]
+        if not same_vocabulary(described, tokenizer):
+            raise Mistake(f"{dataset} was prepared with another vocabulary ({described.get('vocab_size')} tokens) than "
+                          f"the model's ({tokenizer.vocab_size}); prepare it for this one: "
+                          "data/char_diffusion/prepare.py --tokenizer=MODEL")
+        stride = self.meta.get("stride", 1)
+        if type(stride) is not int or stride < 1:
+            path = os.path.join(self.folder, "meta.json")
+            raise Mistake(f"{path}: stride={shown(stride)} must be a whole number, 1 or more: {AGAIN}")
+        if self.masks is None:
+            return
+        if tokenizer.mask_token_id is None:
+            raise Mistake(f"{dataset}: its tokenizer has no mask token, which filling in needs")
+        if "line" in self.masks and tokenizer.newline_token_id < 0:
+            raise Mistake(f"masks={self.masks} has lines, but the tokenizer has no end of a line; leave 'line' out")
 
     def _open(self, split):
         """The token ids of a split, as an array that stays on disk. Raises Mistake, naming the file, for a split
         without room for two windows."""
-        path = file_of(self.folder, f"{split}.bin")
+        path = prepared_file(self.folder, f"{split}.bin")
         dtype = dtype_of_ids(self.tokenizer)
         count = os.path.getsize(path) // dtype.itemsize
         if count <= self.block_size + 1:

@@ -145,22 +145,9 @@ def starts_of(config, path):
     """The records of a run's starts. config: the content of its config.json at `path`. Raises Mistake for other values
     in their place."""
     starts = config.get("starts", [])
-    if not isinstance(starts, list) or not all(map(is_start, starts)):
+    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
         raise Mistake(f"{path}: starts must be a list of what was written there; delete the file")
     return starts
-
-
-def is_start(start):
-    """True for the record of a start as core/run.py writes it."""
-    if not isinstance(start, dict):
-        return False
-    end = start.get("end", {})
-    settings = start.get("settings", {})
-    if not isinstance(end, dict) or not isinstance(settings, dict):
-        return False
-    if end and not {"ended", "step", "time", "why"} <= end.keys():
-        return False
-    return all(isinstance(about, dict) for about in settings.values())
 
 
 def keep_records(path, step, say=None):

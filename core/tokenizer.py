@@ -53,7 +53,8 @@ def fold_to_ascii(text: str) -> tuple[str, int, int]:
 
 class OwnTokenizer:
     """The base of this project's tokenizers. MASK, PAD and CLS have the ids after the base vocabulary: a model reads
-    them and never samples them."""
+    them and never samples them. A subclass has `words`, the number of ids that stand for text, and `piece`, the UTF-8
+    text of such an id."""
 
     banned_token_ids = start_ids = shown_tokens = ()
     has_chat_template = False
@@ -87,8 +88,13 @@ class OwnTokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids without the stop token; every other special token is an underscore."""
-        shown = [i for i in ids if i != self.stop_token_id]
-        return self.text(shown)
+        pieces = []
+        for i in ids:
+            if i < self.words:
+                pieces.append(self.piece(i))
+            elif i != self.stop_token_id:
+                pieces.append(b"_")
+        return b"".join(pieces).decode("utf-8", errors="replace")
 
 
 class CharTokenizer(OwnTokenizer):
@@ -112,11 +118,11 @@ class CharTokenizer(OwnTokenizer):
             any_tag = "(?!)"  # matches nowhere
         self.at_tags = re.compile(f"({any_tag})")
         self.newline_token_id = self.ids.get("\n", -1)
-        size = len(self.pieces)
+        self.words = len(self.pieces)
         if stop:
-            self.number_specials(size + 1, size, "STOP")
+            self.number_specials(self.words + 1, self.words, "STOP")
         else:
-            self.number_specials(size, None, "STOP")
+            self.number_specials(self.words, None, "STOP")
 
     def encode(self, text: str) -> list[int]:
         """Ids of tags and characters; a character outside the vocabulary is folded to ASCII or left out."""
@@ -129,12 +135,8 @@ class CharTokenizer(OwnTokenizer):
                 pieces += characters
         return [self.ids[piece] for piece in pieces if piece in self.ids]
 
-    def text(self, ids: Iterable[int]) -> str:
-        pieces = []
-        for i in ids:
-            is_special = i >= len(self.pieces)
-            pieces.append("_" if is_special else self.pieces[i])
-        return "".join(pieces)
+    def piece(self, i: int) -> bytes:
+        return self.pieces[i].encode()
 
     def description(self) -> dict:
         """Plain values from which from_description makes this tokenizer again; equal for equal vocabularies."""
@@ -153,7 +155,7 @@ class BPETokenizer(OwnTokenizer):
         self.encoding = encoding
         with others(f"tokenizer {encoding} could not be loaded", "set TIKTOKEN_CACHE_DIR to a folder that has it"):
             self.bpe = tiktoken.get_encoding(encoding)
-        self.words = len(self.bpe.token_byte_values())  # the vocabulary without special tokens
+        self.words = len(self.bpe.token_byte_values())
         self.newline_token_id = self.encode("\n")[0]
         self.number_specials(self.bpe.n_vocab, self.bpe.eot_token, "<|endoftext|>")
 
@@ -161,12 +163,8 @@ class BPETokenizer(OwnTokenizer):
         """Ids of the text; the name of a special token in it is read as plain characters."""
         return self.bpe.encode_ordinary(text)
 
-    def text(self, ids: Iterable[int]) -> str:
-        pieces = []
-        for i in ids:
-            is_special = i >= self.words
-            pieces.append(b"_" if is_special else self.bpe.decode_single_token_bytes(i))
-        return b"".join(pieces).decode("utf-8", errors="replace")
+    def piece(self, i: int) -> bytes:
+        return self.bpe.decode_single_token_bytes(i)
 
     def description(self) -> dict:
         out = {"kind": "bpe", "encoding": self.encoding, "stop_token_id": self.stop_token_id}

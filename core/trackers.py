@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-from contextlib import contextmanager
 
 from core.errors import Mistake, described, others
 
@@ -96,20 +95,16 @@ class Trackers:
 
     def log(self, step, metrics):
         """metrics: {name: number}"""
-        for name, tracker in list(self.running.items()):
-            with self._dropped_if_it_fails(name):
-                tracker.log(step, metrics)
+        self._call_each(lambda tracker: tracker.log(step, metrics))
 
     def finish(self):
-        for name, tracker in list(self.running.items()):
-            with self._dropped_if_it_fails(name):
-                tracker.finish()
+        self._call_each(lambda tracker: tracker.finish())
 
-    @contextmanager
-    def _dropped_if_it_fails(self, name):
-        """The block around a call of a tracker."""
-        try:
-            yield
-        except Exception as error:  # an error of any kind in code of others, which must not end the run
-            del self.running[name]
-            self.say(f"{name} failed ({described(error)}); the run continues without it")
+    def _call_each(self, call):
+        """Calls `call` with each tracker, and drops one that fails."""
+        for name, tracker in list(self.running.items()):
+            try:
+                call(tracker)
+            except Exception as error:  # an error of any kind in code of others, which must not end the run
+                del self.running[name]
+                self.say(f"{name} failed ({described(error)}); the run continues without it")
