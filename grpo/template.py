@@ -36,11 +36,11 @@ def default_template(config):
     template = PRESET_TEMPLATE.get(config.task_type, "plain")
     if template != "plain":
         tokenizer = load_tokenizer(config.generator_checkpoint, "generator_checkpoint")
-        template = with_rules_of(template, tokenizer)
+        template = template_for(template, tokenizer)
     return template, f"that of task_type={config.task_type!r}"
 
 
-def with_rules_of(task, tokenizer):
+def template_for(task, tokenizer):
     """The name of the template with the rules of a task: on the chat template of the tokenizer, if it has one."""
     if tokenizer.has_chat_template:
         return f"model_{task}"
@@ -63,7 +63,7 @@ def unnamed_tags(rewards, data):
     if found:
         template = ""
         if all(tag in MATH for tag in missing):
-            name = with_rules_of("math", data.tokenizer)
+            name = template_for("math", data.tokenizer)
             template = f"set template={name!r}, or "
         yield (f"no prompt names tags that these rewards look for: {', '.join(found)}; {template}name them in "
                "system_prompt or prompt_format, unless the model has learned them")
