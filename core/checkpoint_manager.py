@@ -1,7 +1,7 @@
 """The checkpoints of a run: written whole or not at all, read without pickle.
 
-A run resumes from state.pt: plain tensors and values, loaded with weights_only=True; state-before.pt is the one before
-it. The model beside them is for use: a file of ours, or a folder in Hugging Face format.
+A run resumes from state.pt: plain tensors and values, loaded with weights_only=True. state-before.pt is the state
+before it. The model beside them is for use: a file of ours, or a folder in Hugging Face format.
 """
 
 import contextlib
@@ -29,8 +29,9 @@ def layout(weights, optimizers):
 
 def states(out_dir: str) -> list[str]:
     """The paths of the states in a folder, the newest first."""
-    paths = [os.path.join(out_dir, name) for name in (STATE, BEFORE)]
-    return list(filter(os.path.exists, paths))
+    newest = os.path.join(out_dir, STATE)
+    before = os.path.join(out_dir, BEFORE)
+    return list(filter(os.path.exists, (newest, before)))
 
 
 def no_state(out_dir):
@@ -38,8 +39,8 @@ def no_state(out_dir):
     reason = f"resume=True, but {shortest(out_dir)} has no {STATE}"
     for folder in earlier_runs(out_dir):
         if states(folder):
-            return Mistake(f"{reason}; an earlier run is in {shortest(folder)}, resume it with "
-                           f"{resume_command(folder)}")
+            command = resume_command(folder)
+            return Mistake(f"{reason}; an earlier run is in {shortest(folder)}, resume it with {command}")
     return Mistake(f"{reason}; name the folder of the run with --out_dir=FOLDER, or the config file of the run")
 
 
@@ -49,11 +50,17 @@ class CheckpointManager:
     write_model(path, **facts): writes the model, whole or not at all; a sharded model also gets its `weights`
     suffix: ".safetensors" for a file, "" for a folder in Hugging Face format
     identity: {setting: plain value} that must be equal for a state to fit, besides the names and shapes of the weights
-    writes: whether this process writes; the others only help to gather sharded tensors
+    writes: True in the process that writes; the others only help to gather sharded tensors
     last, last_step: the path and step of the state that this process wrote or read last
     """
 
-    def __init__(self, out_dir, write_model, suffix=".safetensors", identity=None, writes=True):
+    def __init__(
+            self,
+            out_dir,
+            write_model,
+            suffix=".safetensors",
+            identity=None,
+            writes=True):
         self.out_dir = out_dir
         self.write_model = write_model
         self.suffix = suffix
@@ -87,7 +94,8 @@ class CheckpointManager:
         with replacing(newest) as new:
             with open(new, "wb") as f:
                 torch.save(state, f)
-            if self.last == newest:  # a damaged one never takes the place of a whole one
+            # A file that this process neither wrote nor read may be damaged: it must not replace the good one before
+            if self.last == newest:
                 os.replace(newest, self.path(BEFORE))
         self.last = newest
         self.last_step = step
@@ -115,23 +123,24 @@ class CheckpointManager:
         found = states(self.out_dir)
         if not found:
             raise no_state(self.out_dir)
-        path, *before = found
+        path = found[0]
         mapped = any(map(is_sharded, weights.values()))
         try:
             state = read_state(path, mapped)
         except Mistake as mistake:
-            if not before:
+            if len(found) == 1:
                 raise
-            path, = before
+            path = found[1]
             state = read_state(path, mapped)
             say(f"{mistake}: resuming from {path}, the state before it")
-        saved = state.pop("layout") | state.pop("identity", {})
+        then = state.pop("layout") | state.pop("identity", {})
         now = layout(weights, optimizers) | self.identity
-        differing = [key for key in now if saved.get(key) != now[key]]
+        differing = [key for key in now if then.get(key) != now[key]]
         if differing:
             raise Mistake(f"{path} is of a run that differs in {', '.join(differing)}; choose another out_dir, or "
                           f"resume with the settings of {self.path(CONFIG)}: {resume_command(self.out_dir)}")
-        for optimizer, saved in zip(optimizers, state.pop("optimizers"), strict=True):
+        states_of_optimizers = state.pop("optimizers")
+        for optimizer, saved in zip(optimizers, states_of_optimizers, strict=True):
             saved["param_groups"] = optimizer.state_dict()["param_groups"]  # the settings of this run
             if mapped:
                 from core.performance.sharding import shard_state
@@ -150,19 +159,19 @@ def read_state(path, mapped=False):
 
 
 def check_same_step(dist, step, out_dir):
-    """Raises Mistake on every rank if the states that the ranks resume from differ in their step."""
-    dist.barrier()  # states are read at different speeds
-    least = -dist.agree(-step)
-    most = dist.agree(step)
-    if least != most:
-        raise Mistake(f"rank {dist.rank} resumes from step {step}, but the ranks have steps {least} to {most}: "
+    """Raises Mistake on every rank if the ranks resume from states of different steps."""
+    dist.barrier()  # one rank may read its state much faster than another
+    first = -dist.agree(-step)
+    last = dist.agree(step)
+    if first != last:
+        raise Mistake(f"rank {dist.rank} resumes from step {step}, but the ranks have steps {first} to {last}: "
                       f"out_dir={out_dir} must be the same folder, with the same states, on every rank")
 
 
 def as_plain(x):
     """Turns a dataclass, and the dataclasses in it, into dictionaries and lists of tensors and values.
 
-    dataclasses.asdict would copy the tensors one by one, and for each view all of the tensor that it shows a part of.
+    dataclasses.asdict would copy every tensor and, for a view of a part of a tensor, the whole of that tensor.
     """
     if is_dataclass(x):
         x = vars(x)

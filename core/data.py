@@ -1,13 +1,13 @@
 """Prepared datasets in their folders, and running text as problems: windows of it, with masks to fill in.
 
-A problem depends on (seed, split, step, its number) alone, so there is no state to checkpoint.
+A problem depends only on (seed, split, step, its number in the step), so there is no state to checkpoint.
 """
 
 import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
@@ -27,7 +27,7 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")  # a dataset with such an ending
 # {our name of a field: its names in data sets}. If a record has several of them, the first one counts
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}
-OF_CONSUMER = {"text", "tokens", "where", "split"}  # fields of a record that are not for rewards
+NOT_FOR_REWARDS = {"text", "tokens", "where", "split"}  # fields of a record that are not for rewards
 MEAN_SPAN = 5  # tokens
 PROBLEMS = 0  # the first number of the seeds of problems, so that sampling draws other noise (core/distributions.py)
 MASKS = {}  # {name: function(rng, tokens, count, newline) -> (T,) bool}
@@ -41,24 +41,27 @@ def dataset_folder(dataset: str) -> str:
 
 
 def is_file_of_records(dataset: str) -> bool:
-    """Tells whether a dataset is a file of records, or one of the hub, which need no preparation."""
+    """True for a dataset that needs no preparation: a file of records, or one of the hub."""
     return on_hub(dataset) or dataset.endswith(FILES)
 
 
 def has_prompts(dataset: str) -> bool:
-    """Tells whether a dataset consists of prompts, not of running text. Raises Mistake for other files."""
+    """True for a dataset of prompts, False for running text. Raises Mistake for a file that is neither."""
     if is_file_of_records(dataset):
         return True
     if os.path.isfile(dataset):
         raise Mistake(f"dataset={dataset} is a file, but not of prompts; write those as {', '.join(FILES)}, unpacked. "
                       "Make running text a folder with data/char_diffusion/prepare.py "
                       f"--input={dataset} --out=data/mine")
-    return os.path.exists(os.path.join(dataset_folder(dataset), PROMPTS))
+    path = os.path.join(dataset_folder(dataset), PROMPTS)
+    return os.path.exists(path)
 
 
 def dtype_of_ids(tokenizer: Tokenizer) -> np.dtype:
     """16 bits for an id, or 32 if the vocabulary has more than 65,536."""
-    return np.dtype("uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
+    if tokenizer.vocab_size <= 2**16:
+        return np.dtype("uint16")
+    return np.dtype("uint32")
 
 
 def write_dataset(folder: str, tokens: dict, tokenizer: Tokenizer, **facts) -> None:
@@ -78,15 +81,17 @@ def write_folder(folder: str, files: dict, tokenizer: Tokenizer, facts: dict) ->
     if not folder:
         raise Mistake("out is empty; name a folder with --out=FOLDER")
     meta = {"tokenizer": tokenizer.description(), **facts}
-    files = {**files, "meta.json": json.dumps(meta, indent=1).encode()}
+    meta_json = json.dumps(meta, indent=1)
+    files = {**files, "meta.json": meta_json.encode()}
     for name, content in files.items():
-        with replacing(os.path.join(folder, name)) as new, open(new, "wb") as f:
+        path = os.path.join(folder, name)
+        with replacing(path) as new, open(new, "wb") as f:
             f.write(content)
     words = [f"{key.replace('_', ' ')} {value}" for key, value in facts.items()]
     print(f"{folder}: {', '.join(words)}")
 
 
-def file_of(folder: str, name: str) -> str:
+def prepared_file(folder: str, name: str) -> str:
     """The path of a file of a prepared dataset, which must exist."""
     path = os.path.join(folder, name)
     if not os.path.exists(path):
@@ -97,30 +102,11 @@ def file_of(folder: str, name: str) -> str:
 
 def load_meta(folder: str, tokenizer: Tokenizer | None = None) -> tuple:
     """(meta.json of a prepared dataset, a tokenizer). tokenizer: the one to use; None: the dataset's own"""
-    path = file_of(folder, "meta.json")
+    path = prepared_file(folder, "meta.json")
     meta = read_object(path, path, AGAIN)
     if not isinstance(meta.get("tokenizer"), dict):
         raise Mistake(f"{path} has no tokenizer: {AGAIN}")
     return meta, tokenizer or from_description(meta["tokenizer"], path)
-
-
-def check_meta(folder: str, meta: dict, tokenizer: Tokenizer, masks: dict | None) -> None:
-    """Raises Mistake unless windows of the dataset can be cut and masked with this tokenizer.
-    masks: {key of MASKS: weight}, or None for a language model"""
-    if not same_vocabulary(meta["tokenizer"], tokenizer):
-        raise Mistake(f"dataset={folder} was prepared with another vocabulary "
-                      f"({meta['tokenizer'].get('vocab_size')} tokens) than the model's ({tokenizer.vocab_size}); "
-                      "prepare it for this one: data/char_diffusion/prepare.py --tokenizer=MODEL")
-    stride = meta.get("stride", 1)
-    if type(stride) is not int or stride < 1:
-        path = os.path.join(folder, "meta.json")
-        raise Mistake(f"{path}: stride={shown(stride)} must be a whole number, 1 or more: {AGAIN}")
-    if masks is None:
-        return
-    if tokenizer.mask_token_id is None:
-        raise Mistake(f"dataset={folder}: its tokenizer has no mask token, which filling in needs")
-    if "line" in masks and tokenizer.newline_token_id < 0:
-        raise Mistake(f"masks={masks} has lines, but the tokenizer has no end of a line; leave 'line' out")
 
 
 # Masks
@@ -152,7 +138,8 @@ def span(rng: Generator, tokens: ndarray, count: int, newline: int) -> ndarray:
     """Masks runs of positions with geometrically distributed lengths, until `count` positions are masked."""
     mask = np.zeros(len(tokens), dtype=bool)
     while mask.sum() < count:
-        length = min(rng.geometric(1 / MEAN_SPAN), count - mask.sum())
+        room = count - mask.sum()
+        length = min(rng.geometric(1 / MEAN_SPAN), room)
         start = rng.integers(len(tokens) - length + 1)
         mask[start : start + length] = True
     return mask
@@ -164,7 +151,8 @@ def line(rng: Generator, tokens: ndarray, count: int, newline: int) -> ndarray:
     mask = np.zeros(len(tokens), dtype=bool)
     ends = tokens == newline                                                         # (T,)
     number = ends.cumsum() - ends                                                    # (T,) of each token's line
-    for i in rng.permutation(number[-1] + 1):
+    lines = number[-1] + 1
+    for i in rng.permutation(lines):
         inside = np.flatnonzero((number == i) & ~ends)
         room = count - mask.sum()
         mask[inside[:room]] = True
@@ -173,30 +161,37 @@ def line(rng: Generator, tokens: ndarray, count: int, newline: int) -> ndarray:
     return mask
 
 
+def is_weight(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < 1e100
+
+
 def check_masks(masks: dict | None) -> dict:
     """The masks {key of MASKS: weight}, or the default for None. Raises Mistake for an unknown key or a weight that is
     not above 0."""
     if masks is None:
         masks = {"random": 1.0, "span": 1.0}
-    is_wrong = not masks
-    for name, weight in masks.items():
-        is_weight = isinstance(weight, (int, float)) and 0 < weight < 1e100
-        if name not in MASKS or not is_weight:
-            is_wrong = True
-    if is_wrong:
+    are_known = masks.keys() <= MASKS.keys()
+    are_weights = all(map(is_weight, masks.values()))
+    if not masks or not are_known or not are_weights:
         raise Mistake(f"masks={masks} must have weights above 0 of {', '.join(MASKS)}, or of your @mask functions")
     return masks
 
 
-def draw_mask(rng: Generator, tokens: ndarray, weights: dict, low: float, high: float,
-              newline: int) -> ndarray:
+def draw_mask(
+        rng: Generator,
+        tokens: ndarray,
+        weights: dict,
+        low: float,
+        high: float,
+        newline: int) -> ndarray:
     """Draws a mask: its share of the window from [low, high], and the kind of mask in proportion to `weights`.
 
     tokens: (T,) ids; weights: {key of MASKS: weight}; newline: the id that ends a line
     Returns (T,) bool, True where masked, with at least one True
     """
+    names = list(weights)
     p = np.array(list(weights.values()))
-    name = rng.choice(list(weights), p=p / p.sum())
+    name = rng.choice(names, p=p / p.sum())
     share = rng.uniform(low, high)
     count = max(1, round(share * len(tokens)))
     draw = MASKS[name]
@@ -205,7 +200,7 @@ def draw_mask(rng: Generator, tokens: ndarray, weights: dict, low: float, high: 
     if mask.dtype != bool or mask.shape != tokens.shape:
         raise Mistake(f"{definition(draw)}: masks: {name} returned an array of {mask.dtype} of shape {mask.shape}; "
                       f"return one of bool of shape {tokens.shape}")
-    if not mask.any():  # every token is a newline, so that there is no line to mask
+    if not mask.any():  # as where every token is a newline, so that there is no line to mask
         return random(rng, tokens, count, newline)
     return mask
 
@@ -216,6 +211,12 @@ def rng_of(seed: int, split: str, step: int, *number: int) -> Generator:
     """Random numbers of a step, or of the problem with this number in it. They depend on nothing else, so that a step
     draws the same problems however it is cut into ranks and micro-batches, and after a resume."""
     return np.random.default_rng([PROBLEMS, seed, SPLITS.index(split), step, *number])
+
+
+def numbers_of_rank(data: Any, micro: int) -> ndarray:
+    """The numbers that this rank's problems of a micro-batch have in their step. data: one of the two consumers"""
+    first = (micro * data.world + data.rank) * data.batch_size
+    return np.arange(first, first + data.batch_size)
 
 
 @dataclass
@@ -248,13 +249,33 @@ class DatasetConsumer:
         self.folder = dataset_folder(self.dataset)
         self.meta, self.tokenizer = load_meta(self.folder, self.tokenizer)
         self.masks = None if self.mode == LANGUAGE_MODEL else check_masks(self.masks)
-        check_meta(self.folder, self.meta, self.tokenizer, self.masks)
+        self._check()
         self.tokens = {split: self._open(split) for split in SPLITS}
+
+    def _check(self):
+        """Raises Mistake unless windows of the dataset can be cut and masked with the tokenizer."""
+        dataset = f"dataset={self.folder}"
+        tokenizer = self.tokenizer
+        described = self.meta["tokenizer"]
+        if not same_vocabulary(described, tokenizer):
+            raise Mistake(f"{dataset} was prepared with another vocabulary ({described.get('vocab_size')} tokens) than "
+                          f"the model's ({tokenizer.vocab_size}); prepare it for this one: "
+                          "data/char_diffusion/prepare.py --tokenizer=MODEL")
+        stride = self.meta.get("stride", 1)
+        if type(stride) is not int or stride < 1:
+            path = os.path.join(self.folder, "meta.json")
+            raise Mistake(f"{path}: stride={shown(stride)} must be a whole number, 1 or more: {AGAIN}")
+        if self.masks is None:
+            return
+        if tokenizer.mask_token_id is None:
+            raise Mistake(f"{dataset}: its tokenizer has no mask token, which filling in needs")
+        if "line" in self.masks and tokenizer.newline_token_id < 0:
+            raise Mistake(f"masks={self.masks} has lines, but the tokenizer has no end of a line; leave 'line' out")
 
     def _open(self, split):
         """The token ids of a split, as an array that stays on disk. Raises Mistake, naming the file, for a split
         without room for two windows."""
-        path = file_of(self.folder, f"{split}.bin")
+        path = prepared_file(self.folder, f"{split}.bin")
         dtype = dtype_of_ids(self.tokenizer)
         count = os.path.getsize(path) // dtype.itemsize
         if count <= self.block_size + 1:
@@ -263,8 +284,7 @@ class DatasetConsumer:
 
     def batch(self, split: str, step: int, micro: int = 0) -> dict:
         """Micro-batch `micro` of `step` as numpy arrays; this rank's share of it."""
-        first = (micro * self.world + self.rank) * self.batch_size
-        numbers = np.arange(first, first + self.batch_size)
+        numbers = numbers_of_rank(self, micro)
         problems = [self._problem(split, step, int(number)) for number in numbers]
         input, target, mask = map(np.stack, zip(*problems, strict=True))             # (B, T) each
         return {"input": input, "target": target, "mask": mask, "number": numbers}
@@ -280,10 +300,12 @@ class DatasetConsumer:
         start = starts[rng.integers(len(starts))]
         end = start + self.block_size + 1
         window = np.array(tokens[start:end], dtype=np.int64)                         # (T + 1,)
-        if window.max() >= self.tokenizer.vocab_size:
-            raise Mistake(f"{self.folder}/{split}.bin has the token id {window.max()}; prepare it again")
+        largest = window.max()
+        if largest >= self.tokenizer.vocab_size:
+            raise Mistake(f"{self.folder}/{split}.bin has the token id {largest}; prepare it again")
         if self.masks is None:
-            return window[:-1], window[1:], np.ones(self.block_size, dtype=bool)
+            mask = np.ones(self.block_size, dtype=bool)
+            return window[:-1], window[1:], mask
         target = window[:-1]
         newline = self.tokenizer.newline_token_id
         mask = draw_mask(rng, target, self.masks, self.mask_low, self.mask_high, newline)
@@ -292,8 +314,9 @@ class DatasetConsumer:
 
     def size(self) -> str:
         """The number of tokens and how they are masked, in words."""
-        words = (f"{len(self.tokens['train'])} training and {len(self.tokens['val'])} validation tokens, windows of "
-                 f"{self.block_size}")
+        train = len(self.tokens["train"])
+        val = len(self.tokens["val"])
+        words = f"{train} training and {val} validation tokens, windows of {self.block_size}"
         if self.masks:
             words += f", {self.mask_low:.0%} to {self.mask_high:.0%} masked ({', '.join(self.masks)})"
         return words
@@ -312,9 +335,10 @@ def unpack_batch(batch: dict, device: "torch.device | str") -> tuple:
     import torch
     if not batch["mask"].any(axis=1).all():
         raise Mistake("a batch without masks: every text needs at least one masked position to fill in")
-    input = torch.from_numpy(batch["input"]).to(device, non_blocking=True)
-    target = torch.from_numpy(batch["target"]).to(device, non_blocking=True)
-    return input, target, torch.from_numpy(batch["mask"])
+    input = torch.from_numpy(batch["input"])
+    target = torch.from_numpy(batch["target"])
+    mask = torch.from_numpy(batch["mask"])
+    return input.to(device, non_blocking=True), target.to(device, non_blocking=True), mask
 
 
 def masked_positions(mask: "torch.Tensor", device: "torch.device | str") -> tuple:

@@ -5,6 +5,7 @@ reward, an environment, a mask, a config) becomes a Mistake in a block of `other
 ours.
 """
 
+import functools
 import inspect
 import os
 import re
@@ -13,19 +14,19 @@ import sys
 import sysconfig
 import threading
 import traceback
-import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 CORE = os.path.dirname(os.path.realpath(__file__))
 ROOT = os.path.dirname(CORE)
-USER_FILES = "core.user_files."  # the names of modules that are the user's begin with it
+USER_FILES = "core.user_files."  # the beginning of the names of modules from the user's files
 OWN = (CORE + os.sep, os.path.join(ROOT, "grpo") + os.sep)
-IN_THE_NAME_OF_OTHERS = (os.path.join(CORE, "errors.py"), os.path.join(CORE, "user_files.py"))
+# Files of this project that only pass on calls: an exception that leaves a function of theirs is of the code they call
+PASSING_ON = (os.path.join(CORE, "errors.py"), os.path.join(CORE, "user_files.py"))
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 PACKAGES = {"site-packages", "dist-packages"}
-MOST = 300  # characters of an error of others
+MOST_SHOWN = 300  # characters of an error of others
 HELP = {"--help", "-h", "--help=all"}
 FLOORS = {  # {module: the oldest version of its package that was tried}
     "torch": "2.11", "torch.distributed.fsdp": "2.13", "transformers": "5.17", "peft": "0.19"}
@@ -43,7 +44,7 @@ class UsageError(Mistake):
 
 
 class OutOfTime(BaseException):
-    """A time_limit is over. User code that catches every Exception does not catch it, and ends."""
+    """A time_limit is over. It is no Exception, so that user code that catches every Exception ends, too."""
 
 
 class others:
@@ -59,9 +60,17 @@ class others:
         version of a package, that nobody has tried
     """
 
-    def __init__(self, what: str, remedy: str, place: str = "", quiet: bool = False, ours_too: bool = False):
-        self.what, self.remedy = what, remedy
-        self.place, self.ours_too = place, ours_too
+    def __init__(
+            self,
+            what: str,
+            remedy: str,
+            place: str = "",
+            quiet: bool = False,
+            ours_too: bool = False):
+        self.what = what
+        self.remedy = remedy
+        self.place = place
+        self.ours_too = ours_too
         self.warnings = warnings.catch_warnings(action="ignore") if quiet else nullcontext()
 
     def __enter__(self):
@@ -77,7 +86,8 @@ class others:
             called.pop(0)
         is_bug = called and is_ours(called[-1].filename) and not self.ours_too
         if isinstance(error, SyntaxError) and error.filename and error.lineno:  # in a file that was not run
-            called.append(traceback.FrameSummary(error.filename, error.lineno, "", line=error.text or ""))
+            line = error.text or ""
+            called.append(traceback.FrameSummary(error.filename, error.lineno, "", line=line))
         users = [frame for frame in called if is_users(frame.filename)]
         if not users and (is_bug or isinstance(error, Mistake) or is_out_of_memory(error)):
             return
@@ -98,8 +108,8 @@ def calling(function: Callable, what: str) -> AbstractContextManager:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator:
-    """Raises OutOfTime in the block after so many seconds; but not in a thread or on Windows, which signals do not
-    reach."""
+    """Raises OutOfTime in the block after so many seconds. In a thread and on Windows, where there is no such signal,
+    it does nothing."""
     def end(*_):
         raise OutOfTime(f"it was not done after {seconds} seconds")
 
@@ -147,9 +157,9 @@ def is_own_function(function: Callable) -> bool:
 
 
 def is_ours(file: str) -> bool:
-    """True for a source file of this project, except those that call code of others in its name."""
+    """True for a source file of this project, except those that only pass on calls."""
     path = os.path.realpath(file)
-    return path.startswith(OWN) and path not in IN_THE_NAME_OF_OTHERS
+    return path.startswith(OWN) and path not in PASSING_ON
 
 
 def is_users(file: str) -> bool:
@@ -161,18 +171,16 @@ def is_users(file: str) -> bool:
 
 
 def definition(function: Callable) -> str:
-    """The place of the definition, "FILE, line N", of a function, or of the first method of a class or of an object. If
-    there is none, the name."""
-    kind = function if isinstance(function, type) else type(function)
-    parts = [function]
-    for base in kind.__mro__:
-        parts += vars(base).values()
-    for part in parts:
-        if isinstance(part, types.MethodType):
-            part = part.__func__
-        if isinstance(part, types.FunctionType):
-            return f"{shortest(part.__code__.co_filename)}, line {part.__code__.co_firstlineno}"
-    return getattr(function, "__name__", kind.__name__)
+    """The place of the definition, "FILE, line N", of a function or a class, or of the class of an object. If there is
+    none, the name."""
+    if isinstance(function, functools.partial):
+        function = function.func
+    for defined in (function, type(function)):
+        with suppress(OSError, TypeError):  # inspect's, for what is not in a file of Python
+            _, line = inspect.getsourcelines(defined)
+            file = inspect.getsourcefile(defined)
+            return f"{shortest(file)}, line {line}"
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def parameters_of(function: Callable, named: str) -> list[str]:
@@ -201,7 +209,7 @@ def described(error: BaseException) -> str:
     return f"{kind}: {text}" if text else kind
 
 
-def one_line(value: object, most: int = MOST, write: Callable = str) -> str:
+def one_line(value: object, most: int = MOST_SHOWN, write: Callable = str) -> str:
     """A value in one printable line. most: characters; write: turns the value into a text"""
     try:
         text = write(value)
@@ -221,7 +229,8 @@ def exit_code(main: Callable) -> int:
     """
     wants_help = not HELP.isdisjoint(sys.argv)
     if wants_help:
-        print((sys.modules[main.__module__].__doc__ or "").strip())  # python -OO has none
+        text = sys.modules[main.__module__].__doc__ or ""  # python -OO has none
+        print(text.strip())
     try:
         main(sys.argv[1:])
     except Mistake as mistake:
@@ -249,13 +258,13 @@ def exit_code(main: Callable) -> int:
 
 def tell(mistake: BaseException) -> None:
     """Writes the line of a mistake to stderr, in one call, because other ranks write there too."""
-    line = one_line(f"error: {mistake}", 5000)  # room for the forty keys of a command of another project
+    line = one_line(f"error: {mistake}", most=5000)  # room for the forty keys of a command of another project
     sys.stderr.write(line + "\n")
 
 
 def libraries_first(*folders) -> None:
-    """Moves the root to the end of sys.path, and removes the folders from it, so that a file there, such as a user's
-    datasets.py, does not hide a library that is imported later."""
+    """Moves the root of this project to the end of sys.path and removes the folders from it. Otherwise a file there,
+    such as a user's datasets.py, would hide a library that is imported later."""
     removed = (ROOT, *folders)
     libraries = [path for path in sys.path if os.path.realpath(path) not in removed]
     sys.path[:] = [*libraries, ROOT]
@@ -269,8 +278,9 @@ def run_script(main: Callable) -> None:
     try:
         code = exit_code(main)
         sys.stdout.flush()
-    except BrokenPipeError:  # of `| head`, which has read enough
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # takes the last output of Python
+    except BrokenPipeError:  # the next command, such as `| head`, has read enough
+        # Python writes the rest of its output when it ends, which would be another error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         code = 141
     if code:

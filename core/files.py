@@ -19,12 +19,12 @@ CURVES = "curves.png"
 VLLM_WEIGHTS = "vllm-weights"
 RUN_FILES = (STATE, BEFORE, METRICS, SAMPLES, CONSOLE, CONFIG, REPORT, CURVES)
 HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
-UMASK = os.umask(0)
+UMASK = os.umask(0)  # the only way to read it is to set another one
 os.umask(UMASK)
 
 
 def on_hub(path):
-    """True if a path is a name of the Hugging Face hub, hf:owner/name."""
+    """True for a name of the Hugging Face hub, hf:owner/name."""
     return path.startswith(HUB)
 
 
@@ -52,7 +52,8 @@ def writing(path):
             raise
         if isinstance(error, OSError) and error.errno is None:  # not of a file
             raise
-        raise CannotWrite(f"{path} could not be written ({getattr(error, 'strerror', error)})") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CannotWrite(f"{path} could not be written ({reason})") from None
 
 
 @contextlib.contextmanager
@@ -64,16 +65,16 @@ def replacing(path):
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             yield new
-            put(new, path)
+            put_in_place(new, path)
         finally:
             if os.path.exists(new):
                 os.remove(new)
 
 
-def put(new, path):
+def put_in_place(new, path):
     """Puts the file `new` in the place of `path`, once it is on the disk, with the mode that open() gives."""
     with contextlib.suppress(PermissionError):  # some file systems have no modes
-        os.chmod(new, 0o666 & ~UMASK)  # safetensors makes files that only the user may read
+        os.chmod(new, 0o666 & ~UMASK)  # safetensors makes files that only their owner may read
     with open(new, "r+b") as f:
         os.fsync(f.fileno())
     os.replace(new, path)
@@ -109,7 +110,7 @@ def read_object(path, where, remedy):
 def each_record(path, say=None):
     """Yields the records of a file, one on each line; none if there is no file. The file may be larger than memory.
 
-    say: is told of a last line that a crash cut short, which is left out
+    say: takes a message if a crash cut the last line short, which is then left out
     Raises Mistake for a line that is not the record of a step.
     """
     if not os.path.exists(path):
@@ -135,35 +136,23 @@ def each_metrics(path):
     """Yields the records of a metrics.jsonl as each_record does. Raises Mistake for a value that is no number."""
     for record in each_record(path):
         for name, value in record.items():
-            if type(value) not in (int, float, type(None)):
+            if value is not None and type(value) not in (int, float):
                 raise Mistake(f"{path}, step {record['step']}: {one_line(name, 100)} is no number; delete the line")
         yield record
 
 
 def starts_of(config, path):
-    """The list of a run's starts. config: the content of its config.json at `path`. Raises Mistake for another list."""
+    """The records of a run's starts. config: the content of its config.json at `path`. Raises Mistake for other values
+    in their place."""
     starts = config.get("starts", [])
-    if not isinstance(starts, list) or not all(map(is_start, starts)):
+    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
         raise Mistake(f"{path}: starts must be a list of what was written there; delete the file")
     return starts
-
-
-def is_start(start):
-    """True for the record of a start as core/run.py writes it."""
-    if not isinstance(start, dict):
-        return False
-    end = start.get("end", {})
-    settings = start.get("settings", {})
-    if not isinstance(end, dict) or not isinstance(settings, dict):
-        return False
-    if end and not {"ended", "step", "time", "why"} <= end.keys():
-        return False
-    return all(isinstance(about, dict) for about in settings.values())
 
 
 def keep_records(path, step, say=None):
     """Drops the records of steps after `step`; at step 0, where a run begins, all of them. say: as in each_record"""
     with replacing(path) as new, open(new, "w") as f:
         for record in each_record(path, say):
-            if 0 < step >= record["step"]:
+            if step > 0 and record["step"] <= step:
                 f.write(json.dumps(record) + "\n")

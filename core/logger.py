@@ -12,13 +12,13 @@ from tqdm import tqdm
 from core.files import CONSOLE, METRICS, keep_records, writing
 
 WIDTH = 100  # columns of the console
-HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories: control characters, without width, half of a surrogate pair
+HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories of control characters, invisible ones and half surrogate pairs
 GREEN, PLAIN = "\033[1;32m", "\033[0m"
 COLORS = re.compile(f"({re.escape(GREEN)}|{re.escape(PLAIN)})")
 
 
 def create_logger(config, dist, total_steps, columns):
-    """A Logger that writes on rank 0 only.
+    """A Logger that writes only on rank 0.
     config: a RunConfig; columns: metrics of the console line, in order"""
     logger = Logger(config.absolute_out_dir, total_steps, columns, silent=not dist.is_main)
     if dist.is_main and config.trackers:
@@ -28,7 +28,7 @@ def create_logger(config, dist, total_steps, columns):
 
 
 def format_number(value):
-    """A number in at most ten characters; "-" for None, a metric that was not measured."""
+    """A number in at most ten characters. None, a metric that was not measured, is "-"."""
     if value is None:
         return "-"
     if abs(value) >= 1e9:
@@ -72,7 +72,7 @@ class Logger:
     def say(self, text: str = "") -> None:
         if self.silent:
             return
-        parts = COLORS.split(str(text))  # every second one is a color
+        parts = COLORS.split(str(text))  # a text, a color, a text, a color, ...
         parts[::2] = map(visible_lines, parts[::2])
         tqdm.write("".join(parts))
         sys.stdout.flush()
@@ -80,9 +80,9 @@ class Logger:
 
     def write_console(self, text):
         """Adds lines to console.log, without colors."""
-        text = visible_lines(COLORS.sub("", text))
+        plain = COLORS.sub("", text)
         with writing(self.console), open(self.console, "a", encoding="utf-8", errors="replace") as f:
-            f.write(text + "\n")
+            f.write(visible_lines(plain) + "\n")
 
     def log(self, step: int, metrics: dict, show: bool = True) -> None:
         """metrics: {name: number}. All go to metrics.jsonl and the trackers, `columns` to the console as well."""
@@ -119,7 +119,7 @@ class Logger:
 
 
 def visible_lines(text):
-    """A text of several lines, without the characters that a terminal obeys or does not show."""
+    """A text of several lines without control and invisible characters."""
     return visible(text, kept="\n\t")
 
 

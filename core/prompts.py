@@ -7,7 +7,8 @@ from typing import Self
 
 import numpy as np
 
-from core.data import OF_CONSUMER, SPLITS, dataset_folder, is_file_of_records, load_meta, rng_of
+from core.data import (
+    NOT_FOR_REWARDS, SPLITS, dataset_folder, is_file_of_records, load_meta, numbers_of_rank, rng_of)
 from core.errors import Mistake, one_line
 from core.records import choose_splits, in_words, load_records, of_split, unique_records, with_completion
 from core.settings.setting import Settings
@@ -21,8 +22,8 @@ MATH = ("Put your reasoning between <start_working_out> and <end_working_out>, "
         "then the final number between <SOLUTION> and </SOLUTION>.")
 CODE = "Answer with one fenced block of Python code."
 TEMPLATES = {"plain": "", "chat": "", "math": MATH, "code": CODE}  # {name: rules}
-OF_MODEL = {"model": "", "model_math": MATH, "model_code": CODE}   # the tokenizer's chat template, with these rules
-SHORT = 300  # characters of the first prompt that the start of a run shows
+MODEL_TEMPLATES = {"model": "", "model_math": MATH, "model_code": CODE}  # the tokenizer's chat template, with rules
+MOST_SHOWN = 300  # characters of the first prompt that the start of a run shows
 
 
 # Templates
@@ -39,7 +40,8 @@ def chat(messages: Messages, rules: str = "") -> str:
     if rules:
         turns.append(f"System: {rules}")
     for message in messages:
-        turns.append(f"{message['role'].capitalize()}: {message['content']}")
+        role = message["role"].capitalize()
+        turns.append(f"{role}: {message['content']}")
     if messages[-1]["role"] != "assistant":
         turns.append("Assistant: ")
     return "\n\n".join(turns)
@@ -53,7 +55,8 @@ def with_rules(messages: Messages, rules: str, role: str) -> Messages:
         if message["role"] == "assistant":
             break
         if message["role"] == role:
-            messages[i] = {**message, "content": f"{rules}\n\n{message['content']}"}
+            content = f"{rules}\n\n{message['content']}"
+            messages[i] = message | {"content": content}
             return messages
     return [{"role": role, "content": rules}, *messages]
 
@@ -61,13 +64,15 @@ def with_rules(messages: Messages, rules: str, role: str) -> Messages:
 def as_messages(prompt: Prompt, system_prompt: str | None = None, prompt_format: str | None = None) -> Messages:
     """A prompt as a list of messages, with a system message if there is a system_prompt. prompt_format changes the last
     message, or the one before an answer that the prompt begins."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    messages = list(prompt)
     if prompt_format:
-        last = -1
-        if len(messages) > 1 and messages[-1]["role"] == "assistant":
-            last = -2
-        content = prompt_format.replace("{prompt}", messages[last]["content"])
-        messages[last] = {**messages[last], "content": content}
+        begins_answer = len(messages) > 1 and messages[-1]["role"] == "assistant"
+        index = -2 if begins_answer else -1
+        message = messages[index]
+        content = prompt_format.replace("{prompt}", message["content"])
+        messages[index] = message | {"content": content}
     if system_prompt:
         messages = [{"role": "system", "content": system_prompt}, *messages]
     return messages
@@ -85,7 +90,7 @@ def prefill(prompt: Prompt) -> str:
 class PromptFormat:
     """Renders a prompt as the text that a model reads."""
 
-    template: str = "plain"                    # a name of TEMPLATES or of OF_MODEL
+    template: str = "plain"                    # a name of TEMPLATES or of MODEL_TEMPLATES
     system_prompt: str | None = None           # a first message
     response_prefix: str = ""                  # the beginning of every answer
     max_prompt_length: int | float = 512       # tokens, or a share: longer training prompts are left out
@@ -106,11 +111,13 @@ class PromptFormat:
     def encode(self, prompt: Prompt, tokenizer: Tokenizer, notes: Counter | None = None) -> tuple[str, list[int]]:
         """(text, token ids) of a prompt. The beginning of the answer, by prefill and response_prefix, is in the ids but
         not in the text. notes: as in core/records.py"""
-        text = self.render(as_messages(prompt, self.system_prompt, self.prompt_format), tokenizer)
-        if self.template in OF_MODEL:  # a chat template writes the start token itself
-            ids = tokenizer.encode(text + self.response_prefix)
+        messages = as_messages(prompt, self.system_prompt, self.prompt_format)
+        text = self.render(messages, tokenizer)
+        input = text + self.response_prefix
+        if self.template in MODEL_TEMPLATES:  # a chat template writes the start token itself
+            ids = tokenizer.encode(input)
         else:
-            ids = tokenizer.encode_prompt(text + self.response_prefix)
+            ids = tokenizer.encode_prompt(input)
         start = list(tokenizer.start_ids)
         if start and ids[: 2 * len(start)] == start + start:
             ids = ids[len(start) :]
@@ -130,7 +137,7 @@ class PromptFormat:
             return chat(messages, TEMPLATES[self.template])
         if not hasattr(tokenizer, "render_chat"):
             raise Mistake(f"template={self.template!r} is for Hugging Face models; use one of {', '.join(TEMPLATES)}")
-        rules = OF_MODEL[self.template]
+        rules = MODEL_TEMPLATES[self.template]
         if rules:
             role = "system" if tokenizer.shows_system else "user"
             messages = with_rules(messages, rules, role)
@@ -138,14 +145,16 @@ class PromptFormat:
         return tokenizer.render_chat(messages, **settings)
 
     def after_turn(self, messages: Messages, tokenizer: Tokenizer) -> str:
-        """The text of messages that follow a turn of the model: from the end of it to the beginning of the next.
+        """The text of messages that follow a turn of the model: from the end of that turn to the beginning of the next.
 
         Only the template knows the text between two turns. A chat is therefore rendered with a mark as the model's
         turn, and cut at the mark.
         """
         mark = "what the model wrote"
-        before = [*as_messages("?", self.system_prompt), {"role": "assistant", "content": mark}]
-        _, found, text = self.render([*before, *messages], tokenizer).partition(mark)
+        turn = {"role": "assistant", "content": mark}
+        before = as_messages("?", self.system_prompt)
+        text = self.render([*before, turn, *messages], tokenizer)
+        _, found, text = text.partition(mark)
         if not found:
             raise Mistake(f"template={self.template!r} does not show the turns of a chat; use template='plain'")
         return text
@@ -155,14 +164,15 @@ class PromptFormat:
 
 def as_columns(records: Collection[dict]) -> tuple[list[str], dict[str, list]]:
     """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards."""
+    prompts = [record["text"] for record in records]
     columns = {}
-    for field in set().union(*records) - OF_CONSUMER:
+    for field in set().union(*records) - NOT_FOR_REWARDS:
         columns[field] = [record.get(field) for record in records]
-    return [record["text"] for record in records], columns
+    return prompts, columns
 
 
 def percentile(lengths: Collection[int], share: float) -> int:
-    """The smallest of the lengths that at least this share of them do not exceed."""
+    """The smallest of the lengths such that at least this share of them are not longer."""
     for count, length in enumerate(sorted(lengths), 1):
         if count / len(lengths) >= share:
             return length
@@ -192,9 +202,9 @@ class PromptConsumer:
     has_prompts = True
 
     def __post_init__(self):
-        self.room = self.block_size
+        self.most_tokens = self.block_size  # of an example
         if self.block_size and not self.masked:
-            self.room += 1  # a causal model does not read the last token of an example, which is only a target
+            self.most_tokens += 1  # a causal model does not read the last token of an example, which is only a target
         self.folder = self.dataset
         if not is_file_of_records(self.dataset):
             self.folder = dataset_folder(self.dataset)
@@ -240,26 +250,29 @@ class PromptConsumer:
         metrics over all. If the limit is a share, validation prompts of any length stay.
         """
         train = self.records["train"]
-        self.limit = self.format.max_prompt_length
-        is_share = self.limit < 1
+        most = self.format.max_prompt_length
+        is_share = most < 1
         if is_share:
-            self.limit = percentile([len(record["tokens"]) for record in train], self.limit)
+            lengths = [len(record["tokens"]) for record in train]
+            self.limit = percentile(lengths, most)
+        else:
+            self.limit = most
         kept = [record for record in train if len(record["tokens"]) <= self.limit]
+        if not kept:
+            raise Mistake(f"all {len(train)} training prompts are above max_prompt_length={most}; raise it")
         self.records["train"] = kept
         self.dropped = len(train) - len(kept)
         if is_share:
             if evaluates_on_training and self.dropped:
-                self.notes[f"longer than {self.limit} tokens (max_prompt_length={self.format.max_prompt_length}), so "
-                           "that the run is evaluated on it but does not train on it"] += self.dropped
+                self.notes[f"longer than {self.limit} tokens (max_prompt_length={most}), so that the run is evaluated "
+                           "on it but does not train on it"] += self.dropped
             return
-        if not kept:
-            raise Mistake(f"all {len(train)} training prompts are above max_prompt_length={self.limit}; raise it")
         if evaluates_on_training:
             self.records["val"] = kept
         for record in self.records["val"]:
             if len(record["tokens"]) > self.limit:
-                raise Mistake(f"{record['where']}: a validation prompt is above max_prompt_length={self.limit}; set it "
-                              f"to {len(record['tokens'])} or more, or remove the prompt")
+                raise Mistake(f"{record['where']}: a validation prompt is above max_prompt_length={most}; set it to "
+                              f"{len(record['tokens'])} or more, or remove the prompt")
 
     def require_completions(self) -> None:
         """Raises Mistake, naming file and line, for a record without a completion, or an answer in its place."""
@@ -270,41 +283,43 @@ class PromptConsumer:
 
     def size(self) -> str:
         """The numbers of prompts, in words, for the start of a run."""
-        return (f"{len(self.records['train'])} training and {len(self.records['val'])} validation prompts of at most "
-                f"{self.longest} tokens; training prompts of more than {self.limit} tokens "
-                f"(max_prompt_length={self.format.max_prompt_length}) left out: {self.dropped}")
+        train = len(self.records["train"])
+        val = len(self.records["val"])
+        return (f"{train} training and {val} validation prompts of at most {self.longest} tokens; training prompts of "
+                f"more than {self.limit} tokens (max_prompt_length={self.format.max_prompt_length}) left out: "
+                f"{self.dropped}")
 
     def describe_prompts(self, problems: int) -> Iterator[str]:
         """Yields lines for the start of a run: the notes on records, repetitions of prompts in a step, the end of the
         first prompt, and the tokens that end a completion. problems: their number in a step"""
         yield from in_words(self.notes)
         tokenizer = self.tokenizer
-        if OF_MODEL.get(self.format.template):
-            begun = "system message" if tokenizer.shows_system else "user's, as the chat template shows no other"
-            yield f"the rules of template={self.format.template!r} begin the {begun}"
+        if MODEL_TEMPLATES.get(self.format.template):
+            message = "system message" if tokenizer.shows_system else "user's, as the chat template shows no other"
+            yield f"the rules of template={self.format.template!r} begin the {message}"
         train = self.records["train"]
         if len(train) < problems:
             yield (f"a step takes {problems} problems, more than the {len(train)} training prompts, so that it takes "
                    "some more than once")
         first = train[0]
         text = first["text"] + prefill(first["prompt"]) + self.format.response_prefix
-        yield f"the first prompt ends in {text[-SHORT:]!r}"
+        yield f"the first prompt ends in {text[-MOST_SHOWN:]!r}"
         if tokenizer.shown_tokens:
             names = one_line(", ".join(map(repr, tokenizer.shown_tokens)))
-            yield f"special tokens ({len(tokenizer.shown_tokens)}) that stay in the texts of completions: {names}"
-        ends = []
+            count = len(tokenizer.shown_tokens)
+            yield f"special tokens ({count}) that stay in the texts of completions: {names}"
+        stops = []
         for number, name in zip(tokenizer.stop_token_ids, tokenizer.stop_token_names, strict=True):
-            ends.append(f"{number} {name!r}")
-        yield f"a completion ends with token {' or '.join(ends)}"
+            stops.append(f"{number} {name!r}")
+        yield f"a completion ends with token {' or '.join(stops)}"
 
     def _drawn(self, split, step, micro):
         """(records, numbers) of this rank's share of a micro-batch."""
+        numbers = numbers_of_rank(self, micro)
         records = self.records[split]
         rng = rng_of(self.seed, split, step)
         order = rng.permutation(len(records))
-        first = (micro * self.world + self.rank) * self.batch_size
-        numbers = np.arange(first, first + self.batch_size)
-        drawn = order[numbers % len(order)]
+        drawn = order[numbers % len(order)]  # a step with more problems than records takes some again
         return [records[i] for i in drawn], numbers
 
     def problems(self, split: str, step: int, micro: int = 0) -> Batch:
@@ -314,19 +329,20 @@ class PromptConsumer:
 
     def pack(self, records: list[dict], numbers: np.ndarray) -> Batch:
         """The records as a batch of problems, padded on the left."""
-        lengths = np.array([len(record["tokens"]) for record in records])            # (B,)
-        padding = self.longest - lengths                                             # (B,)
-        input = np.full((len(records), self.longest), self.tokenizer.pad_token_id)   # (B, T)
+        shape = len(records), self.longest
+        lengths = [len(record["tokens"]) for record in records]
+        padding = self.longest - np.array(lengths)                                   # (B,)
+        input = np.full(shape, self.tokenizer.pad_token_id)                          # (B, T)
         for row, start, record in zip(input, padding, records, strict=True):
             row[start:] = record["tokens"]
         records = np.array(records, dtype=object)
         return {"input": input, "padding": padding, "number": np.asarray(numbers), "record": records}
 
     def _example(self, record):
-        """Prompt, completion and stop token as token ids, cut to the room of the model."""
-        completion = self.tokenizer.encode(str(record.get("completion", "")))
-        ids = [*record["tokens"], *completion, self.tokenizer.stop_token_id]
-        return ids[: self.room]
+        """Prompt, completion and stop token as token ids, cut to the block size of the model."""
+        completion = str(record.get("completion", ""))
+        ids = [*record["tokens"], *self.tokenizer.encode(completion), self.tokenizer.stop_token_id]
+        return ids[: self.most_tokens]
 
     def _masked_batch(self, split, step, micro):
         """Training examples for a masked-fill model: the prompt, the record's "completion", and stop tokens up to
@@ -340,7 +356,8 @@ class PromptConsumer:
             text = self._example(record)
             target[i, : len(text)] = text
             rng = rng_of(self.seed, split, step, int(numbers[i]))
-            order = rng.permutation(np.arange(len(record["tokens"]), self.block_size))
+            positions = np.arange(len(record["tokens"]), self.block_size)
+            order = rng.permutation(positions)
             count = rng.integers(len(order)) + 1
             weight[i, order[:count]] = 1 / count
         input = np.where(weight > 0, self.tokenizer.mask_token_id, target)
@@ -352,11 +369,12 @@ class PromptConsumer:
             return self._masked_batch(split, step, micro)
         records, numbers = self._drawn(split, step, micro)
         texts = [self._example(record) for record in records]
-        T = max(map(len, texts))
-        ids = np.full((len(texts), T), self.tokenizer.pad_token_id)                  # (B, T)
-        mask = np.zeros(ids.shape, dtype=bool)                                       # (B, T)
+        shape = len(texts), max(map(len, texts))
+        ids = np.full(shape, self.tokenizer.pad_token_id)                            # (B, T)
+        mask = np.zeros(shape, dtype=bool)                                           # (B, T)
         for i, text in enumerate(texts):
-            begin, end = len(records[i]["tokens"]), len(text)
+            begin = len(records[i]["tokens"])
+            end = len(text)
             ids[i, :end] = text
             mask[i, begin:end] = True
         mask = mask[:, 1:]

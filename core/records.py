@@ -18,43 +18,48 @@ from core.settings.setting import shown
 RESERVED = ("prompts", "completions", "text", "tokens", "where")
 VALIDATION_PERCENT = 10
 TRAINING_NAMES = ("train", "training")
-VALIDATION_NAMES = ("validation", "valid", "val", "dev", "eval", "test")  # a data set is validated on its first one
-LISTS = ("prompts", "data", "records", "rows", "examples", "samples", "items", "instances")  # of records, in JSON
+# A data set with several of these splits is validated on the first of them, in this order
+VALIDATION_NAMES = ("validation", "valid", "val", "dev", "eval", "test")
+# Keys of a JSON object that may hold its list of records
+LISTS = ("prompts", "data", "records", "rows", "examples", "samples", "items", "instances")
 # Fields that other trainers make a part of the prompt
-ELSEWHERE = ("system", "system_prompt", "input", "history", "context", "messages", "tools", "functions", "image",
+OUTSIDE = ("system", "system_prompt", "input", "history", "context", "messages", "tools", "functions", "image",
              "images", "video", "videos", "audio", "chat_template_kwargs")
 LARGEST_CELL = 2**31 - 1  # characters of a cell of a CSV file
 
 
 # One record
 
+def is_message(value):
+    """True for {"role", "content"}, both of them texts, perhaps with more keys."""
+    match value:
+        case {"role": str(), "content": str()}:
+            return True
+    return False
+
+
 def are_messages(value):
-    """True for a list of at least one {"role", "content"} message, both of them texts."""
-    if not isinstance(value, list):
+    """True for a list of at least one message."""
+    if not isinstance(value, list) or not value:
         return False
-    for message in value:
-        match message:
-            case {"role": str(), "content": str()}:
-                continue
-        return False
-    return value != []
+    return all(map(is_message, value))
+
+
+def is_text_part(part):
+    """True for a part of a content that has several: {"type": "text", "text": ...}."""
+    match part:
+        case {"type": "text", "text": str()}:
+            return True
+    return False
 
 
 def with_text(message):
-    """A message with a text as its content, if that is a list of parts {"type": "text", "text": ...}. Anything else
-    stays as it is."""
+    """A message whose content is a list of text parts, with one text in its place. Anything else stays as it is."""
     match message:
-        case {"content": list(parts)}:
-            text = ""
-        case _:
-            return message
-    for part in parts:
-        match part:
-            case {"type": "text", "text": str(more)}:
-                text += more
-            case _:
-                return message
-    return message | {"content": text}
+        case {"content": list(parts)} if all(map(is_text_part, parts)):
+            texts = [part["text"] for part in parts]
+            return message | {"content": "".join(texts)}
+    return message
 
 
 def with_texts(value):
@@ -76,6 +81,7 @@ def check_record(row, where, notes):
     if not isinstance(row, dict):
         raise Mistake(f"{where}: a record must be a prompt, or an object with one, not {shown(row)}; correct it or "
                       "leave it out")
+    # JSON can hold half of a surrogate pair, which no tokenizer and no file takes
     with others(f"{where} is no text", "write whole characters, not half of a surrogate pair"):
         json.dumps(row, ensure_ascii=False, default=str).encode()
     record = {}
@@ -85,37 +91,45 @@ def check_record(row, where, notes):
         elif value == value:  # NaN is a missing value
             record[name] = value
     take_prompt_from_messages(record, notes)
-    for field, names in FIELDS.items():
-        found = [name for name in names if name in record]
-        if found:
-            record[field] = record.pop(found[0])
-    is_joined = "instruction" in row and "instruction" not in record and bool(record.get("input"))
+    is_joined = names_in(record, "prompt")[:1] == ["instruction"] and bool(record.get("input"))
     if is_joined:
         join_input(record, where, notes)
-    prompt = record["prompt"] = with_texts(record.get("prompt"))
+    for field in FIELDS:
+        names = names_in(record, field)
+        if names:
+            record[field] = record.pop(names[0])
+    prompt = with_texts(record.get("prompt"))
+    record["prompt"] = prompt
+    is_text = isinstance(prompt, str) and prompt != ""
+    if not is_text and not are_messages(prompt):
+        fields = one_line(", ".join(row)) or "none"
+        raise Mistake(f"{where}: no prompt that can be read, in the fields {fields}; {remedy_of(record, row)}")
     completion = with_texts(record.pop("completion", None))
     if are_messages(completion):  # as TRL writes a prompt and a completion
         completion = completion[-1]["content"]
     if completion is not None:
         record["completion"] = completion
-    if prompt == "" or not isinstance(prompt, str) and not are_messages(prompt):
-        fields = one_line(", ".join(row)) or "none"
-        raise Mistake(f"{where}: no prompt that can be read, in the fields {fields}; {remedy_of(record, row)}")
-    for name in ELSEWHERE:
-        if record.get(name) and not (is_joined and name == "input"):
-            notes[f"the field {name} is not a part of the prompt: only rewards get it"] += 1
+    outside = [name for name in OUTSIDE if record.get(name)]
+    if is_joined:
+        outside.remove("input")
+    for name in outside:
+        notes[f"the field {name} is not a part of the prompt: only rewards get it"] += 1
     if record.get("split") is not None:
         record["split"] = str(record["split"]).lower()
     record["where"] = where
     return record
 
 
+def names_in(record, field):
+    """The names of FIELDS under which a record has a field."""
+    return [name for name in FIELDS[field] if name in record]
+
+
 def take_prompt_from_messages(record, notes):
     """Replaces the field messages by a prompt, in a record without one. A last turn of the assistant becomes the answer
     or, if the record has an answer, the completion."""
     messages = with_texts(record.get("messages"))
-    has_prompt = not record.keys().isdisjoint(FIELDS["prompt"])
-    if has_prompt or not messages or not isinstance(messages, list):
+    if names_in(record, "prompt") or not messages or not isinstance(messages, list):
         return
     del record["messages"]
     record["prompt"] = messages
@@ -131,10 +145,10 @@ def take_prompt_from_messages(record, notes):
 
 def join_input(record, where, notes):
     """Appends the input of a record in Alpaca's form to its instruction. Rewards get it as a field, too."""
-    parts = [record["prompt"], record["input"]]
+    parts = [record["instruction"], record["input"]]
     if not all(isinstance(part, str) for part in parts):
         raise Mistake(f"{where}: instruction and input make the prompt together, and must be texts")
-    record["prompt"] = "\n\n".join(parts)
+    record["instruction"] = "\n\n".join(parts)
     notes["the fields instruction and input are the prompt together"] += 1
 
 
@@ -170,7 +184,8 @@ def read_records(path, notes=None):
     A record has a prompt or, in JSON, may be one: a text or a list of {"role", "content"} messages.
     notes: as in check_record
     """
-    notes = Counter() if notes is None else notes
+    if notes is None:
+        notes = Counter()
     if not os.path.isfile(path):
         raise Mistake(f"dataset={path} does not exist; correct the path")
     if path.endswith(".parquet"):
@@ -179,10 +194,14 @@ def read_records(path, notes=None):
             rows = parquet.read_table(path).to_pylist()
         records = records_of_table(rows, path, notes)
     else:
-        with others(f"{path}: not UTF-8 text", "save it as such"), open(path, encoding="utf-8-sig", newline="\n") as f:
-            text = f.read()
-        records_of_text = records_of_csv if path.endswith(".csv") else records_of_json
-        records = records_of_text(text, path, notes)
+        with open(path, "rb") as f:
+            content = f.read()
+        with others(f"{path}: not UTF-8 text", "save it as such"):
+            text = content.decode("utf-8-sig")
+        if path.endswith(".csv"):
+            records = records_of_csv(text, path, notes)
+        else:
+            records = records_of_json(text, path, notes)
     records = list(records)
     if not records:
         raise Mistake(f"{path} has no records: a record per line, a list of records, or {{\"prompts\": [...]}}")
@@ -194,10 +213,7 @@ def records_of_json(text, path, notes):
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):  # no JSON, or a value on each line
-        for number, line in enumerate(text.split("\n"), 1):
-            where = f"{path}, line {number}"
-            if line.strip():
-                yield check_record(value_from_json(line, where, "correct it"), where, notes)
+        yield from records_of_lines(text, path, notes)
         return
     keys = keys_of_lists(whole)
     if not keys:
@@ -217,6 +233,15 @@ def records_of_json(text, path, notes):
             notes[f"the list {one_line(key)} of the file is left out"] += len(rows)
 
 
+def records_of_lines(text, path, notes):
+    """Yields the records of a text with a JSON value on each line."""
+    for number, line in enumerate(text.split("\n"), 1):
+        where = f"{path}, line {number}"
+        if line.strip():
+            row = value_from_json(line, where, "correct it")
+            yield check_record(row, where, notes)
+
+
 def is_split(name):
     """True for a name of a training or validation split."""
     return name.lower() in (*TRAINING_NAMES, *VALIDATION_NAMES)
@@ -225,7 +250,7 @@ def is_split(name):
 def keys_of_lists(whole):
     """The keys of the lists of records in a JSON object: all splits, or else the first one of LISTS. A record, or any
     other value, has none."""
-    if not isinstance(whole, dict) or not whole.keys().isdisjoint(("messages", *FIELDS["prompt"])):
+    if not isinstance(whole, dict) or "messages" in whole or names_in(whole, "prompt"):
         return []
     splits = [key for key in whole if is_split(key)]
     return splits or [key for key in LISTS if key in whole][:1]
@@ -268,7 +293,7 @@ def records_of_csv(text, path, notes):
             elif any(cells):
                 row = {name: cell for name, cell in zip(names, cells, strict=True) if name and cell}
                 yield check_record(row, where, notes)
-            where = f"{path}, line {reader.line_num + 1}"  # a row may have several lines
+            where = f"{path}, line {reader.line_num + 1}"  # the first line of the next row; a row may have several
     except csv.Error as error:
         raise Mistake(f"{where}: no CSV ({error}); correct it") from None
 
@@ -293,19 +318,21 @@ def read_hub(dataset, notes):
     say_opening(dataset, "dataset")
     datasets = require("datasets", f"dataset={dataset}")
     quiet_hub(f"dataset={dataset}")
-    name, _, subset = dataset.removeprefix(HUB).partition(":")
+    repository, _, subset = dataset.removeprefix(HUB).partition(":")
     with others(f"dataset={dataset} could not be loaded", "check the name and the network, or name a file", quiet=True):
-        tables = datasets.load_dataset(name, subset or None)
+        tables = datasets.load_dataset(repository, subset or None)
     if "train" not in tables:
         raise Mistake(f"dataset={dataset} has the splits {', '.join(tables)} but none named train; name a file")
     known = [split for split in tables if is_split(split)]
+    has_several = len(known) > 1
     records = []
-    for split, table in tables.items():
-        if split in known:
-            ours = split if len(known) > 1 else ""
-            records += records_of_table(table.to_list(), f"{dataset}, {split}", notes, ours)
-        else:
-            notes[f"the split {split} is left out, because its name is not known"] += len(table)
+    for name, table in tables.items():
+        if name not in known:
+            notes[f"the split {name} is left out, because its name is not known"] += len(table)
+            continue
+        # "" is no split, and takes the place of a column that is named split
+        split = name if has_several else ""
+        records += records_of_table(table.to_list(), f"{dataset}, {name}", notes, split)
     return in_our_splits(records, notes)
 
 
@@ -313,17 +340,17 @@ def in_our_splits(records, notes):
     """The records with train, val or no split. If there are several splits for validation, only the first one of
     VALIDATION_NAMES is kept. Raises Mistake for another name of a split."""
     names = {record.get("split") for record in records}
-    validation = [name for name in VALIDATION_NAMES if name in names][:1]
+    validation = next((name for name in VALIDATION_NAMES if name in names), None)
     kept = []
     for record in records:
         name = record.get("split")
         if name in TRAINING_NAMES:
             record["split"] = "train"
-        elif name in validation:
-            record["split"] = "val"
         elif name in VALIDATION_NAMES:
-            notes[f"the split {name} is left out, because {validation[0]} is for validation"] += 1
-            continue
+            if name != validation:
+                notes[f"the split {name} is left out, because {validation} is for validation"] += 1
+                continue
+            record["split"] = "val"
         elif name:
             raise Mistake(f"{record['where']}: split={shown(name)} must be {' or '.join(SPLITS)}")
         kept.append(record)
@@ -333,8 +360,8 @@ def in_our_splits(records, notes):
 # Answers, copies and splits
 
 def answer_texts(answer):
-    """The correct texts of an answer: of each alternative, if it is a list. A whole number is correct with and without
-    ".0", which pandas adds to a column of whole numbers with a missing value."""
+    """The correct texts of an answer: of each alternative, if it is a list. "7.0" is also correct as "7": pandas writes
+    a whole number so if another cell of its column is empty."""
     if isinstance(answer, (list, tuple)):
         texts = []
         for alternative in answer:
@@ -342,7 +369,9 @@ def answer_texts(answer):
         return texts
     text = str(answer)
     whole = re.fullmatch(r"(-?[0-9]+)\.0", text.strip())
-    return [whole[1], text] if whole else [text]
+    if whole:
+        return [whole[1], text]
+    return [text]
 
 
 def with_completion(record):
@@ -351,25 +380,33 @@ def with_completion(record):
     if record.get("completion") is not None or not isinstance(answer, (str, int, float, list)):
         return record
     texts = answer_texts(answer)
-    return record | {"completion": texts[0]} if texts else record
+    if not texts:
+        return record
+    return record | {"completion": texts[0]}
+
+
+def prompt_key(record):
+    """The prompt of a record as a text, equal for equal prompts."""
+    return json.dumps(record["prompt"])
 
 
 def unique_prompts(records):
     """The records with each prompt once: its last record, in the place of its first. For generated problems."""
-    return list({json.dumps(record["prompt"]): record for record in records}.values())
+    last = {prompt_key(record): record for record in records}
+    return list(last.values())
 
 
 def unique_records(records, notes):
-    """A copy of each record that differs from all earlier ones. Equal records may stand in different places."""
-    first = {}
+    """A copy of each record that differs from all earlier ones; the places of equal records may differ."""
+    unique = {}
     for record in records:
         written = {name: value for name, value in record.items() if name != "where"}
         key = json.dumps(written, sort_keys=True, default=str)
-        if key in first:
+        if key in unique:
             notes["equal to another one, and left out"] += 1
         else:
-            first[key] = {**record}
-    return list(first.values())
+            unique[key] = record.copy()
+    return list(unique.values())
 
 
 def split_of(prompt):
@@ -384,14 +421,13 @@ def choose_splits(records, notes):
     """Gives a split to each record without one: the split of a record with the same prompt, or else the choice of a
     hash of the prompt. If no record names a split, and the hash would leave one empty, all records stay without: they
     are in both."""
-    named = {}
+    named = {}  # {prompt: its split, by a record}
     for record in records:
         if record.get("split"):
-            named[json.dumps(record["prompt"])] = record["split"]
+            named[prompt_key(record)] = record["split"]
     for record in records:
         if not record.get("split"):
-            prompt = json.dumps(record["prompt"])
-            record["split"] = named.get(prompt) or split_of(record["prompt"])
+            record["split"] = named.get(prompt_key(record)) or split_of(record["prompt"])
     splits = {record["split"] for record in records}
     if not named and len(splits) < len(SPLITS):
         notes["in both splits, so that the run is evaluated on what it trains on: no record names a split, and the "
@@ -400,14 +436,14 @@ def choose_splits(records, notes):
         for record in records:
             del record["split"]
         return
-    trained_on = {json.dumps(record["prompt"]) for record in of_split(records, "train")}
+    trained_on = set(map(prompt_key, of_split(records, "train")))
     for record in of_split(records, "val"):
-        if json.dumps(record["prompt"]) in trained_on:
+        if prompt_key(record) in trained_on:
             notes["the prompt is in both splits, as the records say"] += 1
 
 
 def of_split(records, split):
-    """The records that are in a split. Those without a split are in both."""
+    """The records of a split. A record without one is in both."""
     return [record for record in records if record.get("split", split) == split]
 
 
@@ -428,4 +464,8 @@ def write_prompts(folder, records, tokenizer, **facts):
 
 def in_words(notes):
     """A line for each of the notes."""
-    return [f"{count} record{'s' * (count > 1)}: {what}" for what, count in notes.items()]
+    lines = []
+    for what, count in notes.items():
+        noun = "record" if count == 1 else "records"
+        lines.append(f"{count} {noun}: {what}")
+    return lines

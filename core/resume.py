@@ -13,13 +13,13 @@ from core.errors import is_ours
 from core.settings.setting import shown
 
 PREVIOUS = "previous"  # the folder of earlier runs
-STARTED_IN = os.getcwd()  # a user's class or reward may call os.chdir, the shell that gets the command does not
-OF_A_START = ("resume", "out_dir", "dry_run", "doctor", "starts")  # keys of config.json that are no settings of the run
+STARTED_IN = os.getcwd()  # where the user's shell is, even if a reward of the user's calls os.chdir later
+OF_A_START = ("resume", "out_dir", "dry_run", "doctor", "starts")  # keys of config.json that may differ in each start
 
 
 def resume_command(out_dir):
-    """The command that resumes the run in a folder, for the shell that started this process. In Python or a notebook
-    it is only the two settings.
+    """The command that resumes the run in a folder, for the shell that started this process; in Python or a notebook
+    only the two settings.
 
     out_dir: an absolute path
     """
@@ -56,7 +56,7 @@ def changed_since(saved, config, ranks):
     ranks: those of this start
     """
     defaults = {f.name: f.default for f in dataclasses.fields(config)}
-    before = as_json(defaults) | saved
+    before = as_json(defaults) | saved  # saved lacks a setting that its version did not have
     now = as_json(dataclasses.asdict(config))
     changes = []
     for key in before:
@@ -67,8 +67,9 @@ def changed_since(saved, config, ranks):
     parts = []
     if changes:
         parts.append(", ".join(changes))
-    for start in saved.get("starts", [])[-1:]:
-        ranks_before = start.get("ranks", ranks)
+    starts = saved.get("starts")
+    if starts:
+        ranks_before = starts[-1].get("ranks", ranks)
         if ranks_before != ranks:
             parts.append(f"ranks {ranks_before} -> {ranks}")
     return "; ".join(parts)
@@ -80,11 +81,10 @@ def as_json(settings):
 
 
 def is_same(key, one, other):
-    """True for equal values, and for two spellings of the path of one file."""
+    """True for equal values of a setting, and for two spellings of the path of one file."""
     if isinstance(one, list) and isinstance(other, list):
-        if len(one) != len(other):
-            return False
-        return all(is_same(key, *pair) for pair in zip(one, other))
+        same = [is_same(key, a, b) for a, b in zip(one, other)]
+        return len(one) == len(other) and all(same)
     if isinstance(one, str) and isinstance(other, str):
         if key == "dataset" and not is_file_of_records(one) and not is_file_of_records(other):
             one = dataset_folder(one)

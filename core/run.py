@@ -43,22 +43,22 @@ except ImportError:  # Windows
     fcntl = None
 
 LOCK = "lock"
-OTHERS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models, files or folders, and TensorBoard's files
-SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{OTHERS})(\.tmp)?")
+MODEL_OR_EVENTS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models, TensorBoard's files
+SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{MODEL_OR_EVENTS})(\.tmp)?")
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
-BEGUN = f"{CONFIG}.tmp"  # the first file of earlier versions; a run that was killed then left it
+FIRST_FILE = f"{CONFIG}.tmp"  # of a run of an earlier version: all that is left of one that was killed at once
 SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows has no SIGHUP
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
-MODELS = ("data/smollm2/model",)  # models that the prepare.py beside them makes
+BUILT_MODELS = ("data/smollm2/model",)  # the prepare.py beside such a model makes it
 MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
-          "grad_checkpoint", "dtype", "lora_rank", "load_in_4bit")  # settings that change what a run needs
+          "grad_checkpoint", "dtype", "lora_rank", "load_in_4bit")  # settings on which the memory of a run depends
 
 
 # The beginning and the end of every training script
 
 @contextlib.contextmanager
 def job(config: Settings, checkpoint: str | None, check: Callable | None = None):
-    """Checks everything that needs no model and no data, and gives the ranks and the device during the block.
+    """Checks everything that needs no model and no data. Yields the ranks and the device, a Distributed.
 
     checkpoint: the model that the script starts from, or None; check: config -> None, checks more
     """
@@ -75,12 +75,18 @@ def job(config: Settings, checkpoint: str | None, check: Callable | None = None)
             if not is_out_of_memory(error):
                 raise
             values = vars(config)
-            settings = ", ".join(f"{key}={values[key]}" for key in MEMORY if key in values)
+            settings = [f"{key}={values[key]}" for key in MEMORY if key in values]
+            settings = ", ".join(settings)
             raise Mistake(f"out of memory ({one_line(error, 100)}); change what lowers it: {settings}") from error
 
 
-def launch(make: Callable, config: Settings, origin: dict, plan: list[str], columns: Sequence[str],
-           dist: Distributed) -> None:
+def launch(
+        make: Callable,
+        config: Settings,
+        origin: dict,
+        plan: list[str],
+        columns: Sequence[str],
+        dist: Distributed) -> None:
     """Makes a Run and runs it in out_dir, which no other run can use meanwhile, with its record. A dry run only prints
     the plan.
 
@@ -93,9 +99,9 @@ def launch(make: Callable, config: Settings, origin: dict, plan: list[str], colu
     dist.barrier()  # every rank has seen the folder as it was
     lock = locked(config.absolute_out_dir) if dist.is_main else contextlib.nullcontext()
     with lock:
-        resumes = config.resume is True
-        if config.resume == "auto" and dist.is_main:
-            resumes = bool(states(config.absolute_out_dir))
+        resumes = config.resume
+        if resumes == "auto":  # rank 0 looks for a state, because a folder may be another one on another machine
+            resumes = dist.is_main and states(config.absolute_out_dir) != []
         resumes = bool(dist.agree(resumes))
         logger = create_logger(config, dist, config.max_iters, columns)
         run = make(logger, dist)
@@ -108,18 +114,18 @@ def launch(make: Callable, config: Settings, origin: dict, plan: list[str], colu
 # Before a run: what is missing is built
 
 def build_missing(config, checkpoints, dist, plan=()):
-    """Builds a missing dataset, if its folder has a prepare.py, and missing MODELS. A dry run only says so, with the
-    plan. Returns True if something is still missing, the same on every rank: then the dry run ends.
+    """Builds a missing dataset, if its folder has a prepare.py, and missing BUILT_MODELS. A dry run only says so, with
+    the plan. Returns True if something is still missing, the same on every rank: then the dry run ends.
 
     checkpoints: the names of the settings that name models; plan: its lines that need none of them
     """
-    missing = False
+    is_missing = False
     if dist.is_main:
         folder = dataset_folder(config.dataset)
         paths = {"dataset": os.path.join(folder, "meta.json")}  # prepare.py writes it last
         for key in checkpoints:
             path = getattr(config, key)
-            if path in MODELS:
+            if path in BUILT_MODELS:
                 paths[key] = path
         for key, path in paths.items():
             recipe = os.path.join(os.path.dirname(path), "prepare.py")
@@ -127,14 +133,14 @@ def build_missing(config, checkpoints, dist, plan=()):
                 continue
             if config.dry_run:
                 print(f"{key}: {path} is missing; it would be built by {recipe}")
-                missing = True
+                is_missing = True
             else:
                 build(key, path, recipe)
     dist.barrier()
-    missing = bool(dist.agree(missing))
-    if missing and dist.is_main:
+    is_missing = bool(dist.agree(is_missing))
+    if is_missing and dist.is_main:
         print(*plan, "dry run: nothing was built or trained, and what is there was not checked", sep="\n")
-    return missing
+    return is_missing
 
 
 def build(key, path, recipe):
@@ -142,8 +148,8 @@ def build(key, path, recipe):
     print(f"{key}: {path} is missing; building it with {recipe}")
     command = [sys.executable, recipe, f"--out={os.path.dirname(path)}"]
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}  # prepare.py is not one of the ranks
-    done = subprocess.run(command, env=environment)
-    if done.returncode or not os.path.exists(path):
+    result = subprocess.run(command, env=environment)
+    if result.returncode or not os.path.exists(path):
         raise Mistake(f"{key}: building {path} with {recipe} failed, see above; start again")
 
 
@@ -154,7 +160,7 @@ def check_run_folder(out_dir: str, resume: bool | str = False) -> None:
     if resume is True and not states(out_dir):
         raise no_state(out_dir)
     names = listed(out_dir)
-    foreign = [name for name in names if name not in (*STAYING, BEGUN)]
+    foreign = [name for name in names if name not in (*STAYING, FIRST_FILE)]
     of_a_run = {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS}.intersection(names)
     if foreign and not of_a_run:
         raise Mistake(f"out_dir={out_dir} holds {foreign[0]}, which no run has written; name a new or an empty folder")
@@ -178,8 +184,8 @@ def locked(out_dir):
 
 
 def set_aside(out_dir: str) -> str | None:
-    """Moves what an earlier run wrote in this folder to <out_dir>/previous/<n>, n = 1, 2, ...; nothing is deleted.
-    Returns the folder of the earlier run, or None if there was none."""
+    """Moves the files of an earlier run in this folder to <out_dir>/previous/<n>, n = 1, 2, ...; nothing is deleted.
+    Returns their new folder, or None if there was no earlier run."""
     names = [name for name in listed(out_dir) if SET_ASIDE.fullmatch(name)]
     if not names:
         return None
@@ -191,8 +197,9 @@ def set_aside(out_dir: str) -> str | None:
     with writing(folder):
         os.makedirs(folder)
         for name in reversed(names):  # states before models: if this is cut short, no run resumes with another's
-            file = os.path.join(out_dir, name)
-            os.replace(file, os.path.join(folder, name))
+            old = os.path.join(out_dir, name)
+            new = os.path.join(folder, name)
+            os.replace(old, new)
     return folder
 
 
@@ -253,22 +260,36 @@ class Run:
 
     holds = ""  # the content of the run's buffer, in words
 
-    def __init__(self, learner: Any, write_model: Callable, identity: dict, config: Settings, logger: Logger,
-                 dist: Distributed):
+    def __init__(
+            self,
+            learner: Any,
+            write_model: Callable,
+            identity: dict,
+            config: Settings,
+            logger: Logger,
+            dist: Distributed):
         self.learner = learner
         self.config = config
         self.logger = logger
         self.dist = dist
         self.optimizers = build_optimizers(learner, config, dist.device.type)
         decay_iters = config.lr_decay_iters or config.max_iters
-        self.schedule = CosineLRScheduler(config.learning_rate, config.min_lr, config.warmup_iters, decay_iters)
+        self.schedule = CosineLRScheduler(
+            config.learning_rate,
+            config.min_lr,
+            config.warmup_iters,
+            decay_iters)
         self.checkpoints = CheckpointManager(
-            config.absolute_out_dir, write_model, learner.suffix, identity, dist.is_main)
+            config.absolute_out_dir,
+            write_model,
+            learner.suffix,
+            identity,
+            dist.is_main)
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
         self.step = 0  # optimizer steps that were taken
         self.skipped_steps = 0
         self.last_evaluation = {}  # its metrics
-        self.evaluated = True  # False: this step has an evaluation that is still to come
+        self.evaluated = True  # False: the evaluation of this step has not been made yet
         self.stopped_by = None  # the signal that ended the run early
 
     # Each trainer defines its own
@@ -282,7 +303,7 @@ class Run:
         raise NotImplementedError
 
     def evaluation_is_due(self) -> bool:
-        """Tells whether an evaluation follows this step; one always follows the last."""
+        """True if this step is followed by an evaluation, as the last one always is."""
         raise NotImplementedError
 
     def evaluate(self) -> None:
@@ -303,10 +324,10 @@ class Run:
         """Ends them, after an error in the steps too."""
 
     def begin(self) -> None:
-        """Comes before the first step of this start."""
+        """Is called before the first step of this start."""
 
     def finish(self) -> None:
-        """Comes after the last step; stopped_by tells whether a signal came."""
+        """Is called after the last step; stopped_by names the signal that stopped the run, if any."""
 
     def write_page(self) -> None:
         """Writes the page about the run anew, if it has one."""
@@ -315,10 +336,12 @@ class Run:
 
     def run(self, record: AbstractContextManager | None = None) -> None:
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
-        record: the block around it (`recorded`), which begins once everything works that the run needs"""
+        record: the block around it (`recorded`), which begins once everything that the run needs works"""
         self.open()
         self.dist.barrier()  # every rank has read its checkpoints, which may be about to move, and can start
-        with (record or contextlib.nullcontext(),
+        if record is None:
+            record = contextlib.nullcontext()
+        with (record,
               self.checkpoints.keeping(),
               StopSignal(self.dist) as stop,
               contextlib.closing(self)):
@@ -340,9 +363,10 @@ class Run:
             self.log_step(self.train_step())
             is_last = self.step == c.max_iters
             signal_name = stop.received()
-            self.evaluated = not (is_last or self.evaluation_is_due())
+            evaluation_is_due = is_last or self.evaluation_is_due()
+            self.evaluated = not evaluation_is_due
             # After a signal there may be no time for an evaluation: the resumed run makes up for it
-            if not self.evaluated and (is_last or not signal_name):
+            if evaluation_is_due and (is_last or not signal_name):
                 self.run_evaluation()
                 signal_name = stop.received()
             if self.step % c.save_interval == 0:
@@ -392,29 +416,31 @@ class Run:
 @contextlib.contextmanager
 def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
     """Records in config.json how the run of the block starts and ends: settings with their origin, hardware, command;
-    without the name of the user. Only rank 0 does.
+    without the name of the user. Only rank 0 calls it.
 
-    An earlier run in the folder, unless this one resumes it, is set aside when the block begins, so that a start that
-    fails leaves it alone.
+    An earlier run in the folder, unless this one resumes it, is set aside only when the block begins: a start that
+    fails before does not touch it.
     resumes: the run has resumed; origin: {key: the file or argument that set it}; plan: lines for the user
     """
     config = run.config
     logger = run.logger
     path = os.path.join(config.absolute_out_dir, CONFIG)
-    starts = []
     if resumes:
         starts = starts_before(run, path)
-    elif previous := set_aside(config.absolute_out_dir):
-        logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
-    else:  # the first file: it tells check_run_folder that a run began here, even if it is killed right after
-        logger.write_console(f"{now()}: a run begins")
+    else:
+        starts = []
+        previous = set_aside(config.absolute_out_dir)
+        if previous is not None:
+            logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
+        else:  # the first file: it tells check_run_folder that a run began here, even if it is killed right after
+            logger.write_console(f"{now()}: a run begins")
     starts.append(start(config, origin, run.dist, run.step))
     record = dataclasses.asdict(config) | {"starts": starts}
     write_json(path, record)
 
     def end(ended, why):
-        own = starts[-1]
-        own["end"] = {"time": now(), "step": run.step, "ended": ended, "why": why}
+        this_start = starts[-1]
+        this_start["end"] = {"time": now(), "step": run.step, "ended": ended, "why": why}
         write_json(path, record)
         run.write_page()
 
@@ -422,7 +448,8 @@ def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
         logger.say("\n".join(plan))
         yield
     finally:
-        if error := sys.exception():
+        error = sys.exception()
+        if error:
             why = described(error)
             trace = "".join(traceback.format_exception(error))
             with contextlib.suppress(Mistake, FileNotFoundError):  # the user sees the first error, none that follows
@@ -436,8 +463,10 @@ def starts_before(run, path):
     settings have changed."""
     config = run.config
     say = run.logger.say
-    where = f"resuming from {shortest(run.checkpoints.last)}, step {run.step} of {config.max_iters}"
-    say(f"{where}; its buffer: {run.holds}" if run.holds else where)
+    message = f"resuming from {shortest(run.checkpoints.last)}, step {run.step} of {config.max_iters}"
+    if run.holds:
+        message += f"; its buffer: {run.holds}"
+    say(message)
     if not os.path.exists(path):
         return []
     from core.settings.other_names import with_settings_of_today
@@ -452,7 +481,7 @@ def starts_before(run, path):
 
 
 def start(config, origin, dist, step):
-    """The record of a start. step: the steps that are done, above 0 when the run is resumed"""
+    """The record of a start. step: the number of steps before it, above 0 in a run that resumes"""
     record = {
         "time": now(),
         "step": step,
@@ -469,8 +498,8 @@ def start(config, origin, dist, step):
     }
     if dist.device.type == "cuda":
         record["gpu"] = torch.cuda.get_device_name(dist.device)
-    text = json.dumps(record)
-    return json.loads(without_home(text))
+    text = without_home(json.dumps(record))
+    return json.loads(text)
 
 
 def now():
@@ -478,7 +507,7 @@ def now():
 
 
 def without_home(text):
-    """A text with ~ for the home folder, which has the user's name; /home/alice is not in /home/al."""
+    """A text with ~ in place of the home folder, whose name is the user's; /home/alice is not in /home/al."""
     home = os.path.expanduser("~")
     if home == "/":
         return text
@@ -491,5 +520,5 @@ def commit():
     if not os.path.exists(repository) or not shutil.which("git"):
         return ""
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude=*"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip()
+    result = subprocess.run(command, capture_output=True, text=True)
+    return result.stdout.strip()

@@ -9,7 +9,7 @@ from core.errors import Mistake, others
 from core.settings.setting import shown
 
 ASCII = "\n" + "".join(map(chr, range(32, 127)))
-PLAIN = {
+REPLACEMENTS = {
     "\u2018": "'",
     "\u2019": "'",
     "\u201c": '"',
@@ -23,7 +23,7 @@ AGAIN = "prepare it again with its prepare.py"
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back: one of this project's, or core/huggingface/tokenizer.py."""
+    """Turns text into token ids and back. Its classes are in this file and in core/huggingface/tokenizer.py."""
 
     vocab_size: int
     mask_token_id: int | None
@@ -44,20 +44,26 @@ def fold_to_ascii(text: str) -> tuple[str, int, int]:
     for i in range(1, len(parts), 2):
         decomposed = unicodedata.normalize("NFKD", parts[i])
         ascii_part = re.sub("[^ -~]", "", decomposed)
-        parts[i] = PLAIN.get(parts[i], ascii_part)
-    dropped = parts[1::2].count("")
-    folded = len(parts) // 2 - dropped
+        parts[i] = REPLACEMENTS.get(parts[i], ascii_part)
+    replaced = parts[1::2]
+    dropped = replaced.count("")
+    folded = len(replaced) - dropped
     return "".join(parts), folded, dropped
 
 
 class OwnTokenizer:
-    """The special tokens of this project's tokenizers: MASK, PAD and CLS have the ids after the base vocabulary, so
-    that a model reads them and never samples them."""
+    """The base of this project's tokenizers. MASK, PAD and CLS have the ids after the base vocabulary: a model reads
+    them and never samples them. A subclass has `words`, the number of ids that stand for text, and `piece`, the UTF-8
+    text of such an id."""
 
     banned_token_ids = start_ids = shown_tokens = ()
     has_chat_template = False
 
-    def number_specials(self, base_vocab_size: int, stop_token_id: int | None, stop_name: str) -> None:
+    def number_specials(
+            self,
+            base_vocab_size: int,
+            stop_token_id: int | None,
+            stop_name: str) -> None:
         self.base_vocab_size = base_vocab_size
         self.mask_token_id = base_vocab_size
         self.pad_token_id = base_vocab_size + 1
@@ -77,12 +83,18 @@ class OwnTokenizer:
             "cls_token_id": self.cls_token_id}
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a whole prompt: no token begins one."""
+        """Ids of a whole prompt: this project's tokenizers put no token before it."""
         return self.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids; every special token is shown as an underscore, the stop token is left out."""
-        return self.text([i for i in ids if i != self.stop_token_id])
+        """Text of the ids without the stop token; every other special token is an underscore."""
+        pieces = []
+        for i in ids:
+            if i < self.words:
+                pieces.append(self.piece(i))
+            elif i != self.stop_token_id:
+                pieces.append(b"_")
+        return b"".join(pieces).decode("utf-8", errors="replace")
 
 
 class CharTokenizer(OwnTokenizer):
@@ -92,16 +104,25 @@ class CharTokenizer(OwnTokenizer):
     text can contain
     """
 
-    def __init__(self, characters: str = ASCII, tags: Sequence[str] = (), stop: bool = False):
+    def __init__(
+            self,
+            characters: str = ASCII,
+            tags: Sequence[str] = (),
+            stop: bool = False):
         self.characters = characters
         self.tags = tuple(tags)
         self.pieces = [*characters, *tags]
         self.ids = {piece: i for i, piece in enumerate(self.pieces)}
-        any_tag = "|".join(map(re.escape, self.tags)) or "(?!)"  # without tags: found nowhere
+        any_tag = "|".join(map(re.escape, self.tags))
+        if not tags:
+            any_tag = "(?!)"  # matches nowhere
         self.at_tags = re.compile(f"({any_tag})")
         self.newline_token_id = self.ids.get("\n", -1)
-        size = len(self.pieces)
-        self.number_specials(size + stop, size if stop else None, "STOP")
+        self.words = len(self.pieces)
+        if stop:
+            self.number_specials(self.words + 1, self.words, "STOP")
+        else:
+            self.number_specials(self.words, None, "STOP")
 
     def encode(self, text: str) -> list[int]:
         """Ids of tags and characters; a character outside the vocabulary is folded to ASCII or left out."""
@@ -110,11 +131,12 @@ class CharTokenizer(OwnTokenizer):
             if part in self.tags:
                 pieces.append(part)
             else:
-                pieces += fold_to_ascii(part)[0]
+                characters, _, _ = fold_to_ascii(part)
+                pieces += characters
         return [self.ids[piece] for piece in pieces if piece in self.ids]
 
-    def text(self, ids: Iterable[int]) -> str:
-        return "".join(self.pieces[i] if i < len(self.pieces) else "_" for i in ids)
+    def piece(self, i: int) -> bytes:
+        return self.pieces[i].encode()
 
     def description(self) -> dict:
         """Plain values from which from_description makes this tokenizer again; equal for equal vocabularies."""
@@ -141,17 +163,20 @@ class BPETokenizer(OwnTokenizer):
         """Ids of the text; the name of a special token in it is read as plain characters."""
         return self.bpe.encode_ordinary(text)
 
-    def text(self, ids: Iterable[int]) -> str:
-        pieces = [self.bpe.decode_single_token_bytes(i) if i < self.words else b"_" for i in ids]
-        return b"".join(pieces).decode("utf-8", errors="replace")
+    def piece(self, i: int) -> bytes:
+        return self.bpe.decode_single_token_bytes(i)
 
     def description(self) -> dict:
         out = {"kind": "bpe", "encoding": self.encoding, "stop_token_id": self.stop_token_id}
         return out | self.special_ids()
 
 
-def named_tokenizer(name: str, tags: Sequence[str] = (), key: str = "tokenizer") -> Tokenizer:
-    """The tokenizer of a name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', folder or hf:owner/name."""
+def named_tokenizer(
+        name: str,
+        tags: Sequence[str] = (),
+        key: str = "tokenizer") -> Tokenizer:
+    """The tokenizer of a name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', a folder or hf:owner/name.
+    key: the setting that names it, for errors"""
     if name == "char":
         return CharTokenizer(tags=tags, stop=True)
     if name in BPE_ENCODINGS:
@@ -164,7 +189,7 @@ def from_description(description: dict, where: str) -> Tokenizer:
     """The tokenizer that wrote `description`. where: names its file, for the error"""
     kind = description.get("kind")
     with others(f"{where}: its tokenizer of kind={shown(kind)} cannot be read", AGAIN):
-        # What is no text becomes one here; the vocabulary then differs from the described one, which is refused below
+        # str makes a text of any value. The vocabulary then differs from the described one, which is refused below
         if kind == "char":
             tags = [str(tag) for tag in description.get("tags", ())]
             stop = description.get("stop_token_id") is not None
@@ -178,25 +203,31 @@ def from_description(description: dict, where: str) -> Tokenizer:
 
 
 def same_vocabulary(description: dict, tokenizer: Tokenizer) -> bool:
-    """True if a description is that of the tokenizer."""
+    """True if a description is that of the tokenizer, or of one with the same words in another folder."""
     own = tokenizer.description()
-    if description.get("kind") == own["kind"] == "huggingface":  # the same words, wherever its folder is
+    if description.get("kind") == own["kind"] == "huggingface":
         return description.get("vocabulary") == own["vocabulary"]
     return description == own
 
 
 def character_ends(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """The number of characters of the text up to and with each token."""
-    if len(tokenizer.decode(ids)) == len(ids):  # each token is a character
-        return list(range(1, len(ids) + 1))
-    return [len(tokenizer.decode(ids[: i + 1])) for i in range(len(ids))]
+    """The number of characters in the text of the tokens up to each one, this one included."""
+    ends = []
+    for end in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:end])
+        ends.append(len(text))
+    return ends
 
 
-def masked_spans(tokenizer: Tokenizer, ids: list[int], masked: list[bool]) -> list[list[int]]:
+def masked_spans(
+        tokenizer: Tokenizer,
+        ids: list[int],
+        masked: list[bool]) -> list[list[int]]:
     """[[first, end]] of the characters of each masked token in the text of ids."""
     spans = []
     first = 0
-    for end, is_masked in zip(character_ends(tokenizer, ids), masked, strict=False):
+    ends = character_ends(tokenizer, ids)
+    for end, is_masked in zip(ends, masked, strict=True):
         end = max(first, end)  # a token that completes a character can make the text shorter
         if is_masked:
             spans.append([first, end])

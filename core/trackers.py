@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-from contextlib import contextmanager
 
 from core.errors import Mistake, described, others
 
@@ -12,14 +11,20 @@ class Wandb:
 
     def __init__(self, config, settings):
         import wandb
-        # By default wandb sends the console, the command line and the git diff, which may show prompts. A run that is
-        # killed loses a second of metrics, because they are written each second. The end of a run waits at most five
-        # minutes for the upload.
-        silent = wandb.Settings(console="off", x_disable_meta=True, disable_git=True,
-                                x_transaction_log_flush_interval=1.0, finish_timeout=300.0)
+        # By default wandb sends the console, the command line and the git diff, which may show prompts. Metrics are
+        # written each second, so that a run that is killed loses no more. Its end waits five minutes for the upload
+        of_wandb = wandb.Settings(
+            console="off",
+            x_disable_meta=True,
+            disable_git=True,
+            x_transaction_log_flush_interval=1.0,
+            finish_timeout=300.0)
         self.run = wandb.init(
-            project=config.wandb_project, name=config.wandb_run_name, dir=config.absolute_out_dir,
-            config=settings, settings=silent)
+            project=config.wandb_project,
+            name=config.wandb_run_name,
+            dir=config.absolute_out_dir,
+            config=settings,
+            settings=of_wandb)
 
     def log(self, step, metrics):
         self.run.log(metrics, step=step)
@@ -34,8 +39,11 @@ class Trackio(Wandb):
     def __init__(self, config, settings):
         import trackio
         self.run = trackio.init(
-            project=config.wandb_project, name=config.wandb_run_name, config=settings,
-            embed=False, resume="never")
+            project=config.wandb_project,
+            name=config.wandb_run_name,
+            config=settings,
+            embed=False,
+            resume="never")
 
 
 class TensorBoard:
@@ -58,7 +66,7 @@ TRACKERS = {"wandb": Wandb, "tensorboard": TensorBoard, "trackio": Trackio}  # b
 
 
 def check_trackers(config):
-    """Raises Mistake for a tracker with another name, or one that is not installed. Imports no tracker."""
+    """Raises Mistake for an unknown tracker, or one that is not installed. Imports no tracker."""
     for name in config.trackers:
         if name not in TRACKERS:
             raise Mistake(f"report_to: there is no tracker {name!r}; choose among {', '.join(TRACKERS)}")
@@ -77,7 +85,9 @@ class Trackers:
     def start(self):
         """Starts the trackers; a resumed run is a new one for them. Raises Mistake if one does not start."""
         settings = dataclasses.asdict(self.config)
-        del settings["system_prompt"], settings["prompt_format"]  # texts of the user's are not sent
+        # Texts of the user's are not sent
+        del settings["system_prompt"]
+        del settings["prompt_format"]
         for name in self.config.trackers:
             tracker = TRACKERS[name]
             with others(f"{name} did not start", "leave it out of report_to", ours_too=True):
@@ -85,20 +95,16 @@ class Trackers:
 
     def log(self, step, metrics):
         """metrics: {name: number}"""
-        for name, tracker in list(self.running.items()):
-            with self._dropped_if_it_fails(name):
-                tracker.log(step, metrics)
+        self._call_each(lambda tracker: tracker.log(step, metrics))
 
     def finish(self):
-        for name, tracker in list(self.running.items()):
-            with self._dropped_if_it_fails(name):
-                tracker.finish()
+        self._call_each(lambda tracker: tracker.finish())
 
-    @contextmanager
-    def _dropped_if_it_fails(self, name):
-        """The block for a call of a tracker."""
-        try:
-            yield
-        except Exception as error:  # of its own kinds, or of its connection; none of them may end a run
-            del self.running[name]
-            self.say(f"{name} failed ({described(error)}); the run continues without it")
+    def _call_each(self, call):
+        """Calls `call` with each tracker, and drops one that fails."""
+        for name, tracker in list(self.running.items()):
+            try:
+                call(tracker)
+            except Exception as error:  # an error of any kind in code of others, which must not end the run
+                del self.running[name]
+                self.say(f"{name} failed ({described(error)}); the run continues without it")

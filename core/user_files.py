@@ -1,5 +1,5 @@
-"""A Python file of the user's as a module of its own. The files and packages beside it, its neighbours, are found by
-imports in the file and in its neighbours, and by no others.
+"""Imports a Python file of the user's as a module of its own. Only imports in this file, and in the files and packages
+beside it, its neighbours, find the neighbours.
 
 The file /me/mine.py is the package core.user_files.%2Fme%2Fmine%2Epy, and helper.py beside it is the module `helper` of
 that package. A process that unpickles a function of the user's by its name therefore imports this file first, which
@@ -52,17 +52,24 @@ def file_of(root: str) -> str:
 
 
 class Finder:
-    """Finds users' files, as packages of all that is beside them, and their neighbours."""
+    """Finds the user's files, each as a package of everything beside it, and their neighbours."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+            name: str,
+            path: Sequence[str] | None,
+            target: ModuleType | None = None) -> ModuleSpec | None:
         if not name.startswith(USER_FILES):
             return None
         depth = name.removeprefix(USER_FILES).count(".")
         if depth == 0:
             file = file_of(name)
+            folder = os.path.dirname(file)
             return importlib.util.spec_from_file_location(
-                name, file, loader=Loader(name, file), submodule_search_locations=[os.path.dirname(file)])
+                name,
+                file,
+                loader=Loader(name, file),
+                submodule_search_locations=[folder])
         spec = PathFinder.find_spec(name, path)
         if spec is None:
             return None
@@ -72,8 +79,8 @@ class Finder:
             # Python joins all folders of a name that have no __init__.py. The user's may be called data, as ours is
             usual = PathFinder.find_spec(name, sys.path)
             if usual is not None and usual.origin is None:
-                spec.submodule_search_locations = [
-                    *spec.submodule_search_locations, *usual.submodule_search_locations]
+                users = spec.submodule_search_locations
+                spec.submodule_search_locations = [*users, *usual.submodule_search_locations]
         return spec
 
 
@@ -98,15 +105,22 @@ class Loader(SourceFileLoader):
         """Writes no __pycache__ into the user's folder."""
 
 
-def import_for(root: str, name: str, globals: dict | None = None, locals: dict | None = None,
-               fromlist: Sequence[str] | None = (), level: int = 0) -> ModuleType:
+def import_for(
+        root: str,
+        name: str,
+        globals: dict | None = None,
+        locals: dict | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0) -> ModuleType:
     """Replaces __import__ in the user's file `root` and in its neighbours."""
     top, dot, rest = name.partition(".")
     own = neighbour(root, top) if level == 0 else None
     if own is None:
         return __import__(name, globals, locals, fromlist, level)
     module = __import__(own + dot + rest, fromlist=fromlist)
-    return module if fromlist else sys.modules[own]
+    if fromlist:
+        return module
+    return sys.modules[own]  # `import a.b` gives a
 
 
 def neighbour(root: str, top: str) -> str | None:
@@ -126,7 +140,7 @@ def neighbour(root: str, top: str) -> str | None:
         usual = None
     if usual is None:
         return name
-    if found.origin is None:  # a folder without __init__.py, perhaps of data: no package gives way to it
+    if found.origin is None:  # a folder without __init__.py, perhaps of data, hides no package
         return name if usual.origin is None else None
     path = os.path.realpath(usual.origin or "")
     if os.path.realpath(found.origin) == path:  # sys.path has the folder, too: one copy is enough

@@ -24,7 +24,7 @@ import sys
 import numpy as np
 import torch
 
-from core.data import OF_CONSUMER
+from core.data import NOT_FOR_REWARDS
 from core.device import keep_torch_defaults
 from core.errors import Mistake, definition, one_line, others, time_limit
 from core.prompts import PromptFormat, prefill
@@ -205,7 +205,7 @@ class Episode:
 
     def reset(self, record):
         """Hands the environment a copy of the record."""
-        fields = {key: copy.deepcopy(value) for key, value in record.items() if key not in OF_CONSUMER}
+        fields = {key: copy.deepcopy(value) for key, value in record.items() if key not in NOT_FOR_REWARDS}
         with Attempt(self), keep_torch_defaults(), self.deadline():
             result = self.instance.reset(fields)
             if result is not None:

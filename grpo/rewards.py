@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from core.data import OF_CONSUMER
+from core.data import NOT_FOR_REWARDS
 from core.errors import Mistake, UsageError, is_own_function, run_script
 from core.settings.setting import Settings, shown
 from grpo.reward_functions.registry import (
@@ -114,7 +114,7 @@ class Rewards:
 
     def check(self, records: list) -> None:
         """Raises Mistake with file and line of a record that a reward cannot score."""
-        self.fields = set().union(*records) - OF_CONSUMER
+        self.fields = set().union(*records) - NOT_FOR_REWARDS
         for name in self.names:
             check_records(name, records)
 

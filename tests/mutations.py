@@ -115,8 +115,8 @@ FAULTS = [
     ("decoded tokens behind an answer come in another order", "core/performance/decode.py",
      "tokens = ring[slot:] + ring[:slot]", "tokens = ring", "tests/exactness/test_decode.py"),
     # the order of the data
-    ("all ranks read the same problems", "core/data.py", "first = (micro * self.world + self.rank) * self.batch_size",
-     "first = micro * self.world * self.batch_size", "tests/data/test_text_windows.py tests/runs/test_ranks.py"),
+    ("all ranks read the same problems", "core/data.py", "first = (micro * data.world + data.rank) * data.batch_size",
+     "first = micro * data.world * data.batch_size", "tests/data/test_text_windows.py tests/runs/test_ranks.py"),
     ("every step draws the same windows", "core/data.py", "SPLITS.index(split), step, *number])",
      "SPLITS.index(split), 0, *number])", "tests/data/test_text_windows.py"),
     ("preparing data loads torch", "core/data.py", "if TYPE_CHECKING:", "if True:", "tests/data/test_prepare.py"),

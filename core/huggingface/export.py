@@ -11,7 +11,7 @@ import torch
 from core.errors import Mistake
 from core.model import LANGUAGE_MODEL
 from core.settings.optional import require
-from core.tokenizer import PLAIN, CharTokenizer
+from core.tokenizer import REPLACEMENTS, CharTokenizer
 
 STOP_NAME = "<|endoftext|>"  # the stop token of a CharTokenizer has no text of its own
 SHARPNESS = 4096.0  # s of the gated network: a power of two, so that no weight is rounded
@@ -99,7 +99,7 @@ def as_fast_tokenizer(tokenizer, longest):
         end = STOP_NAME
         ids[end] = tokenizer.stop_token_id
     fast = t.Tokenizer(t.models.BPE(ids, []))
-    steps = [Replace(character, text) for character, text in PLAIN.items()]
+    steps = [Replace(character, text) for character, text in REPLACEMENTS.items()]
     unknown = t.Regex(f"[^{re.escape(tokenizer.characters)}]")
     steps += [NFKD(), Replace(unknown, "")]
     fast.normalizer = Sequence(steps)

@@ -13,7 +13,7 @@ import shutil
 from typing import NamedTuple
 
 from core.errors import Mistake
-from core.files import HUB, put, read_object, writing
+from core.files import HUB, put_in_place, read_object, writing
 from core.settings.optional import local_name, opening, quiet_transformers
 from core.settings.setting import shown
 
@@ -202,7 +202,7 @@ def writing_folder(path):
             os.makedirs(new)
             yield new
             for file in pathlib.Path(new).glob("*.*"):
-                put(file, file)  # from memory to the disk
+                put_in_place(file, file)  # from memory to the disk
             if not os.path.exists(path):
                 os.rename(new, path)
                 return

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from core import data
-from core.data import FIELDS, OF_CONSUMER
+from core.data import FIELDS, NOT_FOR_REWARDS
 from core.device import keep_torch_defaults
 from core.errors import USER_FILES, Mistake, calling, definition, is_own_function, one_line, others
 from core.settings.setting import shown
@@ -207,13 +207,13 @@ def check_records(name, records):
             remedy = "add it, correct the parameter's name, or give it a default"
             if any(each.startswith("solution_str") for each in function.fields):
                 remedy = "a reward function of verl needs the adapter of docs/coming_from.md"
-            fields = one_line(", ".join(sorted(record.keys() - OF_CONSUMER)))
+            fields = one_line(", ".join(sorted(record.keys() - NOT_FOR_REWARDS)))
             raise Mistake(f"{record['where']}: reward {name} needs the field '{key}' in every record, and this one "
                           f"has {fields}; {remedy}")
     if function.check is None:
         return
     for record in records:
-        fields = {key: x for key, x in record.items() if key not in OF_CONSUMER}
+        fields = {key: x for key, x in record.items() if key not in NOT_FOR_REWARDS}
         try:
             with calling(function.check, f"reward {name} cannot score this record"):
                 function.check(**fields)

@@ -10,7 +10,7 @@ from core.config import PROMPT_TEMPLATES
 from core.errors import Mistake
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.models import save_model
-from core.prompts import OF_MODEL, TEMPLATES, PromptConsumer, PromptFormat
+from core.prompts import MODEL_TEMPLATES, TEMPLATES, PromptConsumer, PromptFormat
 from core.records import split_of, write_prompts
 from grpo.build import build_data, with_template
 from grpo.grpo_config import GRPOConfig
@@ -241,7 +241,7 @@ def test_a_system_message_behind_the_first_turn_has_no_rules(generators):
 
 
 def test_the_setting_has_the_names_of_all_templates():
-    assert PROMPT_TEMPLATES == (*TEMPLATES, *OF_MODEL)
+    assert PROMPT_TEMPLATES == (*TEMPLATES, *MODEL_TEMPLATES)
 
 
 def turns(*contents):
