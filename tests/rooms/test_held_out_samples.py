@@ -21,7 +21,7 @@ class Shares(Evaluation):
         super().__init__(None, None, [], c)
         self.batches = [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
-    def judged(self, texts):
+    def judge_scores(self, texts):
         return {"judge": torch.tensor([float(text) for text in texts.completions])}
 
     def sums(self, policy, step, batch, rollouts, values, config):
