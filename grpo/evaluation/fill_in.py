@@ -51,11 +51,8 @@ class FillInEvaluation(Evaluation):
         judges: {"judge", "gold_judge": a Judge or None}
         rewards: a Rewards or None; config: the run's
         """
-        names = []
-        if rewards is not None:
-            names = [name for name in rewards.names if name != "judge"]
         config = config.for_evaluation(data.seed + NOISE_SEED)
-        super().__init__(reference, rewards, names, config)
+        super().__init__(reference, rewards, config)
         self.data = data
         self.judges = judges
         self.credit = None  # (N, M) rewards of the sampled tokens of the last batch, with a credit_window
@@ -75,8 +72,8 @@ class FillInEvaluation(Evaluation):
 
     def judge_scores(self, texts):
         """The scores of the judges. The one named "judge" may be a reward of the run."""
-        scores = {}
         window = self.config.credit_window
+        scores = {}
         for name, judge in self.judges.items():
             if judge is None:
                 continue
@@ -124,7 +121,9 @@ class FillInEvaluation(Evaluation):
                     words += 1
                     valid += is_framed and found.lower() in self.words
                     recovered += text == before + word + after
-        return {"word_validity": (valid, words), "words_recovered": (recovered, words)}
+        return {
+            "word_validity": (valid, words),
+            "words_recovered": (recovered, words)}
 
     def marks(self, batch, rollouts, n):
         """[[first, end]] of the characters of each masked token and, with a credit_window, its reward."""

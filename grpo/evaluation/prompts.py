@@ -21,7 +21,7 @@ class PromptEvaluation(Evaluation):
     def __init__(self, data, reference, rewards, config):
         """data: a PromptConsumer; config: the run's"""
         config = config.for_evaluation(NOISE_SEED)
-        super().__init__(reference, rewards, rewards.names, config)
+        super().__init__(reference, rewards, config)
         self.data = data
         self.records = data.records["val"][: config.eval_problems]
 

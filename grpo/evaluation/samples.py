@@ -30,11 +30,10 @@ class Evaluation:
             values: {name of a reward: (N,)}
     """
 
-    def __init__(self, reference, rewards, names, config):
-        """rewards: a Rewards or None; names: the rewards to compute; config: for evaluation"""
+    def __init__(self, reference, rewards, config):
+        """rewards: a Rewards or None; config: for evaluation"""
         self.reference = reference
         self.rewards = rewards
-        self.names = names
         self.config = config
 
     @torch.no_grad()
@@ -50,11 +49,14 @@ class Evaluation:
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, settings)
             texts = rollouts.texts
+            judged = self.judge_scores(texts)
+            names = []
+            if self.rewards is not None:
+                names = [name for name in self.rewards.names if name not in judged]
             values = {}
             logged = {}
-            if self.names:
-                values, logged = self.rewards.score(texts, rollouts.group_size, self.names)
-            judged = self.judge_scores(texts)
+            if names:
+                values, logged = self.rewards.score(texts, rollouts.group_size, names)
             measured = {}
             for name, scores in judged.items():
                 measured[name] = scores.sum(), len(scores)
@@ -78,7 +80,7 @@ class Evaluation:
         return means, samples
 
     def judge_scores(self, texts):
-        """{name of a judge: its scores (N,)}"""
+        """{name of a judge: its scores (N,)}. A judge that is a reward of the run, too, is asked only once."""
         return {}
 
     def rewards_of_run(self, values, rollouts):

@@ -53,7 +53,11 @@ def write_report(folder, evaluated=None):
     name = os.path.basename(shown_folder)
     template = Path(__file__).with_name("report.html").read_text()
     style = Path(__file__).with_name("report.css").read_text()
-    page = template.format(style=style, name=text(name), status=text(status), body=body)
+    page = template.format(
+        style=style,
+        name=text(name),
+        status=text(status),
+        body=body)
     path = os.path.join(folder, REPORT)
     with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
         f.write(page)
@@ -113,7 +117,11 @@ def status_of(end, step):
 
 def curves(records):
     """{part of the page: a chart for each of its metrics}"""
-    parts = {"Held out": "", "Rewards": "", "Training": "", "Seconds of a step by phase": ""}
+    parts = {
+        "Held out": "",
+        "Rewards": "",
+        "Training": "",
+        "Seconds of a step by phase": ""}
     metrics = dict.fromkeys(itertools.chain(*records))  # each name once, in the order of the first values
     del metrics["step"]
     last = records[-1]["step"]

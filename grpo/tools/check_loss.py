@@ -139,7 +139,12 @@ def loss_on(step, function):
     adds_up = bool(given)  # a function that divides by a total of the step returns a part of its loss
     if "max_tokens" in parameters:
         given["max_tokens"] = step.max_tokens
-    inputs = step.logp, step.old_logp, step.ref_logp, step.A[:, 0], step.mask
+    inputs = (
+        step.logp,
+        step.old_logp,
+        step.ref_logp,
+        step.A[:, 0],
+        step.mask)
     loss = 0.0
     for rows in step.parts:
         inputs_of_part = [x[rows] for x in inputs]
@@ -403,7 +408,11 @@ def weighted_gradients(terms, factors, logp):
     found = []
     for term in terms:
         gradient, = torch.autograd.grad(
-            term.expand_as(logp), logp, factors, retain_graph=True, is_grads_batched=True)  # (W, N, M)
+            term.expand_as(logp),
+            logp,
+            factors,
+            retain_graph=True,  # for the other terms
+            is_grads_batched=True)                                                       # (W, N, M)
         found.append(gradient.flatten(1))
     return torch.stack(found, 1)
 
@@ -412,15 +421,13 @@ def weighted_gradients(terms, factors, logp):
 def known_gradients(c):
     """The KnownGradients of the objectives that the settings allow."""
     steps = [load_step(name) for name in SETS]
-    factors = []
     for step in steps:
-        weights, of_step = weights_of(step)
-        factors.append(of_step)
-    factors = join(factors).transpose(0, 1)                                              # (W, N, M)
+        weights, step.factors = weights_of(step)
     # The completions of all steps as those of one, so that a term is differentiated once. The shorter ones get padding
     # that the user's function does not see; `inside` is 0 there
     joined = join([vars(step) for step in steps])
     step = SimpleNamespace(**joined)
+    factors = step.factors.transpose(0, 1)                                               # (W, N, M)
 
     objectives = chosen_objectives(c)
     variants = {}  # {family: row}
@@ -447,7 +454,14 @@ def known_gradients(c):
         penalties.append(kl)
     gradients = weighted_gradients(losses, factors, step.logp)
     kl_gradients = weighted_gradients(penalties, factors, step.logp)
-    return KnownGradients(steps, objectives, weights, terms, gradients, kls, kl_gradients)
+    return KnownGradients(
+        steps=steps,
+        objectives=objectives,
+        weights=weights,
+        terms=terms,
+        gradients=gradients,
+        kls=kls,
+        kl_gradients=kl_gradients)
 
 
 # Explanations of a gradient
@@ -477,19 +491,6 @@ def fits(g, P, K):
         error = g - x * P[i] - y * K[j]
         if error.norm() <= TOLERANCE * g.norm():
             yield i, j, x, y
-
-
-def pairs(g, known):
-    """Yields (term, its weight, KL, its weight, a, b) where a times the term and b times the KL have the gradient g.
-
-    Both have the same weight, or each has one of the correct mask.
-    """
-    numbered = list(enumerate(known.weights))
-    for (w, weight), (v, kl_weight) in itertools.product(numbered, numbered):
-        both_correct = weight.mask_is_correct and kl_weight.mask_is_correct
-        if v == w or both_correct:
-            for i, j, a, b in fits(g, known.gradients[w], known.kl_gradients[v]):
-                yield known.terms[i], weight, known.kls[j], kl_weight, a, b
 
 
 def objectives_of(term, average, known):
@@ -533,6 +534,19 @@ def faults_of_scales(kl, a, b, beta):
     return faults
 
 
+def pairs(g, known):
+    """Yields (term, its weight, KL, its weight, a, b) where a times the term and b times the KL have the gradient g.
+
+    Both have the same weight, or each has one of the correct mask.
+    """
+    numbered = list(enumerate(known.weights))
+    for (w, weight), (v, kl_weight) in itertools.product(numbered, numbered):
+        both_correct = weight.mask_is_correct and kl_weight.mask_is_correct
+        if v == w or both_correct:
+            for i, j, a, b in fits(g, known.gradients[w], known.kl_gradients[v]):
+                yield known.terms[i], weight, known.kls[j], kl_weight, a, b
+
+
 def explanations(g, known, c):
     """Yields the Verdicts that explain the gradient g (T,)."""
     for term, weight, kl, kl_weight, a, b in pairs(g, known):
@@ -559,10 +573,15 @@ def explanations(g, known, c):
             if kl_weight.average != average:
                 faults.add(f"the average of the KL is {kl_weight.average!r}")
         is_odd_scale = round(a, 4) not in (1, *SCALES)
-        rank = len(faults), is_odd_scale, bool(kl.faults)
         if average is None:
             average = OBJECTIVES[names[0]].average
-        yield Verdict(rank, names, term, average, kl.estimator, sorted(faults))
+        yield Verdict(
+            rank=(len(faults), is_odd_scale, bool(kl.faults)),
+            names=names,
+            term=term,
+            average=average,
+            kl=kl.estimator,
+            faults=sorted(faults))
 
 
 def nearest(g, known, faults):
@@ -573,9 +592,16 @@ def nearest(g, known, faults):
         for term, gradient in zip(known.terms, gradients, strict=True):
             names, wrong = objectives_of(term, average, known)
             if not wrong and not term.faults:
-                distance = (g - gradient).norm() / (g.norm() + gradient.norm())
-                rank = (distance.item(),)
-                verdicts.append(Verdict(rank, names, term, average, "unknown", faults))
+                difference = (g - gradient).norm()
+                distance = difference / (g.norm() + gradient.norm())
+                verdict = Verdict(
+                    rank=(distance.item(),),
+                    names=names,
+                    term=term,
+                    average=average,
+                    kl="unknown",
+                    faults=faults)
+                verdicts.append(verdict)
     return min(verdicts, key=BY_RANK)
 
 
@@ -588,7 +614,9 @@ def verdict_on(gradient, known, c):
     """The best Verdict on a gradient (T,). Numbers that are not finite are left out, and reported."""
     finite = gradient.isfinite()
     g = gradient[finite]
-    known = known._replace(gradients=known.gradients[..., finite], kl_gradients=known.kl_gradients[..., finite])
+    known = known._replace(
+        gradients=known.gradients[..., finite],
+        kl_gradients=known.kl_gradients[..., finite])
     lost = []
     if not finite.all():
         lost = ["not finite"]

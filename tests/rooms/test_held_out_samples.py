@@ -18,7 +18,7 @@ class Shares(Evaluation):
     """Batches of these numbers of problems; a judge gives the number that a completion is."""
 
     def __init__(self, sizes, c):
-        super().__init__(None, None, [], c)
+        super().__init__(None, None, c)
         self.batches = [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
     def judge_scores(self, texts):
