@@ -137,7 +137,9 @@ class Evaluation:
         for n in order.tolist():
             completion = {"text": texts.completions[n], "reward": rounded(total[n])}
             if has_terms:
-                completion["rewards"] = {name: rounded(x[n]) for name, x in values.items()}
+                completion["rewards"] = {}
+                for name, x in values.items():
+                    completion["rewards"][name] = rounded(x[n])
             if has_verdict:
                 correct = self.rewards.correct(values)
                 if not correct[n].isnan():
@@ -171,7 +173,10 @@ def rounded(reward):
 
 def in_numbers(sums):
     """{metric: (sum, count)} in Python's numbers, so that their quotient is rounded to float64."""
-    return {name: (float(total), float(count)) for name, (total, count) in sums.items()}
+    numbers = {}
+    for name, (total, count) in sums.items():
+        numbers[name] = float(total), float(count)
+    return numbers
 
 
 def sum_and_count(x):
@@ -192,7 +197,8 @@ def format_samples(records, color, completions):
         problem = shortened(record["problem"], (), color)
         lines.append(f"  {'problem':<15} | {problem}")
         group = record["group"]
-        for title, completion in (("best", group[0]), ("worst", group[-1])):
+        ends = ("best", group[0]), ("worst", group[-1])
+        for title, completion in ends:
             spans = completion.get("filled", ())
             text = shortened(completion["text"], spans, color)
             reward = format_reward(completion["reward"])
@@ -253,7 +259,8 @@ def compared(before, after):
         if is_finite(first) and is_finite(last):
             change = f"{round(last - first, 4) + 0.0:+.4f}"  # no -0.0
         metric = name.removeprefix("eval/")
-        rows.append((metric, format_number(first), format_number(last), change))
+        row = metric, format_number(first), format_number(last), change
+        rows.append(row)
     return rows
 
 

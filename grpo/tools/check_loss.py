@@ -174,8 +174,9 @@ def masks(mask):
 
 
 def divisor(mask, average, L):
-    """Divides the terms of tokens so that their sum over the step is an average. Returns (N, 1) or (); L: max_tokens
+    """The divisor of the terms of tokens, (N, 1) or (), with which their sum over the step is this average.
 
+    mask: (N, M) of the tokens that are counted; L: max_tokens
     grpo/losses.py has the same, but its token_weights has no divisor where the mask is 0, and a loss with a mistake may
     count tokens there.
     """
@@ -192,7 +193,7 @@ def divisor(mask, average, L):
 
 
 def divisors(mask, step):
-    """Yields an average, its faults and the divisor of tokens, (N, 1), () or a number."""
+    """Yields an average, its faults and the divisor of the terms of tokens: (N, 1), () or a number."""
     micro_batches = len(step.parts)
     rows, columns = mask.shape
     N = mask.any(1).sum()
@@ -537,7 +538,7 @@ def faults_of_scales(kl, a, b, beta):
 def pairs(g, known):
     """Yields (term, its weight, KL, its weight, a, b) where a times the term and b times the KL have the gradient g.
 
-    Both have the same weight, or each has one of the correct mask.
+    Both have the same weight, or each has a weight with the correct mask: a loss may average its KL in another way.
     """
     numbered = list(enumerate(known.weights))
     for (w, weight), (v, kl_weight) in itertools.product(numbered, numbered):
