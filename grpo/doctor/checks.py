@@ -15,7 +15,7 @@ import torch
 
 from core.errors import Mistake, is_own_function, one_line
 from core.generation import Stop
-from core.prompts import PromptConsumer, as_columns, as_messages, plain, prefill
+from core.prompts import as_columns, as_messages, plain, prefill
 from core.records import answer_texts
 from core.tokenizer import fold_to_ascii
 from grpo.environments import Episode
@@ -23,9 +23,9 @@ from grpo.grpo_training_step import grpo_training_step
 from grpo.rewards import REWARDS
 from grpo.sampling_settings import SamplingSettings
 
-MOST = 16    # problems of the step
-RECORDS = 8  # training records that each verifier is tried on
-# Texts before and after an answer in the forms in which a reward may expect it
+MOST_PROBLEMS = 16  # of the step
+MOST_RECORDS = 8    # training records on which a verifier is tried
+# Forms of an answer that a reward may expect: the texts before and after it
 FORMS = (
     ("", ""),
     ("...<end_working_out><SOLUTION>", "</SOLUTION>"),
@@ -33,7 +33,8 @@ FORMS = (
     ("\\boxed{", "}"),
     ("```python\n", "\n```"),
     ("#### ", ""))
-# Wrong answers: X is the answer of a record, Y that of another one. A verifier must not accept all of a row
+# Wrong answers to a record with the answer X; Y is the answer of another record. A kind is accepted if all texts of its
+# row are
 WRONG = {
     "Y": ("{Y}",),
     "both 'X or Y' and 'Y or X'": ("{X} or {Y}", "{Y} or {X}"),
@@ -53,11 +54,14 @@ class DoctorStep:
 
 
 def examine(config, models, rewards, data, dist):
-    """The DoctorStep of the first optimizer step of a run, on at most MOST problems. Changes no weight and no file."""
+    """The DoctorStep of the first optimizer step of a run, on at most MOST_PROBLEMS problems.
+
+    Changes no weight and no file.
+    """
     if dist.world > 1:
         raise Mistake(f"doctor=True examines a step in one process, not in {dist.world}: start it without torchrun")
     c = config.varied(
-        batch_size=min(MOST, config.batch_size),
+        batch_size=min(MOST_PROBLEMS, config.batch_size),
         gradient_accumulation_steps=1,
         ppo_epochs=1,
         minibatches=1,
@@ -82,12 +86,15 @@ def examine(config, models, rewards, data, dist):
 def gradient_norms(model):
     """{layer, or module outside the layers: norm of its gradient}. With an adapter only its own weights count."""
     squares = Counter()
-    has_adapter = any("lora_" in name for name, _ in model.named_parameters())
-    for name, p in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    has_adapter = any("lora_" in name for name in parameters)
+    for name, p in parameters.items():
         if has_adapter and not p.requires_grad:
             continue
+        part, _, _ = name.rpartition(".")
         layer = re.match(r".*?\.\d+(?=\.)", name)  # up to the first number
-        part = layer[0] if layer else name.rpartition(".")[0]
+        if layer:
+            part = layer[0]
         square = 0.0
         if p.grad is not None:
             square = float(p.grad.float().square().sum())
@@ -97,7 +104,7 @@ def gradient_norms(model):
 
 def lost_characters(x):
     """The tokenizer can write the prompts."""
-    if not isinstance(x.data, PromptConsumer):
+    if not x.data.has_prompts:
         return None
     tokenizer = x.data.tokenizer
     records = x.data.records["train"][:100]
@@ -113,7 +120,7 @@ def lost_characters(x):
 
 
 def characters(text):
-    """Counts the characters of a text without spaces, accents and case, which tokenizers may drop."""
+    """Counter of the characters of a text without spaces, accents and case, which tokenizers may drop."""
     counts = Counter()
     for character in text.lower():
         if not character.isspace():
@@ -124,7 +131,7 @@ def characters(text):
 
 def ends_of_completions(x):
     """Neither max_new_tokens nor a stop sequence cuts the records' own completions."""
-    if not isinstance(x.data, PromptConsumer):
+    if not x.data.has_prompts:
         return None
     own = []
     for record in x.data.records["train"][:1000]:
@@ -132,19 +139,25 @@ def ends_of_completions(x):
             own.append(str(record["completion"]))
     if not own:
         return None
-    if x.config.environment is None:  # in an environment stop sequences end turns
-        for stop in x.config.stop_sequences:
-            cut = [text for text in own if text.partition(stop)[2].strip()]
-            if cut:
-                return (f"The text {stop!r} is inside {len(cut) / len(own):.0%} of the records' completions -> leave "
-                        f"{stop!r} out of stop_sequences: it ends a correct completion too early")
-    most = x.config.max_new_tokens
-    lengths = sorted(len(x.data.tokenizer.encode(text)) for text in own)
-    enough = lengths[int(0.95 * len(lengths))] + 1  # with the stop token
-    if enough <= most:
+    stops = x.config.stop_sequences
+    if x.config.environment is not None:
+        stops = ()  # they end turns, of which a completion may have several
+    for stop in stops:
+        cut = 0
+        for text in own:
+            _, _, after = text.partition(stop)
+            cut += after.strip() != ""
+        if cut:
+            return (f"The text {stop!r} is inside {cut / len(own):.0%} of the records' completions -> leave {stop!r} "
+                    "out of stop_sequences: it ends a correct completion too early")
+    lengths = [len(x.data.tokenizer.encode(text)) for text in own]
+    lengths.sort()
+    needed = lengths[int(0.95 * len(lengths))] + 1  # with the stop token
+    limit = x.config.max_new_tokens
+    if needed <= limit:
         return ""
-    return (f"More than 5% of the records' completions are longer than max_new_tokens={most} -> set "
-            f"max_new_tokens={enough}, which is enough for 95% of them")
+    return (f"More than 5% of the records' completions are longer than max_new_tokens={limit} -> set "
+            f"max_new_tokens={needed}, which is enough for 95% of them")
 
 
 def gradient(x):
@@ -161,8 +174,8 @@ def gradient(x):
 
 
 def judge_on_true_texts(x):
-    """The judge prefers true texts to those that the generator filled in."""
-    if isinstance(x.data, PromptConsumer) or x.models.judge is None:
+    """The judge gives true texts higher scores than texts that the generator filled in."""
+    if x.data.has_prompts or x.models.judge is None:
         return None
     target = torch.from_numpy(x.problems["target"])
     texts = SimpleNamespace(tokens=list(target))
@@ -175,33 +188,34 @@ def judge_on_true_texts(x):
 
 
 def equal_starts(x):
-    """Two environments of a problem that get the same texts give the same answers."""
+    """Environments of the same problem answer the same texts alike."""
     if x.config.environment is None:
         return None
     records = x.problems["record"]
     texts = x.rollouts.texts.completions[: x.config.max_turns]
-    unlike = 0
+    different = 0
     for seed, record in enumerate(records):
-        answers = answers_to(x.config, seed, record, texts)
-        unlike += answers != answers_to(x.config, seed, record, texts)
-    if not unlike:
+        first = answers_to(x.config, seed, record, texts)
+        second = answers_to(x.config, seed, record, texts)
+        different += first != second
+    if not different:
         return ""
-    return (f"In {unlike} of {len(records)} problems two environments got the same texts and gave other answers or "
+    return (f"In {different} of {len(records)} problems two environments got the same texts and gave other answers or "
             "rewards: the completions of a group do not start in one state -> draw what is random from "
             "random.Random(seed), with the seed that __init__ gets, and let an episode change nothing outside of its "
             "own environment")
 
 
 def answers_to(config, seed, record, texts):
-    """The answers of a new environment to these texts, each with the reward so far."""
+    """The answers of a new environment to these texts, and the reward after each."""
     episode = Episode(config)
     episode.begin(seed, record)
-    turns = []
+    answers, rewards = [], []
     for text in texts:
-        answer = episode.step(text)
-        turns.append((answer, episode.reward))
+        answers.append(episode.step(text))
+        rewards.append(episode.reward)
     episode.close()
-    return turns
+    return answers, rewards
 
 
 def own_answers(x, name):
@@ -209,69 +223,77 @@ def own_answers(x, name):
     high = REWARDS[name].high
     if not isfinite(high):
         return None
-    verdict = None
+    fault = None
     for record in verified_records(x, name):
         texts = correct_completions(name, record)
-        values = values_of(x, name, record, texts) if texts else []
-        if not values:
+        values = [value_of(x, name, record, text) for text in texts]
+        highest = max(values, default=-inf)
+        if highest == -inf:
             continue
-        verdict = ""
-        if max(values) < high - 1e-6:
-            given = f"{max(values):g} for {one_line(texts[0], 50, repr)}"
+        fault = ""
+        if highest < high - 1e-6:
+            given = f"{highest:g} for {one_line(texts[0], 50, repr)}"
             return (f"{name} does not accept the answer of {record['where']}: it gives {given} -> correct the records "
                     "or the reward: now no completion of this problem can be correct")
-    return verdict
+    return fault
 
 
 def wrong_answers(x, name):
-    """A verifier gives wrong answers less than the correct one, in the form in which that gets most."""
+    """A verifier gives wrong answers less than the correct one, in the form of an answer that it values most."""
     high = REWARDS[name].high
-    records = []
+    records, answers = [], []
     for record in verified_records(x, name):
-        if record.get("answer") not in (None, "") and answer_texts(record["answer"]):
-            records.append(record)
-    answers = [answer_texts(record["answer"]) for record in records]
-    asked = 0
-    accepted = Counter()
+        if record.get("answer") not in (None, ""):
+            texts = answer_texts(record["answer"])
+            if texts:
+                records.append(record)
+                answers.append(texts)
+    tried = 0
+    accepted = Counter()  # {kind of wrong answer: number of records}
     for record, own in zip(records, answers, strict=True):
-        others = [first for first, *_ in answers if first not in own]
-        if not others:
+        of_others = [first for first, *_ in answers if first not in own]
+        if not of_others:
             continue
-        correct, other = own[0], others[0]
-
-        def value(text):
-            return max(values_of(x, name, record, [text]), default=-inf)
-
-        forms = list(FORMS)
-        before, found, after = str(record.get("completion", "")).rpartition(correct)
-        if found:
-            forms.append((before, after))
-        values = [value(before + correct + after) for before, after in forms]
-        highest = max(values)
-        before, after = forms[values.index(highest)]
-        of_nothing = value("")
-        is_accepted = highest >= high - 1e-6 if isfinite(high) else highest > of_nothing
+        before, after = best_form(x, name, record, own[0])
+        highest = value_of(x, name, record, before + own[0] + after)
+        of_nothing = value_of(x, name, record, "")
+        is_accepted = highest > of_nothing
+        if isfinite(high):
+            is_accepted = highest >= high - 1e-6
         if not is_accepted:
             continue
-        asked += 1
+        tried += 1
         accepted["an empty completion"] += of_nothing >= highest
         for kind, patterns in WRONG.items():
-            texts = [pattern.format(X=correct, Y=other, prompt=record["text"]) for pattern in patterns]
-            accepted[kind] += all(value(before + text + after) >= highest for text in texts)
-    if not asked:
+            values = []
+            for pattern in patterns:
+                wrong = pattern.format(X=own[0], Y=of_others[0], prompt=record["text"])
+                values.append(value_of(x, name, record, before + wrong + after))
+            accepted[kind] += min(values) >= highest
+    if not tried:
         return None
-    found = [kind for kind, times in accepted.items() if times > asked / 2]  # a few may be correct by chance
+    found = [kind for kind, times in accepted.items() if times > tried / 2]  # a few may be correct by chance
     if not found:
         return ""
     return (f"{name} accepts {', '.join(found)}: X is correct, Y another record's answer -> compare the answer as a "
             "whole: a model would name several, repeat the prompt, or write nothing")
 
 
+def best_form(x, name, record, answer):
+    """The texts before and after an answer with which a reward gives it most."""
+    forms = list(FORMS)
+    before, found, after = str(record.get("completion", "")).rpartition(answer)
+    if found:
+        forms.append((before, after))
+    values = [value_of(x, name, record, before + answer + after) for before, after in forms]
+    return forms[values.index(max(values))]
+
+
 def verified_records(x, name):
-    """The first training records, if the reward is a verifier, which needs fields of a record; else none."""
-    if not isinstance(x.data, PromptConsumer) or not REWARDS[name].fields:
+    """The first training records for a verifier, a reward that needs fields of a record; none for another reward."""
+    if not x.data.has_prompts or not REWARDS[name].fields:
         return []
-    return x.data.records["train"][:RECORDS]
+    return x.data.records["train"][:MOST_RECORDS]
 
 
 def correct_completions(name, record):
@@ -285,23 +307,25 @@ def correct_completions(name, record):
     return texts
 
 
-def values_of(x, name, record, texts):
-    """The values that a reward gives a model that writes these texts after a record, without those that it skips.
+def value_of(x, name, record, text):
+    """The value of a reward for a text as the completion of a record's prompt; -inf if the reward skips it.
 
-    The reward gets each as it gets a completion of training: with the beginning that the prompt has, in tokens of the
-    model, at most max_new_tokens, and cut before the first stop sequence.
+    The reward gets the text as it gets a completion in training: after the beginning that the prompt gives it, with at
+    most max_new_tokens of the model's tokens, and cut before the first stop sequence.
     """
     tokenizer = x.data.tokenizer
     stop = Stop(tokenizer, x.config.stop_sequences, x.data.format.response_prefix)
-    completions = []
-    for text in texts:
-        ids = tokenizer.encode(text)[: x.config.max_new_tokens]
-        completions.append(prefill(record["prompt"]) + stop.text(ids))
-    prompts, columns = as_columns([record] * len(texts))
-    written = SimpleNamespace(prompts=prompts, completions=completions, columns=columns)
-    written.completion_ids = [tokenizer.encode(completion) for completion in completions]
-    scored, _ = x.rewards.score(written, 1, [name])
-    return [value for value in scored[name].tolist() if not isnan(value)]
+    ids = tokenizer.encode(text)[: x.config.max_new_tokens]
+    completion = prefill(record["prompt"]) + stop.text(ids)
+    prompts, columns = as_columns([record])
+    texts = SimpleNamespace(
+        prompts=prompts,
+        completions=[completion],
+        completion_ids=[tokenizer.encode(completion)],
+        columns=columns)
+    scored, _ = x.rewards.score(texts, 1, [name])
+    value = scored[name].item()
+    return -inf if isnan(value) else value
 
 
 CHECKS = {
@@ -314,23 +338,28 @@ OF_EACH_REWARD = {"right answers": own_answers, "wrong answers": wrong_answers}
 
 
 def check_up(config, models, rewards, data, dist, holds):
-    """Takes one step of a run in memory and checks it. Returns (whether nothing is wrong, lines to print).
-    holds: the content of the run's buffer, in words"""
-    found = []
+    """Takes one step of a run in memory and checks it. Returns True if nothing is wrong, and lines to print.
+
+    holds: the content of the run's buffer, in words
+    """
+    findings = []
     try:
         x = examine(config, models, rewards, data, dist)
         for title, check in CHECKS.items():
-            found.append((title, check.__doc__, check(x)))
+            findings.append((title, check.__doc__, check(x)))
         for name in rewards.names:
             for title, check in OF_EACH_REWARD.items():
-                found.append((title, f"{name}: {check.__doc__}", check(x, name)))
+                findings.append((title, f"{name}: {check.__doc__}", check(x, name)))
     finally:
         rewards.close()
     size = f"{x.rollouts.problems} problems x {x.rollouts.group_size} completions"
-    lines = ["", f"doctor: one step of this run on {size}, in memory; out_dir stays as it is",
-             f"buffer of the run: {holds}", ""]
+    lines = [
+        "",
+        f"doctor: one step of this run on {size}, in memory; out_dir stays as it is",
+        f"buffer of the run: {holds}",
+        ""]
     healthy = True
-    for title, claim, fault in found:
+    for title, claim, fault in findings:
         if fault is None:
             continue
         word = "fine"

@@ -12,16 +12,17 @@ from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings
 
 WORD = re.compile("[A-Za-z]+")
-PROBLEMS_PER_STEP = 16   # the fixed problems are drawn in batches of this size, whatever batch_size is
-NOISE_SEED = 99          # added to the seed of the problems, it is the seed of the sampling noise
+PROBLEMS_PER_STEP = 16  # size of the batches in which the fixed problems are drawn, with any batch_size
+NOISE_SEED = 99         # seed of the sampling noise minus the seed of the problems
 
 
 def touched_words(tokenizer, truth, masked):
     """[(tokens, before, word, after)] of the words of a true text with at least one masked token. A word at the edge of
     the window may be cut, and is left out.
 
-    truth: token ids; masked: whether each was masked; tokens: the slice of truth that holds the word; before, after:
-    what else these tokens hold, such as the space that a word piece begins with
+    truth: the ids of its tokens; masked: True for each masked one
+    tokens: the slice of truth that holds the word; before, after: the rest of the text of these tokens, such as the
+        space at the beginning of a word piece
     """
     text = tokenizer.decode(truth)
     ends = [0, *character_ends(tokenizer, truth)]
@@ -45,22 +46,22 @@ class FillInEvaluation(Evaluation):
     columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm")
 
     def __init__(self, data, reference, judges, rewards, config):
-        """data: a DatasetConsumer with batches of PROBLEMS_PER_STEP; judges: {"judge", "gold_judge": a Judge or None}
-        rewards: a Rewards or None; config: the run's"""
-        names = []
-        if rewards is not None:
-            names = [name for name in rewards.names if name != "judge"]
+        """
+        data: a DatasetConsumer with batches of PROBLEMS_PER_STEP
+        judges: {"judge", "gold_judge": a Judge or None}
+        rewards: a Rewards or None; config: the run's
+        """
         config = config.for_evaluation(data.seed + NOISE_SEED)
-        super().__init__(reference, rewards, names, config)
+        super().__init__(reference, rewards, config)
         self.data = data
         self.judges = judges
-        self.credit = None  # (N, M) of each sampled token of the last batch, with a credit_window
-        self.batches = []  # (its number, batch)
+        self.credit = None  # (N, M) rewards of the sampled tokens of the last batch, with a credit_window
+        self.batches = []
         for first in range(0, config.eval_problems, PROBLEMS_PER_STEP):
             step = first // PROBLEMS_PER_STEP
-            batch = {}
-            for key, x in data.batch("val", step).items():
-                batch[key] = x[: config.eval_problems - first]
+            left = config.eval_problems - first
+            columns = data.batch("val", step)
+            batch = {key: x[:left] for key, x in columns.items()}
             self.batches.append((step, batch))
 
     @cached_property
@@ -69,10 +70,10 @@ class FillInEvaluation(Evaluation):
         text = self.data.train_text()
         return {word.lower() for word in WORD.findall(text)}
 
-    def judged(self, texts):
-        """The scores of the judges, of which one may be a reward."""
-        scores = {}
+    def judge_scores(self, texts):
+        """The scores of the judges. The one named "judge" may be a reward of the run."""
         window = self.config.credit_window
+        scores = {}
         for name, judge in self.judges.items():
             if judge is None:
                 continue
@@ -84,7 +85,8 @@ class FillInEvaluation(Evaluation):
         return scores
 
     def sums(self, policy, step, batch, rollouts, values, config):
-        """{metric: (sum, count)} of words, rewards and tokens. KL and entropy are measured in one pass."""
+        """{metric: (sum, count)} of words, rewards and tokens; KL and entropy are those of a model that fills in all
+        tokens in one pass."""
         sums = self._word_sums(batch, rollouts) | reward_sums(values)
         sums["token_accuracy"] = rollouts.texts.metrics["mean_token_accuracy"]
         settings = replace(StepSettings.of(config, policy), kl_estimator="exact")
@@ -92,7 +94,8 @@ class FillInEvaluation(Evaluation):
         if config.unmask_steps > 1:
             of_one_pass = SamplingSettings.of(config.varied(unmask_steps=1))
             first_pass = policy.sample(batch, step, of_one_pass)
-        # All completions of a group start from the same text, so the first pass has the same distributions for each
+        # One completion of each group is scored: all start from the same text, so the first pass has the same
+        # distributions for each
         sums |= self.model_sums(policy, first_pass, settings, every=rollouts.group_size)
         target = rollouts.by_problem(rollouts.target)                                # (P, G, M)
         mask = rollouts.by_problem(rollouts.mask)                                    # (P, G, M)
@@ -107,20 +110,25 @@ class FillInEvaluation(Evaluation):
         words = valid = recovered = 0
         for i, masked in enumerate(batch["mask"]):
             truth = batch["target"][i].tolist()
-            completions = rollouts.texts.completion_ids[i * G : (i + 1) * G]
+            first = i * G
+            completions = rollouts.texts.completion_ids[first : first + G]
             for tokens, before, word, after in touched_words(tokenizer, truth, masked):
                 for ids in completions:
                     text = tokenizer.decode(ids[tokens])
-                    found = text.removeprefix(before).removesuffix(after)
-                    is_framed = text == before + found + after
+                    found = text.removeprefix(before)
+                    found = found.removesuffix(after)
+                    is_framed = text == before + found + after  # the completion has the rest unchanged
                     words += 1
                     valid += is_framed and found.lower() in self.words
                     recovered += text == before + word + after
-        return {"word_validity": (valid, words), "words_recovered": (recovered, words)}
+        return {
+            "word_validity": (valid, words),
+            "words_recovered": (recovered, words)}
 
     def marks(self, batch, rollouts, n):
         """[[first, end]] of the characters of each masked token and, with a credit_window, its reward."""
-        masked = batch["mask"][n // rollouts.group_size].tolist()
+        problem = n // rollouts.group_size
+        masked = batch["mask"][problem].tolist()
         ids = rollouts.texts.tokens[n].tolist()
         marks = {"filled": masked_spans(self.data.tokenizer, ids, masked)}
         if self.credit:

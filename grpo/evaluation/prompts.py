@@ -6,14 +6,14 @@ from grpo.evaluation.samples import Evaluation, in_numbers, reward_sums, sum_and
 from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings
 
-NOISE_SEED = 99  # seed of the sampling noise of every evaluation, whatever the seed of the run
+NOISE_SEED = 99  # seed of the sampling noise of every evaluation, of runs with any seed
 
 
 class PromptEvaluation(Evaluation):
     """The first eval_problems validation prompts, completed eval_completions times each.
 
-    A completion is correct if the success reward is at its maximum, and not counted if that skips it. Without a success
-    reward there are no accuracies and no pass@k.
+    A completion is correct if the success reward has its highest value, and does not count if that reward skips it.
+    Without a success reward there are no accuracies and no pass@k.
     """
 
     columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "completion_length", "truncated")
@@ -21,16 +21,17 @@ class PromptEvaluation(Evaluation):
     def __init__(self, data, reference, rewards, config):
         """data: a PromptConsumer; config: the run's"""
         config = config.for_evaluation(NOISE_SEED)
-        super().__init__(reference, rewards, rewards.names, config)
+        super().__init__(reference, rewards, config)
         self.data = data
         self.records = data.records["val"][: config.eval_problems]
 
     @property
     def batches(self):
-        at_once = self.config.sample_rows  # for a greedy completion each
+        at_once = self.config.sample_rows  # problems, as each gets a greedy completion
         for start in range(0, len(self.records), at_once):
             records = self.records[start : start + at_once]
-            numbers = np.arange(start, start + len(records))
+            end = start + len(records)
+            numbers = np.arange(start, end)
             yield 0, self.data.pack(records, numbers)
 
     def sums(self, policy, step, batch, rollouts, values, config):
@@ -43,10 +44,10 @@ class PromptEvaluation(Evaluation):
         return in_numbers(sums)
 
     def _accuracy_sums(self, policy, batch, values):
-        """{metric: (sum, count)} of the success reward: of the sampled completions, and of a greedy one each."""
+        """{metric: (sum, count)} of correct completions: of those sampled, and of a greedy one for each prompt."""
         if not self.rewards.success:
             return {}
-        correct = self.rewards.correct(values)                                         # (N,) NaN where not scored
+        correct = self.rewards.correct(values)                                       # (N,) NaN where not scored
         groups = correct.view(-1, self.config.group_size)                            # (P, G)
         solved = groups.amax(1)                                                      # (P,) NaN with one not scored
         settings = SamplingSettings.of(self.config)

@@ -16,44 +16,53 @@ from grpo.rollout import join
 from grpo.sums import taken
 from grpo.sampling_settings import SamplingSettings
 
-SHOWN = 3              # problems of an evaluation that are shown as samples
-ROOM = WIDTH - 22      # characters of a text that is shown on one line, behind its title
+SHOWN = 3          # problems of an evaluation whose completions are shown as samples
+ROOM = WIDTH - 22  # characters of a line of the console after a title
 
 
 class Evaluation:
-    """Fixed problems and fixed noise, so that two policies are compared on the same draws.
+    """An evaluation on fixed problems with fixed noise, so that two policies are compared on the same draws.
 
-    A kind of generator adds `columns` of the console line; `batches`, [(step of the noise, problems)]; and sums(policy,
-    step, batch, rollouts, values, config), the {metric: (sum, count)} of a batch. values: {name of a reward: (N,)}
+    The subclass of a kind of generator adds
+        columns: the metrics of a line of the console
+        batches: [(step of the noise, problems)]
+        sums(policy, step, batch, rollouts, values, config): {metric: (sum, count)} of a batch
+            values: {name of a reward: (N,)}
     """
 
-    def __init__(self, reference, rewards, names, config):
-        """rewards: a Rewards or None; names: those to compute; config: for evaluation"""
+    def __init__(self, reference, rewards, config):
+        """rewards: a Rewards or None; config: for evaluation"""
         self.reference = reference
         self.rewards = rewards
-        self.names = names
         self.config = config
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
-        """Returns ({metric: mean over all completions of all problems}, samples to show). Raises Mistake if a reward
-        logs a metric under the name of a held-out one."""
+        """Returns {metric: mean over all completions of all problems} and samples to show.
+
+        Raises Mistake if a reward logs a metric under the name of a held-out one.
+        """
         config = self.config.varied(temperature=temperature)
         settings = SamplingSettings.of(config)
-        sums, samples = [], []
+        sums = []  # {metric: (sum, count)} of each batch
+        samples = []
         for step, batch in self.batches:
             rollouts = policy.sample(batch, step, settings)
             texts = rollouts.texts
-            values, logged = {}, {}
-            if self.names:
-                values, logged = self.rewards.score(texts, rollouts.group_size, self.names)
-            judged = self.judged(texts)
+            judged = self.judge_scores(texts)
+            names = []
+            if self.rewards is not None:
+                names = [name for name in self.rewards.names if name not in judged]
+            values = {}
+            logged = {}
+            if names:
+                values, logged = self.rewards.score(texts, rollouts.group_size, names)
             measured = {}
             for name, scores in judged.items():
                 measured[name] = scores.sum(), len(scores)
             measured |= self.sums(policy, step, batch, rollouts, values, config)
-            trained, total = self.trained(judged | values, rollouts)
-            if trained and config.rewarded:
+            of_run, total = self.rewards_of_run(judged | values, rollouts)
+            if of_run and config.rewarded:
                 statistics = reward_statistics(rollouts.by_problem(total))
                 measured |= in_numbers(statistics)
             clashes = logged.keys() & measured.keys()
@@ -62,7 +71,7 @@ class Evaluation:
             sums.append(logged | measured)
             shown = min(rollouts.problems, SHOWN - len(samples))
             for i in range(shown):
-                sample = self.sample(batch, rollouts, i, total, trained)
+                sample = self.sample(batch, rollouts, i, total, of_run)
                 samples.append(sample)
         means = {}
         for name, (total, count) in join(sums).items():
@@ -70,23 +79,26 @@ class Evaluation:
                 means[name] = float(total / count)
         return means, samples
 
-    def judged(self, texts):
-        """{name of a judge: its scores (N,)}, of judges that are not among the reward functions"""
+    def judge_scores(self, texts):
+        """{name of a judge: its scores (N,)}. A judge that is a reward of the run, too, is asked only once."""
         return {}
 
-    def trained(self, values, rollouts):
-        """({name of a reward of the run: (N,)}, their weighted sum (N,), which orders the samples). Without rewards the
-        dictionary is empty, and a judge orders the samples. values: of rewards and judges"""
+    def rewards_of_run(self, values, rollouts):
+        """Returns {name of a reward of the run: (N,)} and their weighted sum (N,), by which samples are ordered.
+
+        Without rewards the dictionary is empty, and a judge orders the samples. values: of rewards and judges
+        """
         if self.rewards is None or not self.rewards.names:
             unordered = torch.zeros(len(rollouts.target))
             return {}, values.get("judge", unordered)
-        trained = {name: values[name].cpu() for name in self.rewards.names}
-        return trained, self.rewards.total(trained, rollouts.group_size)
+        of_run = {name: values[name].cpu() for name in self.rewards.names}
+        return of_run, self.rewards.total(of_run, rollouts.group_size)
 
     def model_sums(self, policy, rollouts, settings, every=1):
-        """{metric: (sum, count)} of entropy and KL, of one completion in `every`. settings: StepSettings"""
+        """{metric: (sum, count)} of entropy and KL. settings: StepSettings; every: scores every n-th completion"""
         parts = []
-        for problems in rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens):
+        micro_batches = rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens)
+        for problems in micro_batches:
             part, _ = rollouts.select(problems)
             part = with_reference(part, self.reference, settings)
             scores = policy.score(part, settings.temperature)
@@ -102,9 +114,12 @@ class Evaluation:
         return join(parts)
 
     def sample(self, batch, rollouts, i, total, values):
-        """Problem i: its texts and, in "group", its completions from the best to the worst by `total` (N,), each with
-        its text, its reward, the value of each reward if there are several, or one with a weight, and what else is
-        known about it. A skipped value is None."""
+        """Problem i of a batch as a record for people: its texts and, in "group", its completions from the best to the
+        worst by `total` (N,).
+
+        A completion has its text, its reward and, with several rewards or one with a weight, the value of each. A
+        skipped value is None. values: {name of a reward of the run: (N,)}
+        """
         texts = rollouts.texts
         first = i * rollouts.group_size
         end = first + rollouts.group_size
@@ -120,24 +135,26 @@ class Evaluation:
         has_verdict = values and self.rewards.success in values
         sample["group"] = []
         for n in order.tolist():
-            about = {"text": texts.completions[n], "reward": rounded(total[n])}
+            completion = {"text": texts.completions[n], "reward": rounded(total[n])}
             if has_terms:
-                about["rewards"] = {name: rounded(x[n]) for name, x in values.items()}
+                completion["rewards"] = {}
+                for name, x in values.items():
+                    completion["rewards"][name] = rounded(x[n])
             if has_verdict:
-                correct = self.rewards.correct(values)[n]
-                if not correct.isnan():
-                    about["right"] = bool(correct)
-            about |= self.marks(batch, rollouts, n)
-            sample["group"].append(about)
+                correct = self.rewards.correct(values)
+                if not correct[n].isnan():
+                    completion["right"] = bool(correct[n])
+            completion |= self.marks(batch, rollouts, n)
+            sample["group"].append(completion)
         return sample
 
     def marks(self, batch, rollouts, n):
-        """More that a sample says about completion n."""
+        """Further keys of completion n in a sample."""
         return {}
 
 
 def last_question(prompt):
-    """The text of a prompt, which may be messages: of the last one that is not the assistant's."""
+    """The text of a prompt; of messages, the text of the last one that is not the assistant's."""
     if isinstance(prompt, str):
         return prompt
     for message in reversed(prompt):
@@ -147,7 +164,7 @@ def last_question(prompt):
 
 
 def rounded(reward):
-    """A reward for people; None if it was skipped, a text if it is infinite, for which JSON has no number."""
+    """A reward for samples.jsonl: None if it was skipped, a text if it is infinite, for which JSON has no number."""
     if reward.isnan():
         return None
     number = round(float(reward), 4)
@@ -155,8 +172,11 @@ def rounded(reward):
 
 
 def in_numbers(sums):
-    """{metric: (sum, count)} as Python's numbers, whose quotient has the precision of float64."""
-    return {name: tuple(map(float, pair)) for name, pair in sums.items()}
+    """{metric: (sum, count)} in Python's numbers, so that their quotient is rounded to float64."""
+    numbers = {}
+    for name, (total, count) in sums.items():
+        numbers[name] = float(total), float(count)
+    return numbers
 
 
 def sum_and_count(x):
@@ -171,16 +191,19 @@ def reward_sums(values):
 
 
 def format_samples(records, color, completions):
-    """The lines of samples for the console. color: colours what was sampled; completions: of each problem"""
+    """The lines of samples for the console. color: colours the sampled tokens; completions: number for each problem"""
     lines = [f"  best and worst of {completions} completions, by reward"]
     for record in records:
         problem = shortened(record["problem"], (), color)
         lines.append(f"  {'problem':<15} | {problem}")
-        for title, place in (("best", 0), ("worst", -1)):
-            about = record["group"][place]
-            text = shortened(about["text"], about.get("filled", ()), color)
-            lines.append(f"  {title:<8}{format_reward(about['reward']):>7} | {text}")
-            rewards = about.get("rewards", {})
+        group = record["group"]
+        ends = ("best", group[0]), ("worst", group[-1])
+        for title, completion in ends:
+            spans = completion.get("filled", ())
+            text = shortened(completion["text"], spans, color)
+            reward = format_reward(completion["reward"])
+            lines.append(f"  {title:<8}{reward:>7} | {text}")
+            rewards = completion.get("rewards", {})
             values = ", ".join(f"{name} {format_reward(x)}" for name, x in rewards.items())
             for line in textwrap.wrap(values, ROOM):
                 lines.append(f"  {'':<15} | {line}")
@@ -194,7 +217,8 @@ def format_reward(reward):
 
 def shortened(text, spans, color):
     """A text on one line, without its middle if it is longer than ROOM. spans: [[first, end]] to colour"""
-    shown = list(visible(text.replace("\n", "\u21b5")))
+    text = text.replace("\n", "\u21b5")
+    shown = list(visible(text))
     if color:
         for first, end in spans:
             shown[first:end] = [f"{GREEN}{c}{PLAIN}" for c in shown[first:end]]
@@ -215,7 +239,8 @@ def append_samples(out_dir, step, records):
 
 def comparison_table(before, after):
     """A table of held-out metrics before and after training, one line for each metric."""
-    rows = [("held-out", "before", "after", "change"), *compared(before, after)]
+    head = "held-out", "before", "after", "change"
+    rows = [head, *compared(before, after)]
     longest = max(len(name) for name, *_ in rows)
     width = max(20, longest + 1)
     lines = []
@@ -225,20 +250,22 @@ def comparison_table(before, after):
 
 
 def compared(before, after):
-    """[(metric, before, after, change)] of held-out metrics, as texts; the change is "" without two measurements."""
+    """[(metric, before, after, change)] of held-out metrics as texts; the change is "" unless both are finite."""
     rows = []
     for name in before | after:
-        first, last = before.get(name), after.get(name)
+        first = before.get(name)
+        last = after.get(name)
         change = ""
         if is_finite(first) and is_finite(last):
             change = f"{round(last - first, 4) + 0.0:+.4f}"  # no -0.0
         metric = name.removeprefix("eval/")
-        rows.append((metric, format_number(first), format_number(last), change))
+        row = metric, format_number(first), format_number(last), change
+        rows.append(row)
     return rows
 
 
 def is_finite(number):
-    """False for None too, which was not measured."""
+    """True for a finite number; None, a metric that was not measured, is none."""
     return number is not None and math.isfinite(number)
 
 

@@ -1,5 +1,6 @@
 """report.html and curves.png of a run. The page loads nothing and has no script; texts are escaped."""
 
+import itertools
 import math
 import os
 import statistics
@@ -15,11 +16,12 @@ from core.logger import format_number, visible
 from core.run import now, without_home
 from grpo.evaluation.samples import compared, evaluations, format_reward, held_out
 
-STEPS = 500     # most steps in a chart, so that the page of a long run stays small
+STEPS = 500  # most steps in a chart, so that the page of a long run stays small
 LARGEST = 1e300
-SETS = 12       # most evaluations with samples: the first and the latest
+MOST_SAMPLED = 12  # evaluations whose samples are shown: the first and the latest
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
-HEADLINE = {  # these held-out metrics, and the rewards
+# The held-out metrics that the page begins with, beside the rewards
+HEADLINE = {
     "greedy_accuracy": "share of prompts whose greedy completion is correct",
     "sampled_accuracy": "share of correct completions, sampled as in training",
     "pass_at_k": "share of prompts with a correct one among the sampled completions",
@@ -32,7 +34,9 @@ HEADLINE = {  # these held-out metrics, and the rewards
 
 def write_report(folder, evaluated=None):
     """Writes report.html of the run in a folder. Returns its path; raises Mistake without a run.
-    evaluated: the evaluations of its buffer; None: those of metrics.jsonl"""
+
+    evaluated: the evaluations of its buffer; None: the evaluations of metrics.jsonl
+    """
     path = Path(folder, METRICS)
     records = read_metrics(path)
     if evaluated is not None:
@@ -49,7 +53,11 @@ def write_report(folder, evaluated=None):
     name = os.path.basename(shown_folder)
     template = Path(__file__).with_name("report.html").read_text()
     style = Path(__file__).with_name("report.css").read_text()
-    page = template.format(style=style, name=text(name), status=text(status), body=body)
+    page = template.format(
+        style=style,
+        name=text(name),
+        status=text(status),
+        body=body)
     path = os.path.join(folder, REPORT)
     with replacing(path) as new, open(new, "w", encoding="utf-8", errors="replace") as f:
         f.write(page)
@@ -57,22 +65,26 @@ def write_report(folder, evaluated=None):
 
 
 def sections(folder, records, start):
-    """Yields the heading and the HTML of each section. start: the last start of the run, without its end"""
+    """Yields the heading and the HTML of each section.
+
+    start: the last start of the run, without its end
+    """
     charts = curves(records)
     yield "Held out, before and after", before_and_after(evaluations(records))
     yield "Held out", charts.pop("Held out")
     yield "Samples", samples(Path(folder, SAMPLES))
     yield from charts.items()
     settings = []
-    for key, about in start.pop("settings", {}).items():
-        settings.append(private((key, *about.values())))
+    for key, columns in start.pop("settings", {}).items():
+        row = key, *columns.values()
+        settings.append(private(row))
     machine = [private(pair) for pair in start.items()]
     yield "Settings", table(("setting", "value", "default", "set in"), settings)
     yield "Machine, versions, command", table((), machine)
 
 
 def read_metrics(path):
-    """The records of a metrics.jsonl: all evaluations, and every n-th of the others, some STEPS in all."""
+    """The records of a metrics.jsonl: all evaluations, and of the others every n-th, about STEPS in all."""
     count = sum(1 for _ in each_metrics(path))
     if not count:
         raise Mistake(f"{path} holds no metrics; name the out_dir of a run")
@@ -86,7 +98,7 @@ def read_metrics(path):
 
 
 def last_start(path):
-    """The last start of a run that its config.json at `path` lists; {} without one."""
+    """The last of the starts of a run in its config.json; {} without one."""
     if not path.exists():
         return {}
     starts = starts_of(read_object(path, path, "delete it"), path)
@@ -98,15 +110,19 @@ def status_of(end, step):
     if not end:
         return f"running, or not ended properly: at step {step} when this page was written, {now()}"
     status = f"{end['ended']} at step {end['step']}, {end['time']}"
-    return f"{status}: {end['why']}" if end["why"] else status
+    if end["why"]:
+        status += f": {end['why']}"
+    return status
 
 
 def curves(records):
     """{part of the page: a chart for each of its metrics}"""
-    parts = {"Held out": "", "Rewards": "", "Training": "", "Seconds of a step by phase": ""}
-    metrics = {}
-    for record in records:
-        metrics |= record  # of a dictionary only the names count, in the order of their first values
+    parts = {
+        "Held out": "",
+        "Rewards": "",
+        "Training": "",
+        "Seconds of a step by phase": ""}
+    metrics = dict.fromkeys(itertools.chain(*records))  # each name once, in the order of the first values
     del metrics["step"]
     last = records[-1]["step"]
     constant = []
@@ -129,12 +145,16 @@ def part_of(metric):
         return "Held out"
     if metric.startswith("time/"):
         return "Seconds of a step by phase"
-    return "Rewards" if "reward" in metric else "Training"
+    if "reward" in metric:
+        return "Rewards"
+    return "Training"
 
 
 def drawable(value):
-    """A number of a curve; None where it is not finite, or so large that a sum of such numbers would not be."""
-    return value if isinstance(value, (int, float)) and abs(value) < LARGEST else None
+    """A number of a curve; None if it is not finite, or so large that a sum of such numbers would be infinite."""
+    if isinstance(value, (int, float)) and abs(value) < LARGEST:
+        return value
+    return None
 
 
 def is_flat(values):
@@ -144,16 +164,18 @@ def is_flat(values):
 
 
 def before_and_after(records):
-    """Metrics of the first and the last evaluation, "" if they are one."""
+    """The metrics of the first and the last evaluation; "" if there is only one."""
     if len(records) < 2:
         return ""
     last = records[-1]
-    boxes, rows = "", []
+    boxes = ""
+    rows = []
     for row in compared(held_out(records[0]), held_out(last)):
         name, before, after, change = row
         rows.append([text(value) for value in row])
         if change and (name in HEADLINE or name.startswith("reward/")):
-            boxes += f'<div title="{HEADLINE.get(name, "")}">{text(name)} <b>{before} → {after}</b></div>'
+            title = HEADLINE.get(name, "")
+            boxes += f'<div title="{title}">{text(name)} <b>{before} → {after}</b></div>'
     head = "metric", "before", f"step {last['step']}", "change"
     return f'<div class="headline">{boxes}</div>\n{table(head, rows, "numbers")}'
 
@@ -188,11 +210,11 @@ def samples(path):
         step = record["step"]
         if not is_sample(record):
             raise Mistake(f"{path}, step {step}: a line is no sample; delete it")
-        if step not in by_step and len(by_step) == SETS:
+        if step not in by_step and len(by_step) == MOST_SAMPLED:
             _, second, *_ = by_step
             del by_step[second]
-        by_step.setdefault(step, "")
-        by_step[step] += sample_table(record)
+        tables = by_step.get(step, "")
+        by_step[step] = tables + sample_table(record)
     latest = max(by_step, default=None)
     html = ""
     for step, tables in by_step.items():
@@ -202,19 +224,19 @@ def samples(path):
 
 
 def is_sample(record):
-    """True for a record with a group of texts and rewards."""
+    """True for a record with a group of completions."""
     group = record.get("group")
-    return isinstance(group, list) and all(is_completion(about) for about in group)
+    return isinstance(group, list) and all(map(is_completion, group))
 
 
-def is_completion(about):
+def is_completion(record):
     """True for the record of a completion with a text and rewards."""
-    if not isinstance(about, dict) or not isinstance(about.get("text"), str):
+    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         return False
-    values = about.get("rewards", {})
-    if not isinstance(values, dict):
+    values = record.get("rewards", {})
+    if "reward" not in record or not isinstance(values, dict):
         return False
-    for value in (about.get("reward", ""), *values.values()):
+    for value in (record["reward"], *values.values()):
         if value not in (None, "inf", "-inf") and type(value) not in (int, float):
             return False
     return True
@@ -227,55 +249,62 @@ def sample_table(sample):
     for key in ("problem", "answer"):
         if key in sample:
             rows.append((key, text(sample[key])))
-    rewards = [drawable(about["reward"]) for about in group]
-    lowest = min((x for x in rewards if x is not None), default=0.0)
-    of_rewards = levels([[lowest if x is None else x] for x in rewards])  # a skipped one has the lowest colour
-    credit = [about.get("credit", []) for about in group]
-    of_tokens = levels(credit)
-    for about, (level,), marks in zip(group, of_rewards, of_tokens, strict=True):
-        title = f'<span class="{level}">{format_reward(about["reward"])}</span>'
-        if "right" in about:
-            title += f" {verdict(about)}"
-        completion = marked(about, marks)
-        for name, value in about.get("rewards", {}).items():
-            completion += f" <em>{text(name)}: {format_reward(value)}</em>"
-        rows.append((title, completion))
+    rewards = [drawable(completion["reward"]) for completion in group]
+    known = [reward for reward in rewards if reward is not None]
+    lowest = min(known, default=0.0)
+    shown = [lowest if reward is None else reward for reward in rewards]  # a skipped one has the lowest colour
+    of_rewards = colours(np.reshape(shown, (-1, 1)))
+    of_tokens = colours([completion.get("credit", []) for completion in group])
+    for completion, (colour,), marks in zip(group, of_rewards, of_tokens, strict=True):
+        title = f'<span class="{colour}">{format_reward(completion["reward"])}</span>'
+        if "right" in completion:
+            title += f" {verdict(completion)}"
+        html = marked(completion, marks)
+        for name, value in completion.get("rewards", {}).items():
+            html += f" <em>{text(name)}: {format_reward(value)}</em>"
+        rows.append((title, html))
     return table((), rows, "samples")
 
 
-def verdict(about):
-    """The class of what was sampled: right, wrong, or filled where the reward does not say."""
-    if "right" not in about:
+def verdict(completion):
+    """The class of a completion: right, wrong, or filled if its record does not say."""
+    if "right" not in completion:
         return "filled"
-    return "right" if about["right"] else "wrong"
+    return "right" if completion["right"] else "wrong"
 
 
-def levels(rows):
-    """The colours of numbers, a row for each completion: standard deviations above the group's mean in the column."""
-    above = np.array(rows) - np.mean(rows, 0)                                        # (G, K)
+def colours(numbers):
+    """The colour of each number of G completions, by standard deviations above the mean of its column.
+
+    numbers: (G, K) K numbers of each completion
+    """
+    above = np.array(numbers) - np.mean(numbers, 0)                                  # (G, K)
     if above.any():
         above /= above.std()
     levels = above.round().clip(-2, 2).astype(int)
     return [[f"a{level}" for level in row] for row in levels]
 
 
-def marked(about, marks):
-    """A completion as HTML with marks on its sampled tokens: their rewards or, without any, its verdict."""
-    value = about["text"]
-    kind, title = verdict(about), ""
-    html, start = "", 0
-    for i, (first, end) in enumerate(about.get("filled", ())):
+def marked(completion, marks):
+    """A completion as HTML with its sampled tokens marked by their rewards or, without any, by its verdict."""
+    value = completion["text"]
+    kind = verdict(completion)
+    title = ""
+    html = ""
+    start = 0
+    for i, (first, end) in enumerate(completion.get("filled", ())):
         if marks:
             kind = marks[i]
-            title = f' title="reward {format_number(about["credit"][i])}"'
-        html += f'{text(value[start:first])}<span class="{kind}"{title}>{text(value[first:end])}</span>'
+            title = f' title="reward {format_number(completion["credit"][i])}"'
+        html += text(value[start:first])
+        html += f'<span class="{kind}"{title}>{text(value[first:end])}</span>'
         start = end
     return html + text(value[start:])
 
 
 def smoothed(values):
-    """Running means of the numbers of a curve, which are None in gaps."""
-    reach = len(values) // 40  # points to each side
+    """Running means of the numbers of a curve; None, a gap, stays."""
+    reach = len(values) // 40  # points on each side
     means = []
     for i, y in enumerate(values):
         if y is not None:
@@ -286,8 +315,10 @@ def smoothed(values):
 
 
 def chart(metric, steps, values, last):
-    """The running mean of a metric over its faint numbers, at the steps 0 to last, as inline SVG.
-    values: numbers at the steps; None, which was not finite, is a gap"""
+    """The curve of a metric over the steps 0 to last, as inline SVG: its numbers, faint, under their running mean.
+
+    values: the number at each of the steps; None, a gap, where it was not finite
+    """
     last = max(last, 1)
     numbers = [y for y in values if y is not None] or [0.0]
     low, high = min(numbers), max(numbers)
@@ -308,7 +339,8 @@ def chart(metric, steps, values, last):
         svg += f'<text x="{across(step)}" y="{BOTTOM + 9}">{step:g}</text>'
     means = smoothed(values)
     for kind, layer in (("raw", values), ("line", means)):
-        line, command = "", "M"
+        line = ""
+        command = "M"
         for step, y in zip(steps, layer, strict=True):
             if y is None:
                 command = "M"
@@ -316,7 +348,9 @@ def chart(metric, steps, values, last):
                 line += f"{command}{across(step)} {down(y)}h0"  # h0 shows a point between two gaps
                 command = "L"
         svg += f'<path class="{kind}" d="{line}"/>'
-    latest = "not finite" if means[-1] is None else format_number(means[-1])
+    latest = "not finite"
+    if means[-1] is not None:
+        latest = format_number(means[-1])
     return (f'<figure><figcaption>{text(metric)} <b>{latest}</b></figcaption>'
             f'<svg viewBox="0 0 320 156" role="img" aria-label="{text(metric)}">{svg}</svg></figure>\n')
 
@@ -327,7 +361,7 @@ def ticks(low, high):
     power = 10 ** math.floor(math.log10(span / 2))
     size = power
     for factor in (2, 5):
-        if 2 * factor * power <= span * 1.000001:  # but for rounding
+        if 2 * factor * power <= span * 1.000001:  # a little more, for rounding
             size = factor * power
     first = math.ceil(low / size)
     last = math.floor(high / size)
@@ -336,14 +370,17 @@ def ticks(low, high):
 
 def draw_curves(runs, path):
     """Draws a panel for each held-out metric: its mean over runs, a band of one standard deviation, and a dashed line
-    at the start. runs: [records of metrics.jsonl with held-out metrics, at the same steps]; path: of the picture"""
-    from matplotlib.figure import Figure  # here, because it takes a second
+    at the start.
+
+    runs: for each run its records of held-out metrics, at the same steps; path: of the picture
+    """
+    from matplotlib.figure import Figure  # imported here because it takes a second
     names = list(held_out(runs[0][0]))
     steps = [record["step"] for record in runs[0]]
     columns = min(4, len(names))
     rows = math.ceil(len(names) / 4)
     figure = Figure(figsize=(4 * columns, 3 * rows), layout="tight")
-    for place, name in enumerate(names, 1):
+    for panel, name in enumerate(names, 1):
         values = []
         for run in runs:
             values.append([record.get(name) for record in run])
@@ -351,9 +388,9 @@ def draw_curves(runs, path):
         y[np.isinf(y)] = np.nan  # the evaluations of a buffer may be infinite
         mean = y.mean(0)
         sd = y.std(0, ddof=len(runs) > 1)
-        axis = figure.add_subplot(rows, columns, place, xlabel="step")
+        axis = figure.add_subplot(rows, columns, panel, xlabel="step")
         title = name.removeprefix("eval/").replace("_", " ")
-        axis.set_title(visible(title), parse_math=False)  # a $ in a name begins no formula
+        axis.set_title(visible(title), parse_math=False)  # else a $ in a name begins a formula
         axis.plot(steps, mean, marker=".")
         axis.fill_between(steps, mean - sd, mean + sd, alpha=0.3)
         axis.axhline(mean[0], color="gray", linestyle="--", linewidth=1)

@@ -17,6 +17,7 @@ import math
 import operator
 import pathlib
 import sys
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Annotated, NamedTuple
@@ -40,13 +41,14 @@ SETS = "whole", "truncated", "micro_batches", "ranks"
 TOLERANCE = 1e-5  # relative, of a gradient; a loss in float32 passes
 SCALES = {-1: "wrong sign", 0.25: "1 / G of the right gradient"}  # G is 4
 CONVENTIONS = {"masked completions", "k1 times the ratio"}  # named, but not mistakes
-CAP = 3.0  # of a ratio; every other between the largest ratios of the vectors has the same gradient
+# A cap on the ratio. The vectors have ratios up to 2.8 and from 7.3, and any cap between gives the same gradient
+CAP = 3.0
 
 # Numbers in common use, by which a loss can be recognised although they are not the objective's own
 LOWER = 0.1, 0.2, 0.3, 1.0
 UPPER = 0.1, 0.2, 0.25, 0.28, 0.3, 0.4, 1.0, 2.0, 4.0
 OF_LOG_RATIO = 1 - math.exp(-0.2), math.exp(0.2) - 1  # of a log-ratio that is clipped to 0.2
-BOUNDS = *itertools.product(LOWER, UPPER), OF_LOG_RATIO
+BOUNDS = [*itertools.product(LOWER, UPPER), OF_LOG_RATIO]
 BETAS = 0.01, 0.1, 0.2, 0.5, 1.0  # of dro
 
 
@@ -62,15 +64,16 @@ class CheckConfig(Settings):
 
 
 class Weight(NamedTuple):
-    """A way to average: the factors of tokens before they are summed."""
-    average: str | None  # a name in AVERAGES; None: a plain sum, which any of them may have been meant to be
+    """A way to average the terms of tokens: a factor for each."""
+    average: str | None  # a name in AVERAGES; None: a sum, or a division by the padded size, instead of any average
     faults: set
+    mask_is_correct: bool
 
 
 class PolicyTerm(NamedTuple):
     """A term that a loss raises, without its KL."""
-    row: Objective     # with its bounds and constants
-    objectives: dict   # {name: row} of those that have this term, with these numbers
+    row: Objective  # with its bounds and constants
+    names: set      # of the objectives that have these bounds and constants; empty for other numbers in common use
     faults: set
 
 
@@ -80,11 +83,11 @@ class KLTerm(NamedTuple):
     faults: set
 
 
-class Known(NamedTuple):
+class KnownGradients(NamedTuple):
     """The gradients that a loss may be made of, with respect to the T log-probabilities of all steps."""
     steps: list           # of the vectors
     objectives: dict      # {name: row} of OBJECTIVES that are considered
-    weights: list         # W Weights; first those that count the correct tokens
+    weights: list         # W Weights
     terms: list           # I PolicyTerms
     gradients: Tensor     # (W, I, T) of each term under each weight
     kls: list             # J KLTerms; the first is no KL
@@ -93,7 +96,7 @@ class Known(NamedTuple):
 
 class Verdict(NamedTuple):
     """An explanation of a gradient."""
-    rank: object      # the best of several verdicts has the lowest
+    rank: tuple       # the best of several verdicts has the lowest
     names: list       # of objectives
     term: PolicyTerm
     average: str      # a name in AVERAGES
@@ -113,22 +116,13 @@ def load_step(name):
     for key in ("logp", "old_logp", "ref_logp", "mask"):
         values[key] = torch.tensor(values[key], dtype=torch.float64)                     # (N, M)
     step = SimpleNamespace(**values)
-    advantage = step.advantages[step.advantage]
-    step.A = torch.tensor(advantage, dtype=torch.float64)[:, None]                       # (N, 1)
-    step.inside = torch.ones_like(step.mask)                                             # (N, M)
+    kind = step.advantage
+    advantage = torch.tensor(step.advantages[kind], dtype=torch.float64)                 # (N,)
+    step.A = advantage[:, None]
+    step.inside = torch.ones_like(step.mask)  # padding included, but for that of joined steps
     step.parts = list(itertools.chain(*step.parts))
     step.logp.requires_grad_()
     return step
-
-
-def joined(steps):
-    """The completions of several steps as those of one step, so that each term is differentiated once. Shorter ones get
-    padding that no user's function sees; `inside` is 0 there."""
-    tensors = {}
-    for key in ("logp", "old_logp", "ref_logp", "mask", "inside", "A"):
-        of_steps = [vars(step)[key] for step in steps]
-        tensors[key] = join(of_steps)
-    return SimpleNamespace(**tensors)
 
 
 def loss_on(step, function):
@@ -142,21 +136,26 @@ def loss_on(step, function):
         given["total_tokens"] = step.mask.sum()
     if "total_completions" in parameters:
         given["total_completions"] = step.mask.any(1).sum()
-    is_sum = bool(given)  # the function divides by a total of the step, so its micro-batches add up
+    adds_up = bool(given)  # a function that divides by a total of the step returns a part of its loss
     if "max_tokens" in parameters:
         given["max_tokens"] = step.max_tokens
-    inputs = step.logp, step.old_logp, step.ref_logp, step.A[:, 0], step.mask
+    inputs = (
+        step.logp,
+        step.old_logp,
+        step.ref_logp,
+        step.A[:, 0],
+        step.mask)
     loss = 0.0
     for rows in step.parts:
-        of_part = [x[rows] for x in inputs]
+        inputs_of_part = [x[rows] for x in inputs]
         with others("it failed", "correct it", definition(function)):
-            part = function(*of_part, **given)
+            part = function(*inputs_of_part, **given)
         is_scalar = isinstance(part, Tensor) and part.numel() == 1
         if not is_scalar or not part.requires_grad:
             raise Mistake(f"{definition(function)}: it returned {shown(part)}; return a scalar tensor that depends on "
                           "logp")
         loss = loss + part.double().sum()
-    if is_sum:
+    if adds_up:
         return loss
     return loss / len(step.parts)
 
@@ -164,7 +163,7 @@ def loss_on(step, function):
 # Ways to average
 
 def masks(mask):
-    """Yields faults and the tokens that are counted (N, M); the first are correct."""
+    """Yields faults and a mask of the tokens that are counted (N, M); the first is correct."""
     later = pad(mask, (1, -1))  # moved by a token; what leaves the tensor is lost
     earlier = pad(mask, (-1, 1))
     yield set(), mask
@@ -175,47 +174,50 @@ def masks(mask):
 
 
 def divisor(mask, average, L):
-    """The divisor of the tokens of each completion (N, 1), if the quotients of the whole step are summed.
+    """The divisor of the terms of tokens, (N, 1) or (), with which their sum over the step is this average.
 
-    It is written out although grpo/losses.py has the same: token_weights has no divisor where the mask is 0, and a loss
-    with a mistake may count tokens there.
+    mask: (N, M) of the tokens that are counted; L: max_tokens
+    grpo/losses.py has the same, but its token_weights has no divisor where the mask is 0, and a loss with a mistake may
+    count tokens there.
     """
     length = mask.sum(1, keepdim=True)                                                   # (N, 1)
     N = mask.any(1).sum().clamp(min=1)
     if average == "sum":
-        return N.expand_as(length)
+        return N
     if average == "sequence":
         return N * length.clamp(min=1)
     if average == "token":
-        return length.sum().clamp(min=1).expand_as(length)
+        return length.sum().clamp(min=1)
     assert average == "constant", average
-    return (N * L).expand_as(length)
+    return N * L
 
 
 def divisors(mask, step):
-    """Yields an average, its faults and the divisor of tokens, (N, 1) or a number."""
-    parts = len(step.parts)
+    """Yields an average, its faults and the divisor of the terms of tokens: (N, 1), () or a number."""
+    micro_batches = len(step.parts)
+    rows, columns = mask.shape
     N = mask.any(1).sum()
-    tokens_of_a_row = mask.shape[1]  # padding counts
-    yield None, {"a sum"}, parts
+    yield None, {"a sum"}, micro_batches
     yield None, {"a sum"}, 1
-    yield None, {"divided by the size of the padded tensor"}, mask.numel()
-    yield None, {"divided by the size of the padded tensor"}, tokens_of_a_row * N
+    yield None, {"divided by the size of the padded tensor"}, rows * columns
+    yield None, {"divided by the size of the padded tensor"}, N * columns
     for average in AVERAGES:
         of_step = divisor(mask, average, step.max_tokens)
-        of_parts = [divisor(mask[part], average, step.max_tokens) for part in step.parts]
-        of_parts = torch.cat(of_parts)
+        of_parts = torch.empty_like(step.A)                                              # (N, 1)
+        for part in step.parts:
+            of_parts[part] = divisor(mask[part], average, step.max_tokens).double()
         yield average, set(), of_step
-        yield average, {"mean of means"}, of_parts * parts
+        yield average, {"mean of means"}, of_parts * micro_batches
         yield average, {"a mean for each micro-batch, added up"}, of_parts
         if average != "token":
-            of_all_rows = of_step / N * len(mask)
+            of_all_rows = of_step / N * rows  # N counts completions that have a token in the loss, rows all of them
             yield average, {"masked completions"}, of_all_rows
-            yield average, {"masked completions", "a mean for each micro-batch, added up"}, of_all_rows / parts
+            of_all_rows = of_all_rows / micro_batches
+            yield average, {"masked completions", "a mean for each micro-batch, added up"}, of_all_rows
 
 
 def weights_of(step):
-    """The Weights of a step and their factors (N, W, M), first those of the correct mask."""
+    """The Weights of a step and their factors (N, W, M)."""
     weights, factors = [], []
     for faults, counted in masks(step.mask):
         masks_of_divisor = [counted]
@@ -223,7 +225,8 @@ def weights_of(step):
             masks_of_divisor.append(step.mask)
         for mask in masks_of_divisor:
             for average, more, size in divisors(mask, step):
-                weights.append(Weight(average, faults | more))
+                weight = Weight(average, faults | more, mask_is_correct=not faults)
+                weights.append(weight)
                 factors.append(counted / size)
     return weights, torch.stack(factors, 1)
 
@@ -240,25 +243,27 @@ def mean(x, mask):
 def ratios(step, kind):
     """Yields faults and the ratio, (N, M) of tokens or (N, 1) of sequences; the first is correct. kind: in RATIOS"""
     bases = (set(), step.old_logp), ({"ratio to the reference"}, step.ref_logp)
-    for faults, other in bases:
-        log_r = step.logp - other                                                        # (N, M)
-        correct = log_r
+    for faults, base in bases:
+        of_tokens = step.logp - base                                                     # (N, M)
+        log_ratio = of_tokens
         if kind == "sequence":
-            correct = mean(log_r, step.mask)
-        yield faults, correct.exp()
-        yield faults | {"inverted ratio"}, (-correct).exp()
+            log_ratio = mean(of_tokens, step.mask)
+        yield faults, log_ratio.exp()
+        yield faults | {"inverted ratio"}, (-log_ratio).exp()
         if kind == "sequence":
-            masked = log_r * step.mask
+            masked = of_tokens * step.mask
             yield faults | {"product of the ratios"}, masked.sum(1, keepdim=True).exp()
-            arithmetic_mean = mean(log_r.exp(), step.mask)
+            arithmetic_mean = mean(of_tokens.exp(), step.mask)
+            # It is 0 without a token in the loss, and a surrogate may take its logarithm or divide by it
             yield faults | {"mean of the ratios"}, arithmetic_mean.clamp(min=1e-9)
             yield faults | {"padding in the ratio of the sequence"}, mean(masked, step.inside).exp()
-            yield faults | {"padding in the ratio of the sequence"}, mean(log_r, step.inside).exp()
+            yield faults | {"padding in the ratio of the sequence"}, mean(of_tokens, step.inside).exp()
 
 
-def surrogate(step, row, r, low, high):
-    """The term that an objective with the ratio r and these bounds raises, (N, 1 or M)."""
-    return SURROGATES[row.surrogate](r, low, high, step.logp, step.A, **row.constants)
+def surrogate(step, row, r):
+    """The term that an objective with the ratio r raises, (N, 1 or M)."""
+    function = SURROGATES[row.surrogate]
+    return function(r, row.clip_low, row.clip_high, step.logp, step.A, **row.constants)
 
 
 def faulty_surrogates(step, row, r, correct):
@@ -273,10 +278,10 @@ def faulty_surrogates(step, row, r, correct):
     yield "no ratio", A * logp
     yield "only positive advantages", correct * (A > 0)
     if low is not None:
-        clipped = r.clamp(1 - low, 1 + high) * A
-        yield "no clip", surrogate(step, row, r, math.inf, math.inf)
+        unbounded = replace(row, clip_low=math.inf, clip_high=math.inf)
+        yield "no clip", surrogate(step, unbounded, r)
     if row.surrogate == "detached_ratio":
-        yield "gradient through the weight", clipped * logp
+        yield "gradient through the weight", r.clamp(1 - low, 1 + high) * A * logp
     elif row.surrogate == "probability_mask":
         moved = logp.exp() * (1 - 1 / r)                                                 # p - p_old
         is_near = (moved <= high) & (moved >= -low)
@@ -286,6 +291,7 @@ def faulty_surrogates(step, row, r, correct):
         tau[A > 0] = row.constants["tau_pos"]
         yield "no 4 / tau", correct * tau / 4
     elif row.surrogate == "clip":
+        clipped = r.clamp(1 - low, 1 + high) * A
         larger = torch.max(r * A, clipped)
         yield "mirrored clip", torch.where(A < 0, larger, correct)
         yield "max in place of min", larger
@@ -298,7 +304,7 @@ def faulty_surrogates(step, row, r, correct):
 def policy_terms(step, row):
     """Yields faults and the term that an objective raises, (N, 1 or M); the first is correct."""
     for faults, r in ratios(step, row.ratio):
-        correct = surrogate(step, row, r, row.clip_low, row.clip_high)
+        correct = surrogate(step, row, r)
         yield faults, correct
         for fault, raised in faulty_surrogates(step, row, r, correct):
             yield faults | {fault}, raised
@@ -347,30 +353,33 @@ def kl_terms(step):
 
 def numbers_of(row):
     """The bounds and constants of a row, as a text."""
-    numbers = {"clip_low": row.clip_low, "clip_high": row.clip_high} | row.constants
-    return ", ".join(f"{key} {value:.4g}" for key, value in numbers.items() if value is not None)
+    numbers = {"clip_low": row.clip_low, "clip_high": row.clip_high, **row.constants}
+    texts = []
+    for name, number in numbers.items():
+        if number is not None:
+            texts.append(f"{name} {number:.4g}")
+    return ", ".join(texts)
 
 
 def family(row):
-    """The part of a row that a gradient shows, without its average."""
+    """The part of a row on which the gradient of its term depends."""
     return row.ratio, row.surrogate, numbers_of(row)
 
 
-def meant(row, c):
-    """Yields the variants of a row that are correct: with the bounds of the settings, or else its own and PPO's."""
-    variant = row
-    if row.clip_low is not None:
-        if c.clip_low is not None:
-            variant = replace(variant, clip_low=c.clip_low)
-        if c.clip_high is not None:
-            variant = replace(variant, clip_high=c.clip_high)
-        if variant is row:
-            yield replace(row, clip_low=0.2, clip_high=0.2)
-    yield variant
+def correct_variants(row, c):
+    """Yields a row with the bounds of the settings, or else with its own and with PPO's."""
+    if row.clip_low is None:
+        yield row
+        return
+    if c.clip_low is None and c.clip_high is None:
+        yield replace(row, clip_low=0.2, clip_high=0.2)
+    low = c.clip_low or row.clip_low
+    high = c.clip_high or row.clip_high
+    yield replace(row, clip_low=low, clip_high=high)
 
 
-def others_of(row):
-    """Yields variants of a row with numbers that are in use elsewhere."""
+def common_variants(row):
+    """Yields a row with its own bounds and with numbers in common use."""
     if row.surrogate == "log_ratio_penalty":
         for beta in BETAS:
             yield replace(row, constants={"beta": beta})
@@ -380,8 +389,8 @@ def others_of(row):
             yield replace(row, clip_low=low, clip_high=high)
 
 
-def asked(c):
-    """{name: row} of the OBJECTIVES that the settings ask for."""
+def chosen_objectives(c):
+    """{name: row} of the OBJECTIVES that the settings allow."""
     if c.objective is None:
         return OBJECTIVES
     row = OBJECTIVES[c.objective]
@@ -392,60 +401,68 @@ def asked(c):
 
 # The gradients that a loss is compared with
 
-def gradients(terms, factors, logp):
+def weighted_gradients(terms, factors, logp):
     """The gradients of the weighted sum of each term under each of the weights, (W, terms, T).
 
-    terms: (N, 1 or M) each; factors: (N, W, M)
+    terms: (N, 1 or M) each; factors: (W, N, M); logp: (N, M)
     """
-    N, M = logp.shape
-    # A completion's term depends on its own tokens only. So one backward pass from token t of every completion gives a
-    # row of the Jacobian of all of them, and M passes serve all weights.
-    tokens = torch.eye(M, dtype=torch.float64)
-    one_token = tokens[:, None].expand(M, N, M)
     found = []
     for term in terms:
-        jacobian, = torch.autograd.grad(
-            term.expand(N, M), logp, one_token, retain_graph=True, is_grads_batched=True)  # (M, N, M)
-        gradient = torch.einsum("nwt,tnu->wnu", factors, jacobian)
+        gradient, = torch.autograd.grad(
+            term.expand_as(logp),
+            logp,
+            factors,
+            retain_graph=True,  # for the other terms
+            is_grads_batched=True)                                                       # (W, N, M)
         found.append(gradient.flatten(1))
     return torch.stack(found, 1)
 
 
 @functools.cache
-def known_losses(c):
-    """The Known of the objectives that the settings ask for."""
+def known_gradients(c):
+    """The KnownGradients of the objectives that the settings allow."""
     steps = [load_step(name) for name in SETS]
-    factors = []
     for step in steps:
-        weights, of_step = weights_of(step)
-        factors.append(of_step)
-    factors = join(factors)                                                              # (N, W, M)
-    step = joined(steps)
+        weights, step.factors = weights_of(step)
+    # The completions of all steps as those of one, so that a term is differentiated once. The shorter ones get padding
+    # that the user's function does not see; `inside` is 0 there
+    joined = join([vars(step) for step in steps])
+    step = SimpleNamespace(**joined)
+    factors = step.factors.transpose(0, 1)                                               # (W, N, M)
 
-    objectives = asked(c)
-    variants = {}  # {family: (row, the objectives with these numbers)}
+    objectives = chosen_objectives(c)
+    variants = {}  # {family: row}
+    names = defaultdict(set)  # {family: the objectives that have these numbers}
     for name, row in objectives.items():
         check_row(name)
-        for variant in meant(row, c):
-            _, same = variants.setdefault(family(variant), (variant, {}))
-            same[name] = row
-        for variant in others_of(row):
-            variants.setdefault(family(variant), (variant, {}))
+        for variant in correct_variants(row, c):
+            variants.setdefault(family(variant), variant)
+            names[family(variant)].add(name)
+        for variant in common_variants(row):
+            variants.setdefault(family(variant), variant)
 
     terms, losses = [], []
-    for row, same in variants.values():
+    for key, row in variants.items():
         for faults, raised in policy_terms(step, row):
-            if same or not faults:  # of numbers that nobody asked for, only the term without another mistake
-                terms.append(PolicyTerm(row, same, faults))
+            # Numbers in common use are tried as the only mistake of a term; with more, most losses could be explained
+            if names[key] or not faults:
+                terms.append(PolicyTerm(row, names[key], faults))
                 losses.append(-raised)
 
     kls, penalties = [], []
     for estimator, faults, kl in kl_terms(step):
         kls.append(KLTerm(estimator, faults))
         penalties.append(kl)
-    of_terms = gradients(losses, factors, step.logp)
-    of_kls = gradients(penalties, factors, step.logp)
-    return Known(steps, objectives, weights, terms, of_terms, kls, of_kls)
+    gradients = weighted_gradients(losses, factors, step.logp)
+    kl_gradients = weighted_gradients(penalties, factors, step.logp)
+    return KnownGradients(
+        steps=steps,
+        objectives=objectives,
+        weights=weights,
+        terms=terms,
+        gradients=gradients,
+        kls=kls,
+        kl_gradients=kl_gradients)
 
 
 # Explanations of a gradient
@@ -477,41 +494,24 @@ def fits(g, P, K):
             yield i, j, x, y
 
 
-def pairs(g, known):
-    """Yields (term, its weight, KL, its weight, a, b) where a times the term and b times the KL have the gradient g.
-
-    Both have the same weight, or each has one of the correct mask.
-    """
-    is_padding = ["padding" in weight.faults for weight in known.weights]
-    correct_masks = range(is_padding.index(True))
-    for w, weight in enumerate(known.weights):
-        kl_weights = [w]
-        if w in correct_masks:
-            kl_weights = list(correct_masks)
-        P = known.gradients[w]                                                           # (I, T)
-        K = known.kl_gradients[kl_weights].flatten(0, 1)                                 # (weights of a KL * J, T)
-        for i, j, a, b in fits(g, P, K):
-            v, kl = divmod(j, len(known.kls))
-            kl_weight = known.weights[kl_weights[v]]
-            yield known.terms[i], weight, known.kls[kl], kl_weight, a, b
-
-
-def identity(term, average, known):
-    """The names of the objectives that a term with an average may be, and what is wrong with it."""
+def objectives_of(term, average, known):
+    """The names of the objectives that a term with an average may be, and the faults of its average and numbers."""
     row = term.row
-    alike, names = [], []
+    same_formula = []
+    same_average = []
     for name, other in known.objectives.items():
         if (other.ratio, other.surrogate) == (row.ratio, row.surrogate):
-            alike.append(name)
+            same_formula.append(name)
             if average in (None, other.average):
-                names.append(name)
+                same_average.append(name)
     faults = set()
+    names = same_average
     if not names:
         faults.add(f"the average is {average!r}")
-        names = alike
-    with_numbers = [name for name in names if name in term.objectives]
-    if with_numbers:
-        return with_numbers, faults
+        names = same_formula
+    same_numbers = [name for name in names if name in term.names]
+    if same_numbers:
+        return same_numbers, faults
     remedy = "set --clip_low and --clip_high"
     if row.constants:
         remedy = "set them in a config after the function, as the row's constants"
@@ -520,7 +520,7 @@ def identity(term, average, known):
 
 
 def faults_of_scales(kl, a, b, beta):
-    """The faults of a loss that is a times a policy's term and b times a KL's."""
+    """The faults of a loss that is a times a policy's term and b times a KL."""
     faults = set()
     scale = round(a, 4)
     if scale != 1:
@@ -535,72 +535,107 @@ def faults_of_scales(kl, a, b, beta):
     return faults
 
 
+def pairs(g, known):
+    """Yields (term, its weight, KL, its weight, a, b) where a times the term and b times the KL have the gradient g.
+
+    Both have the same weight, or each has a weight with the correct mask: a loss may average its KL in another way.
+    """
+    numbered = list(enumerate(known.weights))
+    for (w, weight), (v, kl_weight) in itertools.product(numbered, numbered):
+        both_correct = weight.mask_is_correct and kl_weight.mask_is_correct
+        if v == w or both_correct:
+            for i, j, a, b in fits(g, known.gradients[w], known.kl_gradients[v]):
+                yield known.terms[i], weight, known.kls[j], kl_weight, a, b
+
+
 def explanations(g, known, c):
     """Yields the Verdicts that explain the gradient g (T,)."""
     for term, weight, kl, kl_weight, a, b in pairs(g, known):
         has_kl = kl is not known.kls[0]
         if has_kl and abs(b) < TOLERANCE * min(1.0, c.kl_beta):
             continue  # the same without a KL
-        faults = term.faults
+        faults = term.faults | weight.faults
+        average = weight.average
         if abs(a) < TOLERANCE:
             if term is not known.terms[0]:
-                continue  # the same is true of every term
-            weight, faults, a = kl_weight, {"no policy gradient"}, 1.0
-        names, wrong = identity(term, weight.average, known)
-        faults = faults | weight.faults | wrong
-        faults |= faults_of_scales(kl, a, b, c.kl_beta)
-        estimators = kl.estimator.split(", ")
-        if c.kl is not None and c.kl not in estimators:
-            faults.add("no KL" if kl.estimator == "none" else f"a KL ({kl.estimator})")
+                continue  # the KL is the whole gradient, with any term: the first stands for all
+            faults = {"no policy gradient"} | kl_weight.faults
+            average = kl_weight.average
+            a = 1.0
+        names, wrong = objectives_of(term, average, known)
+        faults = faults | wrong | faults_of_scales(kl, a, b, c.kl_beta)
+        if c.kl is not None and c.kl not in kl.estimator.split(", "):
+            found = "no KL"
+            if kl.estimator != "none":
+                found = f"a KL ({kl.estimator})"
+            faults.add(found)
         if has_kl:
             faults |= kl.faults | kl_weight.faults
-            if kl_weight.average != weight.average:
+            if kl_weight.average != average:
                 faults.add(f"the average of the KL is {kl_weight.average!r}")
         is_odd_scale = round(a, 4) not in (1, *SCALES)
-        rank = len(faults), is_odd_scale, bool(kl.faults)
-        average = weight.average or OBJECTIVES[names[0]].average
-        yield Verdict(rank, names, term, average, kl.estimator, sorted(faults))
+        if average is None:
+            average = OBJECTIVES[names[0]].average
+        yield Verdict(
+            rank=(len(faults), is_odd_scale, bool(kl.faults)),
+            names=names,
+            term=term,
+            average=average,
+            kl=kl.estimator,
+            faults=sorted(faults))
 
 
 def nearest(g, known, faults):
     """The Verdict on a gradient (T,) that nothing explains: the objective whose gradient is nearest, and faults."""
-    found = []
+    verdicts = []
     for average in AVERAGES:
-        w = known.weights.index(Weight(average, set()))
-        for term, gradient in zip(known.terms, known.gradients[w], strict=True):
-            names = [name for name, row in term.objectives.items() if row.average == average]
-            if names and not term.faults:
-                size = g.norm() + gradient.norm()
-                distance = (g - gradient).norm() / size
-                found.append(Verdict(distance.item(), names, term, average, "unknown", faults))
-    return min(found, key=BY_RANK)
+        gradients = known.gradients[correct_weight(average, known)]
+        for term, gradient in zip(known.terms, gradients, strict=True):
+            names, wrong = objectives_of(term, average, known)
+            if not wrong and not term.faults:
+                difference = (g - gradient).norm()
+                distance = difference / (g.norm() + gradient.norm())
+                verdict = Verdict(
+                    rank=(distance.item(),),
+                    names=names,
+                    term=term,
+                    average=average,
+                    kl="unknown",
+                    faults=faults)
+                verdicts.append(verdict)
+    return min(verdicts, key=BY_RANK)
+
+
+def correct_weight(average, known):
+    """The index of an average without a fault among the weights."""
+    return known.weights.index(Weight(average, set(), True))
 
 
 def verdict_on(gradient, known, c):
     """The best Verdict on a gradient (T,). Numbers that are not finite are left out, and reported."""
     finite = gradient.isfinite()
     g = gradient[finite]
-    of_terms = known.gradients[..., finite]
-    of_kls = known.kl_gradients[..., finite]
-    known = known._replace(gradients=of_terms, kl_gradients=of_kls)
-    lost = [] if finite.all() else ["not finite"]
-    best = None
+    known = known._replace(
+        gradients=known.gradients[..., finite],
+        kl_gradients=known.kl_gradients[..., finite])
+    lost = []
+    if not finite.all():
+        lost = ["not finite"]
     if g.any():
         verdicts = explanations(g, known, c)
         best = min(verdicts, key=BY_RANK, default=None)
-    if best is not None:
-        return best._replace(faults=best.faults + lost)
+        if best is not None:
+            return best._replace(faults=best.faults + lost)
+        return nearest(g, known, lost or ["no known fault explains it"])
     if lost:
         return nearest(g, known, lost)
-    if g.any():
-        return nearest(g, known, ["no known fault explains it"])
     verdict = nearest(g, known, ["no policy gradient"])
     return verdict._replace(kl="none")
 
 
 def correct_gradient(verdict, known, beta):
     """The gradient (T,) of the objective of a verdict, with the KL that it names."""
-    w = known.weights.index(Weight(verdict.average, set()))
+    w = correct_weight(verdict.average, known)
     term = verdict.term._replace(faults=set())
     correct = known.gradients[w, known.terms.index(term)]
     kl = KLTerm(verdict.kl, set())
@@ -611,7 +646,7 @@ def correct_gradient(verdict, known, beta):
 
 # The command
 
-def users_function(named):
+def load_function(named):
     """The function that FILE.py:NAME names."""
     path, _, name = named.rpartition(":")
     folder = pathlib.Path(path).resolve().parent
@@ -627,14 +662,16 @@ def main(argv):
     c, origin = load_config(CheckConfig, argv[1:])
     estimators = "none", "k2", "k3", *added_estimators()
     check_value("kl", c.kl, estimators, origin.get("kl", ""))
-    function = users_function("".join(argv[:1]))
-    known = known_losses(c)
+    named = argv[0] if argv else ""
+    function = load_function(named)
+    known = known_gradients(c)
     found = []
     with others("its gradient cannot be taken", "correct it", definition(function)):
         for step in known.steps:
             loss = loss_on(step, function)
             gradient, = torch.autograd.grad(loss, step.logp)
             found.append(gradient)
+    sizes = [len(gradient) for gradient in found]
     found = join(found)                                                                  # (N, M) of all steps
     verdict = verdict_on(found.flatten(), known, c)
     is_correct = CONVENTIONS.issuperset(verdict.faults)
@@ -643,15 +680,16 @@ def main(argv):
     print(f"{word}: {names} ({numbers_of(verdict.term.row)}); KL: {verdict.kl}; relative errors of the gradient:")
     correct = correct_gradient(verdict, known, c.kl_beta)
     correct = correct.view_as(found)
-    sizes = [len(step.logp) for step in known.steps]
-    pairs_of_steps = zip(found.split(sizes), correct.split(sizes), strict=True)
-    for name, (gradient, expected) in zip(SETS, pairs_of_steps, strict=True):
+    steps = zip(SETS, found.split(sizes), correct.split(sizes), strict=True)
+    for name, gradient, expected in steps:
         error = (gradient - expected).norm() / expected.norm()
         print(f"  {name:14} {error:.0e}")
     path = VECTORS / "faults.json"
     meanings = json.loads(path.read_text())
     for fault in verdict.faults:
-        meaning = f": {meanings[fault]}" if fault in meanings else ""
+        meaning = ""
+        if fault in meanings:
+            meaning = f": {meanings[fault]}"
         print(f"- {fault}{meaning}")
     sys.exit(0 if is_correct else 1)
 

@@ -16,12 +16,14 @@ from core.errors import UsageError, run_script
 
 
 def in_order(paths):
-    """The files of a folder as [(path, syntax tree)], each after those of the folder that it imports, else by name."""
-    trees, modules = {}, {}
+    """The files of a folder as [(path, syntax tree)], by name, but each after the files that it imports from there."""
+    trees = {}
+    modules = {}  # {name of a module: path}
     for path in sorted(paths):
         path = path.relative_to(ROOT)
         trees[path] = ast.parse((ROOT / path).read_bytes())
-        modules[".".join(path.with_suffix("").parts)] = path
+        module = ".".join(path.with_suffix("").parts)
+        modules[module] = path
     order = TopologicalSorter()
     for path, tree in trees.items():
         order.add(path)

@@ -20,13 +20,16 @@ from grpo.report.page import draw_curves, write_report
 
 
 def report_seeds(folders, picture=None):
-    """Prints a table over the runs with a row for each held-out metric, and draws their curves."""
+    """Prints a table of the held-out metrics of runs, and draws their curves if `picture` names a file."""
     runs = []
     for folder in folders:
         records = each_metrics(os.path.join(folder, METRICS))
         runs.append(evaluations(records))
-    steps = [[record["step"] for record in run] for run in runs]
-    if len(steps[0]) < 2 or any(x != steps[0] for x in steps):
+    steps = []
+    for run in runs:
+        steps.append([record["step"] for record in run])
+    is_short = len(steps[0]) < 2
+    if is_short or any(x != steps[0] for x in steps):
         raise Mistake(f"{folders} must be finished runs of grpo/train_grpo.py, evaluated at the same steps")
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
@@ -40,12 +43,16 @@ def report_seeds(folders, picture=None):
 
 
 def seeds_row(before, after):
-    """A metric of each run before and after training, and its change; dashes if one of them did not measure it."""
+    """The cells of a metric: its means before and after training, and its change; dashes if a run did not measure it.
+
+    before, after: a number for each run
+    """
     if None in before + after:
         return "- | - | - | - | -"
     change = np.subtract(after, before)
-    first, last = np.mean(before), np.mean(after)
-    sd = change.std(ddof=1) if len(change) > 1 else 0.0
+    first = np.mean(before)
+    last = np.mean(after)
+    sd = change.std(ddof=len(change) > 1)  # 0 for one run
     rose = (change > 0).sum()
     cells = [
         f"{first:.4f}",

@@ -160,7 +160,6 @@ def test_the_held_out_reward_is_what_training_compares_with_a_judge_too(dataset,
     models = Models(FILL_IN, None, None, reader(), reader(6))
     evaluation = evaluation_of(dataset, None, models.judge, models.gold_judge, batch_size=6)
     evaluation.rewards = make_rewards(c, models.judge)
-    evaluation.names = [name for name in names if name != "judge"]
     policy = fill_policy(scale=3.0)
     metrics, shown = evaluation(policy, 0.7)
     batch = {key: x[:6] for key, x in evaluation.data.batch("val", 0).items()}

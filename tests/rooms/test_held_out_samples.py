@@ -18,10 +18,10 @@ class Shares(Evaluation):
     """Batches of these numbers of problems; a judge gives the number that a completion is."""
 
     def __init__(self, sizes, c):
-        super().__init__(None, None, [], c)
+        super().__init__(None, None, c)
         self.batches = [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
 
-    def judged(self, texts):
+    def judge_scores(self, texts):
         return {"judge": torch.tensor([float(text) for text in texts.completions])}
 
     def sums(self, policy, step, batch, rollouts, values, config):
