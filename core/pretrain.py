@@ -37,9 +37,10 @@ def main(argv):
 def plan(config, origin, model, data, dist):
     """The plan of a run, in lines for the user."""
     windows = config.batch_size * config.gradient_accumulation_steps * dist.world
+    millions = model.num_parameters() / 1e6
     lines = describe(config, origin)
     lines.append(
-        f"{model.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dist.dtype}; {data.size()}; "
+        f"{model.mode}: {millions:.2f} M parameters on {dist.device}, {dist.dtype}; {data.size()}; "
         f"{config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {dist.world} ranks = "
         f"{windows} per step")
     if data.has_prompts:
