@@ -158,11 +158,13 @@ def settings_in(argument, known):
             raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
     settings = {}
     for name, value in names.items():
-        # A file may import settings as well as tables and functions that it needs
+        # A file may import settings, and also the functions and tables that it needs
+        is_code = isinstance(value, CODE)
         if name in known:
-            is_helper = name in imported and isinstance(value, CODE)
+            is_helper = is_code and name in imported
         else:
-            is_helper = isinstance(value, CODE) or (name in imported and isinstance(value, dict))
+            is_imported_table = isinstance(value, dict) and name in imported
+            is_helper = is_code or is_imported_table
         if not is_helper:
             settings[name] = value
     return argument, settings
@@ -216,12 +218,13 @@ def lower_min_lr(values, origin):
     """Makes min_lr a tenth of learning_rate, as by default, if the command line sets learning_rate below the min_lr
     that a file sets. `origin` then says so."""
     min_lr = values.get("min_lr")
-    if min_lr is None or origin["min_lr"] == COMMAND or origin.get("learning_rate") != COMMAND:
+    if min_lr is None or origin.get("learning_rate") != COMMAND:
         return
-    if min_lr > values["learning_rate"]:
+    place = origin["min_lr"]
+    if place != COMMAND and min_lr > values["learning_rate"]:
         lower = values["learning_rate"] / 10
         values["min_lr"] = float(f"{lower:g}")
-        origin["min_lr"] = f"a tenth of learning_rate, which is below the {min_lr:g} of {origin['min_lr']}"
+        origin["min_lr"] = f"a tenth of learning_rate, which is below the {min_lr:g} of {place}"
 
 
 def checked(key, value, known, place):

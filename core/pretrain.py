@@ -6,11 +6,12 @@ python core/pretrain.py --init_from=FOLDER --dataset=my.jsonl --optimizer=adamw 
 The last one fine-tunes a Hugging Face model on prompt records; with --lora_rank=16 an adapter of it.
 """
 
-import os
+import pathlib
 import sys
 from functools import partial
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+root = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(root))
 
 from core.config import describe, load_config
 from core.errors import run_script

@@ -79,7 +79,12 @@ def replaced_share_sums(model, input, target):
     return loss, is_correct.sum(), predictions
 
 
-def training_step(model, batches: list, optimizers: list, grad_clip: float, dist) -> dict:
+def training_step(
+        model,
+        batches: list,
+        optimizers: list,
+        grad_clip: float,
+        dist) -> dict:
     """One optimizer step on micro-batches [(input, target, mask)]: the mean loss over all of them on all ranks.
     Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}"""
     sums = torch.zeros(3, device=dist.device)
@@ -120,7 +125,8 @@ class Trainer(Run):
             tokenizer,
             logger,
             dist):
-        super().__init__(model, self.write_model, model.identity(), config, logger, dist)
+        identity = model.identity()
+        super().__init__(model, self.write_model, identity, config, logger, dist)
         self.model = model
         self.tokenizer = tokenizer
         self.batches = batches
@@ -147,7 +153,8 @@ class Trainer(Run):
         has_dropout = c.dropout > 0
         self.model.train(has_dropout)
         if has_dropout:  # seeded by the step, so that a resumed run draws the same masks
-            torch.manual_seed(hash((c.seed, self.dist.rank, self.step)))
+            seed = hash((c.seed, self.dist.rank, self.step))
+            torch.manual_seed(seed)
         batches = []
         for micro in range(c.gradient_accumulation_steps):
             batch = self.batches("train", self.step, micro)

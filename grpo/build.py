@@ -101,8 +101,12 @@ def build_data(config, dist):
         "world": dist.world}
     if has_prompts(config.dataset):
         from core.prompts import PromptConsumer, PromptFormat
-        format = PromptFormat.of(config)
-        return PromptConsumer(config.dataset, config.batch_size, tokenizer=tokenizer, format=format, **order)
+        return PromptConsumer(
+            config.dataset,
+            config.batch_size,
+            tokenizer=tokenizer,
+            format=PromptFormat.of(config),
+            **order)
     return masked_windows(config, config.batch_size, tokenizer, **order)
 
 
@@ -244,7 +248,8 @@ def load_reference(key, config, policy, dist):
         # over different tokens
         model.banned_ids = policy.model.banned_ids
     moves = config.reference_mode != "static"
-    if moves and shapes(reference.weights()) != shapes(policy.weights()):
+    same_shape = shapes(reference.weights()) == shapes(policy.weights())
+    if moves and not same_shape:
         raise Mistake(f"{key}={path} has another shape than the generator, so it cannot move")
     return reference
 
@@ -256,10 +261,11 @@ def load_judge(key, config, kind, policy, dist):
     if path is None:
         return None
     from grpo.reward_functions.judge import Judge
+    device = loading_device(config, dist)
     needed_tokenizer = None
     if kind == FILL_IN:
         needed_tokenizer = policy.tokenizer
-    model, _ = load_model(path, loading_device(config, dist), SEQUENCE_SCORER, needed_tokenizer, key)
+    model, _ = load_model(path, device, SEQUENCE_SCORER, needed_tokenizer, key)
     freeze_and_cast(dist.dtype, model)
     tokenizer = load_tokenizer(path, key)
     reads_ids = same_vocabulary(tokenizer.description(), policy.tokenizer)

@@ -245,7 +245,7 @@ class GRPOConfig(RunConfig):
 
     @property
     def baseline(self):
-        """How rewards are compared, a name in ADVANTAGES: that of the setting, else what pass@k needs, else the
+        """The name in ADVANTAGES of how rewards are compared: that of the setting, else what pass@k needs, else the
         objective's own."""
         if self.advantage is not None:
             return self.advantage
@@ -302,7 +302,8 @@ class GRPOConfig(RunConfig):
     @property
     def reference_adapter(self):
         """True if the reference needs an adapter of its own: the run starts from one, or the reference moves."""
-        if self.reference_mode == "none" or self.kl_beta == 0 or self.reference_checkpoint is not None:
+        has_kl = self.kl_beta > 0 and self.reference_mode != "none"
+        if not has_kl or self.reference_checkpoint is not None:
             return False
         return self.lora_init_from is not None or self.reference_mode != "static"
 

@@ -116,7 +116,8 @@ class GRPOTrainer(Run):
             batches.append(batch)
         problems = {}
         for key in batches[0]:
-            problems[key] = np.concatenate([batch[key] for batch in batches])
+            columns = [batch[key] for batch in batches]
+            problems[key] = np.concatenate(columns)
         return problems
 
     def sample(self, problems: dict, again: int) -> tuple[Rollouts, dict]:
@@ -126,7 +127,8 @@ class GRPOTrainer(Run):
         completions = len(problems["number"]) * c.group_size
         self.logger.doing(f"generating {completions} completions")
         if self.prefetcher is None:
-            return self.policy.sample(problems, self.iteration, self.sampling), {}
+            rollouts = self.policy.sample(problems, self.iteration, self.sampling)
+            return rollouts, {}
         steps_left = c.max_iters - self.step
         iterations_left = math.ceil(steps_left / (c.ppo_epochs * c.minibatches))
         last = self.iteration + iterations_left - 1
@@ -172,7 +174,8 @@ class GRPOTrainer(Run):
 
     def begin(self) -> None:
         if self.dist.is_main:
-            keep_records(self.checkpoints.path(SAMPLES), self.step, self.logger.say)
+            path = self.checkpoints.path(SAMPLES)
+            keep_records(path, self.step, self.logger.say)
 
     def log_step(self, metrics: dict) -> None:
         c = self.config
@@ -182,7 +185,8 @@ class GRPOTrainer(Run):
 
     def evaluation_is_due(self) -> bool:
         c = self.config
-        return self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0
+        shows_samples = self.step % c.sample_interval == 0
+        return shows_samples or self.step % c.eval_interval == 0
 
     def state(self) -> dict:
         state = {

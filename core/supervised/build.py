@@ -72,7 +72,13 @@ def build_model(config, data, dist):
         raise Mistake(f"{key}={value} is for new models; leave it out with init_from={config.init_from}")
     if config.export:
         check_target(config.export, config.has_adapter)
-    model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
+    model, _ = load_model(
+        config.init_from,
+        dist.device,
+        tokenizer=data.tokenizer,
+        key="init_from",
+        adapter=config,
+        dtype=dist.dtype)
     if model.mode == MASKED_FILL and data.has_prompts:
         model.answer_prompts()
     return model
@@ -129,7 +135,7 @@ def build_batches(config, data, dist):
 
 
 def build_judge_batches(config, data, dist):
-    """As build_batches, for a judge, which learns from texts that the generators of fill_checkpoints fill in."""
+    """The same for a judge, which learns from texts that the generators of fill_checkpoints fill in."""
     if not config.fill_checkpoints:
         raise Mistake("fill_checkpoints is empty: name the generators whose fills the judge learns from")
     fillers = []

@@ -40,18 +40,20 @@ def filled_batch(data, fillers, device, config, split, step, micro=0):
     Returns the filled text (after CLS for a cls judge), the true text, and True where a token was masked
     """
     batch = data.batch(split, step, micro)
+    number = batch["number"]                                                         # (B,)
     input, target, mask = unpack_batch(batch, device)                                # (B, T) each
     T = input.shape[1]
     # The noise of the tokens comes first, then three numbers of the text. A fourth would have to come last: the others
     # keep their columns, and with them a run that is resumed with a later version keeps its texts
-    noise = draw_uniforms(data.seed + NOISE, step, batch["number"], (1, T + 3))      # (B, 1, T + 3)
+    noise = draw_uniforms(data.seed + NOISE, step, number, (1, T + 3))               # (B, 1, T + 3)
     uniform = noise[:, :, :T]                                                        # (B, 1, T)
     for_temperature, for_clean, for_filler = noise[:, 0, T:].unbind(1)               # (B,) each
 
     low = config.fill_temperature_low
     spread = config.fill_temperature_high - low
     temperature = low + spread * for_temperature                                     # (B,)
-    temperature = temperature[:, None].to(device, torch.float32, non_blocking=True)  # (B, 1)
+    temperature = temperature.to(device, torch.float32, non_blocking=True)
+    temperature = temperature[:, None]                                               # (B, 1)
 
     filler_of_text = for_filler * len(fillers)
     filler_of_text = filler_of_text.long()                                           # (B,) index of its generator
@@ -128,15 +130,19 @@ def judge_report(judge, data, filler, device, batches):
         batch = data.batch("val", step)
         input, target, mask = unpack_batch(batch, device)                            # (B, T) each
         T = mask.shape[1]
-        noise = draw_uniforms(data.seed + REPORT_NOISE, step, batch["number"], (2, T))  # (B, 2, T)
+        seed = data.seed + REPORT_NOISE
+        noise = draw_uniforms(seed, step, batch["number"], (2, T))                   # (B, 2, T)
         # One noise serves both fills: each is compared with true text, never with the other
         uniform = noise[:, :1]                                                       # (B, 1, T)
-        filled = fill_in_one_pass(filler, input, mask, uniform, TEMPERATURE)[:, 0]   # (B, T)
+        filled = fill_in_one_pass(filler, input, mask, uniform, TEMPERATURE)
+        filled = filled[:, 0]                                                        # (B, T)
         is_true = filled == target                                                   # (B, T)
         is_replaced = ~is_true
         realness = calculate_realness(judge, filled, cls)                            # (B, T), of a cls judge (B, 1)
-        replaced_shares.append(is_replaced.float().mean(1))
-        scores.append(realness.mean(1))  # as calculate_judge_scores, without a second read of the texts
+        replaced_share = is_replaced.float().mean(1)                                 # (B,)
+        score = realness.mean(1)  # as calculate_judge_scores, without a second read of the texts
+        replaced_shares.append(replaced_share)
+        scores.append(score)
         if has_realness:
             was_masked = mask.to(device)
             realness_of_true.append(realness[was_masked & is_true])
@@ -148,16 +154,21 @@ def judge_report(judge, data, filler, device, batches):
         columns = columns[:, : round(HIDDEN_SHARE * T)]
         hidden = torch.zeros_like(mask).scatter(1, columns, True)                    # (B, T)
         masked = target.masked_fill(hidden.to(device), data.tokenizer.mask_token_id)
-        filled_30 = fill_in_one_pass(filler, masked, hidden, uniform, TEMPERATURE)[:, 0]
-        scores_of_30.append(calculate_judge_scores(judge, filled_30, cls))
-        scores_of_true.append(calculate_judge_scores(judge, target, cls))
+        filled_30 = fill_in_one_pass(filler, masked, hidden, uniform, TEMPERATURE)
+        filled_30 = filled_30[:, 0]                                                  # (B, T)
+        score_of_30 = calculate_judge_scores(judge, filled_30, cls)
+        score_of_true = calculate_judge_scores(judge, target, cls)
+        scores_of_30.append(score_of_30)
+        scores_of_true.append(score_of_true)
 
-    share = joined(replaced_shares)
+    replaced_share = joined(replaced_shares)
     score = joined(scores)
-    estimated_share = 1 - score
+    estimate = 1 - score
+    rank = average_ranks(replaced_share)
+    rank_of_estimate = average_ranks(estimate)
     report = {
-        "pearson": correlation(share, estimated_share),
-        "spearman": correlation(average_ranks(share), average_ranks(estimated_share)),
+        "pearson": correlation(replaced_share, estimate),
+        "spearman": correlation(rank, rank_of_estimate),
         "auc": auc(joined(scores_of_true), joined(scores_of_30)),
         "mean_score": float(score.mean())}
     if has_realness:
