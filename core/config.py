@@ -14,14 +14,14 @@ from core.errors import HELP, Mistake, UsageError, others
 from core.files import CONFIG, read_object
 from core.settings.setting import Settings, changed, settings_of, shown
 
-OF_TOKENIZER = ("model", "model_math", "model_code")  # templates that are the tokenizer's chat template
+OF_TOKENIZER = ("model", "model_math", "model_code")  # templates that render with the tokenizer's chat template
 OF_CHAT_TEMPLATE = "template='model', 'model_math' or 'model_code'"
 PROMPT_TEMPLATES = ("plain", "chat", "math", "code", *OF_TOKENIZER)  # see core/prompts.py
 READ_AGAIN = "a new run sets aside the files of out_dir, but this one is read again; choose another out_dir"
 
 
 class RunConfig(Settings):
-    """The base of the configs of training scripts: what their shared settings need."""
+    """The base of the configs of training scripts: rules and defaults of the settings that they share."""
 
     def features(self):
         yield self.has_adapter, "lora_rank above 0", "lora_alpha lora_targets"
@@ -75,7 +75,7 @@ class RunConfig(Settings):
 
     @functools.cached_property
     def absolute_out_dir(self):
-        """The path of out_dir, the same from its first use on: a user's class or reward may call os.chdir."""
+        """The path of out_dir, resolved only once: a user's class or reward may call os.chdir later."""
         return os.path.abspath(self.out_dir)
 
 
@@ -92,16 +92,16 @@ TUPLES = {  # {type of the items: what an error calls the tuple}
 COMMAND = "command line"  # the place of settings that no file sets
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # helpers of a config file
 WITH_CODE = set()  # the config files that import something, perhaps to add an objective; a resume needs them again
-WORD = re.compile(r"[\w.:/-]+")  # a text that can stand for a tuple of itself
-NAMES = re.compile(f"{WORD.pattern}(, ?{WORD.pattern})*")  # one that can stand for the tuple of its names
-TEXTS = "stop_sequences"  # a tuple of texts, which may contain commas; all others are of names
+WORD = re.compile(r"[\w.:/-]+")  # `a` may stand for ("a",)
+NAMES = re.compile(f"{WORD.pattern}(, ?{WORD.pattern})*")  # `a,b` may stand for ("a", "b")
+TEXTS = "stop_sequences"  # its texts may contain commas; the other tuples of texts are of names
 
 
 def load_config(cls, argv):
     """Builds the dataclass `cls` from config files and --key=value arguments; later arguments win.
 
-    Without a config file --resume=True takes the settings from config.json in out_dir. In GRPO auto does if there is
-    one, and the command names no model and no data. A learning_rate of the command may lower min_lr (lower_min_lr).
+    Without a config file --resume=True takes the settings from config.json in out_dir. So does --resume=auto of GRPO if
+    that file exists and the command names no model and no data. A learning_rate in the command may lower min_lr.
     Returns (config, origin): origin maps each key that was set to the file or argument that set it.
     Raises UsageError for an unknown key or a wrong type, naming the file or argument and the nearest key.
     """
@@ -110,14 +110,12 @@ def load_config(cls, argv):
         print("\n".join(help_lines(cls, every="--help=all" in argv)))
         raise SystemExit(0)
     known = settings_of(cls)
-    has_file = False
-    for argument in argv:
-        if argument.startswith("--"):
-            continue
-        if not argument.endswith(".py") or ("=" in argument and not os.path.exists(argument)):
+    files = [argument for argument in argv if not argument.startswith("--")]
+    for file in files:
+        is_assignment = "=" in file and not os.path.exists(file)
+        if is_assignment or not file.endswith(".py"):
             from core.settings.other_names import wrong_form
-            raise UsageError(wrong_form(argument, argv, known))
-        has_file = True
+            raise UsageError(wrong_form(file, argv, known))
     given = [settings_in(argument, known) for argument in argv]
     check_keys(given, known)
     values = {}
@@ -125,10 +123,10 @@ def load_config(cls, argv):
     for place, settings in given:
         values |= settings
         origin |= dict.fromkeys(settings, place)
-    for key in known:  # in the order of the page, so that of several mistakes the same one is always told
+    for key in known:  # in the order of the class, so that of several mistakes always the same one is told
         if key in values:
             values[key] = checked(key, values[key], known, origin[key])
-    if values.get("resume") and not has_file:
+    if values.get("resume") and not files:
         add_saved_settings(cls, values, origin)
     lower_min_lr(values, origin)
     return cls(**values, origin=origin), origin
@@ -137,14 +135,14 @@ def load_config(cls, argv):
 def settings_in(argument, known):
     """The settings of an argument: (the place that errors name, {key: value}). Raises UsageError.
 
-    Values of the command line are texts, or True for a key alone.
+    A value of the command line is a text, or True for a key without a value.
     """
     if argument.startswith("--"):
         key, equals, value = argument[2:].partition("=")
         if not equals:
             value = True
         return COMMAND, {key: value}
-    path = os.path.abspath(argument)  # the file may change the working directory
+    path = os.path.abspath(argument)  # running the file may change the working directory
     names = run_config_file(argument)
     with open(path, "rb") as f:
         source = f.read()
@@ -160,18 +158,20 @@ def settings_in(argument, known):
             raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
     settings = {}
     for name, value in names.items():
-        # A file may import settings as well as tables and functions that it needs
+        # A file may import settings, and also the functions and tables that it needs
+        is_code = isinstance(value, CODE)
         if name in known:
-            is_helper = name in imported and isinstance(value, CODE)
+            is_helper = is_code and name in imported
         else:
-            is_helper = isinstance(value, CODE) or (name in imported and isinstance(value, dict))
+            is_imported_table = isinstance(value, dict) and name in imported
+            is_helper = is_code or is_imported_table
         if not is_helper:
             settings[name] = value
     return argument, settings
 
 
 def run_config_file(path):
-    """The public names that a file assigns; it runs in a namespace of its own. Raises Mistake."""
+    """Runs a config file in a namespace of its own. Returns the public names that it assigns. Raises Mistake."""
     if not os.path.isfile(path):
         raise Mistake(f"{path} does not exist; correct the path")
     with others("it does not run", "correct it", place=path):
@@ -180,10 +180,11 @@ def run_config_file(path):
 
 
 def check_keys(given, known):
-    """Raises UsageError with every key that is no setting. given: pairs (place, {key: value})"""
-    if any(settings.keys() - known.keys() for _, settings in given):
-        from core.settings.other_names import unknown_keys
-        raise UsageError(unknown_keys(given, known))
+    """Raises UsageError about all keys that are no settings. given: pairs (place, {key: value})"""
+    for _, settings in given:
+        if not settings.keys() <= known.keys():
+            from core.settings.other_names import unknown_keys
+            raise UsageError(unknown_keys(given, known))
 
 
 def add_saved_settings(cls, values, origin):
@@ -192,9 +193,12 @@ def add_saved_settings(cls, values, origin):
     out_dir = values.get("out_dir", cls.out_dir)
     values["out_dir"] = out_dir  # the folder may have been moved since it was saved
     path = os.path.join(out_dir, CONFIG)
+    if not os.path.isfile(path):
+        return
     # resume='auto' may begin a new run, so a command that names its model or data brings all its settings itself
-    is_complete = "generator_checkpoint" not in known or "generator_checkpoint" in values or "dataset" in values
-    if not os.path.isfile(path) or (values["resume"] is not True and is_complete):
+    is_of_grpo = "generator_checkpoint" in known
+    is_complete = "generator_checkpoint" in values or "dataset" in values
+    if values["resume"] == "auto" and (is_complete or not is_of_grpo):
         return
     from core.settings.other_names import with_settings_of_today
     saved = read_object(path, path, "name the config file of the run")
@@ -211,20 +215,21 @@ def add_saved_settings(cls, values, origin):
 
 
 def lower_min_lr(values, origin):
-    """Makes min_lr a tenth of learning_rate, as by default, if the command line sets learning_rate below the min_lr of
-    a file; `origin` says so."""
+    """Makes min_lr a tenth of learning_rate, as by default, if the command line sets learning_rate below the min_lr
+    that a file sets. `origin` then says so."""
     min_lr = values.get("min_lr")
-    if min_lr is None or origin["min_lr"] == COMMAND or origin.get("learning_rate") != COMMAND:
+    if min_lr is None or origin.get("learning_rate") != COMMAND:
         return
-    if min_lr > values["learning_rate"]:
+    place = origin["min_lr"]
+    if place != COMMAND and min_lr > values["learning_rate"]:
         lower = values["learning_rate"] / 10
         values["min_lr"] = float(f"{lower:g}")
-        origin["min_lr"] = f"a tenth of learning_rate, which is below the {min_lr:g} of {origin['min_lr']}"
+        origin["min_lr"] = f"a tenth of learning_rate, which is below the {min_lr:g} of {place}"
 
 
 def checked(key, value, known, place):
-    """`value` as the type of its key. Conversions: the text of a command line to what it writes, int to float, list to
-    tuple, the words of "a,b" to a tuple. Raises UsageError for another type. known: as settings_of"""
+    """Converts a value to the type of its setting: the text of a command line to the literal that it spells, int to
+    float, list to tuple, the words of "a,b" to a tuple. Raises UsageError for another type. known: as settings_of"""
     kinds, _ = known[key]
     if place == COMMAND and type(value) is str:
         value = literal(value, kinds)
@@ -252,18 +257,19 @@ def checked(key, value, known, place):
 
 
 def literal(text, kinds):
-    """The value of a Python literal. A bare word, or the text of a key that takes strings, is a string."""
+    """The value of a Python literal; the text itself if it is none, or if the setting takes texts but not the value."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
     if str in kinds and type(value) not in kinds:
-        return text  # of str | None: 7 is the text "7"
+        return text  # for str | None, 7 is the text "7"
     return value
 
 
 def as_tuple(key, value, item):
-    """Makes a tuple of a list, of one number, or of names with commas; another value stays. item: the type of items"""
+    """Makes a tuple of a list, of a number, or of names separated by commas. Another value stays.
+    item: the type of the items"""
     if type(value) is list:
         value = tuple(value)
     if item is str and type(value) is str:
@@ -279,7 +285,7 @@ def as_tuple(key, value, item):
 
 
 def as_float(value):
-    """A whole number as a float, or infinity, which is in no interval, if it is too large; another value as it is."""
+    """Makes a float of a whole number: infinity, which lies in no interval, if it is too large. Another value stays."""
     if type(value) is not int:
         return value
     try:

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CHUNK = 16        # texts per forward pass on a CPU: more of them do not fit into its cache
-LARGE_CHUNK = 64  # the same on a GPU, to bound memory
+CHUNK = 16        # texts per forward pass on a CPU, whose cache holds no more of them
+LARGE_CHUNK = 64  # texts per forward pass on a GPU, to bound memory
 
 
 @torch.no_grad()
@@ -19,19 +19,26 @@ def calculate_realness(judge: nn.Module, text: Tensor, cls_token_id: int | None 
         cls = torch.full_like(text[:, :1], cls_token_id)
         text = torch.cat((cls, text), 1)
     chunk = CHUNK if text.device.type == "cpu" else LARGE_CHUNK
-    parts = [judge(part).sigmoid() for part in text.split(chunk)]
-    found = torch.cat(parts)
-    return 1 - found[:, None] if is_cls else found
+    parts = []
+    for part in text.split(chunk):
+        estimate = judge(part).sigmoid()
+        parts.append(estimate)
+    estimates = torch.cat(parts)                                                     # (N, T), of a cls judge (N,)
+    if is_cls:
+        return 1 - estimates[:, None]
+    return estimates
 
 
 def calculate_judge_scores(judge: nn.Module, text: Tensor, cls_token_id: int) -> Tensor:
     """Score (N,) in [0, 1] of each text (N, T); 1 means that it looks written by a human. A realness judge gives the
     mean probability that a token is the true one, a cls judge 1 - the replaced share."""
-    return calculate_realness(judge, text, cls_token_id).mean(1)
+    realness = calculate_realness(judge, text, cls_token_id)
+    return realness.mean(1)
 
 
 def log_odds(probability: Tensor) -> Tensor:
-    """Clamped, so that one token on which the judge is certain does not outweigh all others."""
+    """The log-odds of a probability, clamped so that one token of which the judge is certain does not outweigh all
+    others."""
     return probability.clamp(1e-3, 1 - 1e-3).logit()
 
 
@@ -39,9 +46,9 @@ def windowed_mean(x: Tensor, width: int) -> Tensor:
     """Mean of x (N, T) over the positions inside the text that are at most `width` away. Returns (N, T)."""
     T = x.shape[1]
     # The sum of a window is the difference of two running sums, so its cost does not depend on the width
-    total = F.pad(x.cumsum(1), (1, 0))                                               # (N, T + 1)
+    running = F.pad(x.cumsum(1), (1, 0))                                             # (N, T + 1) sums before each
     position = torch.arange(T, device=x.device)
     low = (position - width).clamp(min=0)                                            # (T,)
     high = (position + width + 1).clamp(max=T)                                       # (T,)
-    sums = total[:, high] - total[:, low]                                            # (N, T)
+    sums = running[:, high] - running[:, low]                                        # (N, T)
     return sums / (high - low)

@@ -6,11 +6,12 @@ python core/pretrain.py --init_from=FOLDER --dataset=my.jsonl --optimizer=adamw 
 The last one fine-tunes a Hugging Face model on prompt records; with --lora_rank=16 an adapter of it.
 """
 
-import os
+import pathlib
 import sys
 from functools import partial
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+root = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(root))
 
 from core.config import describe, load_config
 from core.errors import run_script
@@ -37,9 +38,10 @@ def main(argv):
 def plan(config, origin, model, data, dist):
     """The plan of a run, in lines for the user."""
     windows = config.batch_size * config.gradient_accumulation_steps * dist.world
+    millions = model.num_parameters() / 1e6
     lines = describe(config, origin)
     lines.append(
-        f"{model.mode}: {model.num_parameters() / 1e6:.2f} M parameters on {dist.device}, {dist.dtype}; {data.size()}; "
+        f"{model.mode}: {millions:.2f} M parameters on {dist.device}, {dist.dtype}; {data.size()}; "
         f"{config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {dist.world} ranks = "
         f"{windows} per step")
     if data.has_prompts:

@@ -8,13 +8,15 @@ python core/sample.py --checkpoint=hf:Qwen/Qwen3-0.6B --text='What is 347 + 85?'
 """
 
 import os
+import pathlib
 import sys
 from dataclasses import dataclass
 from itertools import takewhile
 from types import SimpleNamespace
 from typing import Annotated
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+root = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(root))
 
 import torch
 
@@ -57,7 +59,7 @@ class SampleConfig(Settings):
 
 
 def hidden_tokens(text, tokenizer):
-    """The ids of a text, a list, with the mask token for each HIDDEN."""
+    """The token ids of a text, with the mask token for each HIDDEN."""
     mask = tokenizer.mask_token_id
     if isinstance(tokenizer, HuggingFaceTokenizer):
         # In one piece, as in training: the mask token may take in the space before it
@@ -66,14 +68,15 @@ def hidden_tokens(text, tokenizer):
         ids = []
         for part in text.split(HIDDEN):
             ids += [*tokenizer.encode(part), mask]
-        ids.pop()  # nothing is hidden behind the last part
+        ids.pop()  # no mask follows the last part
     if not 0 < ids.count(mask) < len(ids):
         raise Mistake(f"--text={text!r} must have characters to go by and {HIDDEN!r} for a hidden token")
     return ids
 
 
 def format_of_prompt(config, tokenizer):
-    """The PromptFormat of the command, else of the run that wrote the checkpoint, which is said, else the usual one."""
+    """The PromptFormat of the command, else of the run that wrote the checkpoint, else the usual one. Says on stderr if
+    it is that of the run."""
     if config.template:
         return PromptFormat(config.template)
     folder = os.path.dirname(config.checkpoint.rstrip("/"))
@@ -86,48 +89,66 @@ def format_of_prompt(config, tokenizer):
         check_value("template", template, PROMPT_TEMPLATES)
         print(f"the prompt is written as in training: template={template!r} and what else {path} says", file=sys.stderr)
         return PromptFormat.of(SimpleNamespace(**saved))
-    has_template = isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.has_chat_template
-    return PromptFormat("model" if has_template else "plain")
+    if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.has_chat_template:
+        return PromptFormat("model")
+    return PromptFormat("plain")
 
 
 def completions(model, tokenizer, config, device):
-    """Yields the text with a completion, up to its stop token."""
+    """Yields the text with each completion, up to its stop token."""
     format = format_of_prompt(config, tokenizer)
     _, ids = format.encode(config.text, tokenizer)
+    longest = model.longest_input - 1
+    if not 1 <= len(ids) <= longest:
+        raise Mistake(f"--text={config.text!r} must have 1 to {longest} tokens, not {len(ids)}")
     room = min(config.max_new_tokens, model.longest_input - len(ids))
-    if not ids or room < 1:
-        raise Mistake(f"--text={config.text!r} must have 1 to {model.longest_input - 1} tokens, not {len(ids)}")
     shape = (config.num_samples, room)
     noise = draw_uniforms(config.seed, 0, [0], shape)
     prompt = torch.tensor([ids], device=device)
     drawn = generate(
-        model, prompt, None, noise, Stop(tokenizer), temperature=config.temperature, top_p=config.top_p)
+        model,
+        prompt,
+        None,
+        noise,
+        Stop(tokenizer),
+        temperature=config.temperature,
+        top_p=config.top_p)
     separator = "" if format.template == "plain" else "\n"
     for row in drawn.target.tolist():
-        completion = takewhile(lambda token: token not in tokenizer.stop_token_ids, row)
-        yield config.text + separator + tokenizer.decode(list(completion))
+        completion = list(takewhile(lambda token: token not in tokenizer.stop_token_ids, row))
+        yield config.text + separator + tokenizer.decode(completion)
 
 
 def fills(model, tokenizer, config, device):
-    """Yields the text with its hidden tokens filled in."""
-    text = torch.tensor([hidden_tokens(config.text, tokenizer)])                     # (1, T)
-    position, hidden = masked_positions(text == tokenizer.mask_token_id, device)     # (1, M) each
+    """Yields the text with its hidden tokens filled in, num_samples times."""
+    ids = hidden_tokens(config.text, tokenizer)
+    text = torch.tensor([ids])                                                       # (1, T)
+    mask = text == tokenizer.mask_token_id
+    position, hidden = masked_positions(mask, device)                                # (1, M) each
     text = text.to(device)
-    passes = config.unmask_steps if depends_on_policy(config.unmask_order) else 1
-    shape = (1 + passes, config.num_samples, text.shape[1])
+    # An order that depends on the policy draws every hidden token anew in each pass, with noise of the pass
+    passes = 1
+    if depends_on_policy(config.unmask_order):
+        passes = config.unmask_steps
+    shape = (1 + passes, config.num_samples, len(ids))
     noise = draw_uniforms(config.seed, 0, [0], shape)
     first, order, *later = noise.unbind(1)                                           # (1, num_samples, T) each
     uniform = torch.stack((first, *later))                                           # (passes, 1, num_samples, T)
     target, *_ = fill_in_passes(
-        model, text, position, hidden, uniform, order,
+        model,
+        text,
+        position,
+        hidden,
+        uniform,
+        order,
         passes=config.unmask_steps,
         unmask_order=config.unmask_order,
         temperature=config.temperature,
         top_p=config.top_p)
     hidden = hidden.to(device)
     texts = fill_in(text, position, hidden, target[None])                            # (1, num_samples, T)
-    for ids in texts[0].tolist():
-        yield tokenizer.decode(ids)
+    for filled in texts[0].tolist():
+        yield tokenizer.decode(filled)
 
 
 def main(argv):
@@ -138,8 +159,9 @@ def main(argv):
     model, _ = load_model(config.checkpoint, device)
     if model.mode == SEQUENCE_SCORER:
         raise Mistake(f"checkpoint={config.checkpoint} scores texts and samples none; name a generator")
+    tokenizer = load_tokenizer(config.checkpoint)
     sample = completions if model.mode == LANGUAGE_MODEL else fills
-    for text in sample(model, load_tokenizer(config.checkpoint), config, device):
+    for text in sample(model, tokenizer, config, device):
         print(visible_lines(text))
 
 

@@ -18,14 +18,14 @@ from core.run import Run
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
 
 
-# The loss of each mode. They are sums, because micro-batches and ranks have different numbers of masked tokens: the sum
-# of all losses divided by the sum of all counts is the mean over tokens, which a mean of means is not.
+# The loss of each mode is a sum. Micro-batches and ranks have different numbers of masked tokens, so the mean over all
+# tokens is the sum of all losses divided by the sum of all counts; a mean of means would differ.
 
 def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple:
-    """Sums over a batch, three tensors (): the loss, the correct predictions, and the count of predictions.
+    """Sums over a batch, three tensors (): the loss, the correct predictions, and the number of predictions.
 
     input, target: (B, T), for a cls judge input (B, 1 + T)
-    mask: (B, T) True where the loss counts, or its weights
+    mask: (B, T) True where the loss counts, or the weight of each token
     """
     if model.mode != SEQUENCE_SCORER:
         return token_sums(model, input, target, mask)
@@ -35,7 +35,7 @@ def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple
 
 
 def token_sums(model, input, target, mask):
-    """Cross-entropy of the masked tokens, the logits in bounded memory."""
+    """Cross-entropy of the masked tokens. The logits are computed in parts, to bound memory."""
     position, _ = masked_positions(mask > 0, input.device)                           # (B, M)
     h = model.states(input, position)                                                # (B, M, C)
     target = target.gather(1, position)                                              # (B, M)
@@ -43,14 +43,17 @@ def token_sums(model, input, target, mask):
     def predicted(h, target):
         """Log-probability of each true token, and True where it is the likeliest one."""
         logp = model.project(h).log_softmax(-1)                                      # (K, V)
-        return token_logp(logp, target), logp.argmax(-1) == target                   # (K,), (K,)
+        is_correct = logp.argmax(-1) == target                                       # (K,)
+        return token_logp(logp, target), is_correct
 
     h = h.flatten(0, 1)                                                              # (B * M, C)
-    logp, correct = in_parts(predicted, model.vocabulary, h, target.flatten())
+    target = target.flatten()
+    logp, is_correct = in_parts(predicted, model.vocabulary, h, target)              # (B * M,) each
     weight = mask.float().to(input.device, non_blocking=True)                        # (B, T)
     weight = weight.gather(1, position).flatten()                                    # (B * M,) 0 on padding
     loss = -(logp * weight).sum()
-    return loss, (correct * weight).sum(), weight.sum()
+    correct = (is_correct * weight).sum()
+    return loss, correct, weight.sum()
 
 
 def realness_sums(model, input, target):
@@ -58,54 +61,72 @@ def realness_sums(model, input, target):
     is_true = input == target                                                        # (B, T)
     logits = model(input)                                                            # (B, T)
     loss = F.binary_cross_entropy_with_logits(logits, is_true.float(), reduction="sum")
-    correct = (logits > 0) == is_true
-    return loss, correct.sum(), loss.new_full((), correct.numel())
+    is_correct = (logits > 0) == is_true
+    predictions = loss.new_full((), is_true.numel())
+    return loss, is_correct.sum(), predictions
 
 
 def replaced_share_sums(model, input, target):
-    """Squared error of a cls judge's estimate, whose target is y = x^4 - 2x^3 + 2x of the replaced share x of a text.
-    input: (B, 1 + T), CLS and the filled text"""
-    x = (input[:, 1:] != target).float().mean(1)                                     # (B,)
+    """Squared error of a cls judge, which learns y = x^4 - 2x^3 + 2x, where x is the replaced share of a text. An error
+    below 0.1 counts as correct. input: (B, 1 + T), CLS and the filled text"""
+    is_replaced = input[:, 1:] != target                                             # (B, T)
+    x = is_replaced.float().mean(1)                                                  # (B,)
     y = x**4 - 2 * x**3 + 2 * x  # rises with x, most where few tokens are replaced
     error = model(input).sigmoid() - y                                               # (B,)
-    correct = error.abs() < 0.1
     loss = error.square().sum()
-    return loss, correct.sum(), loss.new_full((), len(error))
+    is_correct = error.abs() < 0.1
+    predictions = loss.new_full((), len(error))
+    return loss, is_correct.sum(), predictions
 
 
-def training_step(model, batches: list, optimizers: list, grad_clip: float, dist) -> dict:
+def training_step(
+        model,
+        batches: list,
+        optimizers: list,
+        grad_clip: float,
+        dist) -> dict:
     """One optimizer step on micro-batches [(input, target, mask)]: the mean loss over all of them on all ranks.
     Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}"""
     sums = torch.zeros(3, device=dist.device)
     for input, target, mask in batches:
         with dist.autocast():
-            loss, correct, count = supervised_sums(model, input, target, mask)
+            loss, correct, predictions = supervised_sums(model, input, target, mask)
         loss.backward()
-        sums += torch.stack((loss.detach(), correct, count))
+        sums += torch.stack((loss.detach(), correct, predictions))
     sums = dist.total(sums)
     dist.sum_gradients(model.parameters())
-    # So far this is the gradient of a sum. Divided by the count over all ranks, known only now, it is that of the mean
+    # So far the gradient is that of a sum. The number of predictions on all ranks, which makes it that of the mean, is
+    # known only now
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     torch._foreach_div_(gradients, sums[2].clamp(min=1))
     norm = clip_gradients(model.parameters(), grad_clip)
     numbers = torch.stack((*sums, norm.float()))
-    loss, correct, count, norm = numbers.tolist()  # the one wait of the step
+    loss, correct, predictions, norm = numbers.tolist()  # the one wait for the device in a step
     is_finite = math.isfinite(loss) and math.isfinite(norm)
-    ended = step_optimizers(optimizers, is_finite, count)
-    count = max(1.0, count)
+    outcome = step_optimizers(optimizers, is_finite, predictions)
+    predictions = max(1.0, predictions)
     return {
-        "loss": loss / count,
-        "accuracy": correct / count,
+        "loss": loss / predictions,
+        "accuracy": correct / predictions,
         "grad_norm": norm,
-        "skipped_steps": ended["skipped_steps"]}
+        "skipped_steps": outcome["skipped_steps"]}
 
 
 class Trainer(Run):
     """Trains any model on batches(split, step, micro) -> (input, target, mask).
     evaluation: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0"""
 
-    def __init__(self, model, config, batches: Callable, evaluation: Callable, tokenizer, logger, dist):
-        super().__init__(model, self.write_model, model.identity(), config, logger, dist)
+    def __init__(
+            self,
+            model,
+            config,
+            batches: Callable,
+            evaluation: Callable,
+            tokenizer,
+            logger,
+            dist):
+        identity = model.identity()
+        super().__init__(model, self.write_model, identity, config, logger, dist)
         self.model = model
         self.tokenizer = tokenizer
         self.batches = batches
@@ -118,8 +139,8 @@ class Trainer(Run):
 
     def begin(self) -> None:
         """Starts the clock of tokens_per_second."""
-        self.since = time.monotonic()  # the time of the last record
-        self.tokens = 0  # trained on since then
+        self.since = time.monotonic()  # when the last record was logged
+        self.tokens = 0                # trained on since then
 
     def finish(self) -> None:
         export = self.config.export
@@ -129,12 +150,15 @@ class Trainer(Run):
 
     def train_step(self) -> dict:
         c = self.config
-        self.model.train(c.dropout > 0)
-        if c.dropout > 0:  # a resumed run draws the same dropout masks
-            torch.manual_seed(hash((c.seed, self.dist.rank, self.step)))
+        has_dropout = c.dropout > 0
+        self.model.train(has_dropout)
+        if has_dropout:  # seeded by the step, so that a resumed run draws the same masks
+            seed = hash((c.seed, self.dist.rank, self.step))
+            torch.manual_seed(seed)
         batches = []
         for micro in range(c.gradient_accumulation_steps):
-            batches.append(self.batches("train", self.step, micro))
+            batch = self.batches("train", self.step, micro)
+            batches.append(batch)
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         metrics = training_step(self.model, batches, self.optimizers, c.grad_clip, self.dist)
@@ -149,7 +173,8 @@ class Trainer(Run):
         return metrics | {"lr": lr}
 
     def log_step(self, metrics: dict) -> None:
-        if self.step % self.config.log_interval == 0 or self.step == self.config.max_iters:
+        c = self.config
+        if self.step % c.log_interval == 0 or self.step == c.max_iters:
             seconds = time.monotonic() - self.since
             metrics["tokens_per_second"] = self.tokens / seconds
             metrics["skipped_steps"] = self.skipped_steps
@@ -163,7 +188,8 @@ class Trainer(Run):
     def evaluate(self) -> None:
         self.model.eval()
         with self.dist.autocast():
-            self.last_evaluation = self.evaluation(self.model)
-        self.logger.log(self.step, self.last_evaluation, show=False)
-        shown = [f"{name} {value:.4f}" for name, value in self.last_evaluation.items()]
+            metrics = self.evaluation(self.model)
+        self.last_evaluation = metrics
+        self.logger.log(self.step, metrics, show=False)
+        shown = [f"{name} {value:.4f}" for name, value in metrics.items()]
         self.logger.say("  validation: " + ", ".join(shown))

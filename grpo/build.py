@@ -21,10 +21,11 @@ from grpo.reward_functions.registry import load_reward_file
 from grpo.rewards import Rewards
 from grpo.sampling_settings import SamplingSettings
 
-FILL_IN = "a masked-fill model on running text"  # kinds of a run
+# The kinds of a run, as errors name them
+FILL_IN = "a masked-fill model on running text"
 LEFT_TO_RIGHT = "a language model on prompts"
 ANY_ORDER = "a masked-fill model on prompts"
-OWN = (  # settings that only some kinds of runs have, these kinds, and what such a run has
+OWN = (  # settings of some kinds only, these kinds, and what such a run has, for the error
     ("gold_judge_checkpoint credit_window", (FILL_IN,), FILL_IN),
     ("environment", (LEFT_TO_RIGHT,), LEFT_TO_RIGHT),
     ("block_length unmask_order", (ANY_ORDER,), ANY_ORDER),
@@ -51,8 +52,8 @@ def check_features(config):
 
 
 def make_prefetcher(policy, problems, config, dist):
-    """A Prefetcher (grpo/samplers/sampler.py) of the sampler that the config names, or None if the policy samples in
-    the step itself. problems: iteration -> the problems of this rank"""
+    """A Prefetcher (grpo/samplers/sampler.py) for the sampler that the config names; None if the policy samples within
+    the step. problems: iteration -> the problems of this rank"""
     if config.sampler == "local" and config.max_staleness == 0:
         return None
     from grpo.samplers.sampler import LocalSampler, Prefetcher
@@ -64,7 +65,7 @@ def make_prefetcher(policy, problems, config, dist):
 
 
 def build_what_is_missing(config, dist, plan):
-    """Runs the prepare.py of a dataset or model that is missing; a dry run only says so, with the plan. Returns whether
+    """Runs the prepare.py of a dataset or model that is missing; a dry run only says so, with the plan. Returns True if
     something is still missing. plan: the lines that need no model and no data"""
     if config.generator_checkpoint is None:
         saved = os.path.join(config.absolute_out_dir, CONFIG)
@@ -78,7 +79,7 @@ def build_what_is_missing(config, dist, plan):
 
 
 def with_template(config, origin):
-    """The config with the template of its prompts, if it has some. `origin` then names the place that set it."""
+    """The config with the template in which its prompts are rendered. `origin` then names the place that set it."""
     if has_prompts(config.dataset):
         from grpo.template import with_template_of_prompts
         return with_template_of_prompts(config, origin)
@@ -94,18 +95,33 @@ def build_data(config, dist):
     tokenizer = None  # the dataset's own
     if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
         tokenizer = load_tokenizer(path, "generator_checkpoint")
+    order = {
+        "seed": config.seed,
+        "rank": dist.rank,
+        "world": dist.world}
     if has_prompts(config.dataset):
         from core.prompts import PromptConsumer, PromptFormat
         return PromptConsumer(
-            config.dataset, config.batch_size, config.seed, dist.rank, dist.world, tokenizer, PromptFormat.of(config))
-    return masked_windows(config, config.batch_size, tokenizer, seed=config.seed, rank=dist.rank, world=dist.world)
+            config.dataset,
+            config.batch_size,
+            tokenizer=tokenizer,
+            format=PromptFormat.of(config),
+            **order)
+    return masked_windows(config, config.batch_size, tokenizer, **order)
 
 
 def masked_windows(config, batch_size, tokenizer, **order):
     """Windows of running text with hidden tokens. order: seed, rank and world of a DatasetConsumer"""
     return DatasetConsumer(
-        config.dataset, MASKED_FILL, config.block_size, batch_size,
-        masks=config.masks, mask_low=config.mask_low, mask_high=config.mask_high, tokenizer=tokenizer, **order)
+        config.dataset,
+        MASKED_FILL,
+        config.block_size,
+        batch_size,
+        masks=config.masks,
+        mask_low=config.mask_low,
+        mask_high=config.mask_high,
+        tokenizer=tokenizer,
+        **order)
 
 
 def build_models(config, data, dist):
@@ -117,7 +133,8 @@ def build_models(config, data, dist):
     policy = make_policy(kind, generator, data.tokenizer, config, dist)
     judge = load_judge("judge_checkpoint", config, kind, policy, dist)
     gold_judge = load_judge("gold_judge_checkpoint", config, kind, policy, dist)
-    if config.credit_window is not None and judge is not None and judge.model.judge_head == "cls":
+    has_credits = config.credit_window is not None
+    if has_credits and judge is not None and judge.model.judge_head == "cls":
         raise Mistake(f"credit_window needs a judge of positions, not judge_checkpoint={config.judge_checkpoint}; "
                       "use credit_window=None")
     reference = build_reference(config, policy, dist)
@@ -126,7 +143,8 @@ def build_models(config, data, dist):
         if reference is not None:
             reference.compile()
     parts = (policy, reference, judge, gold_judge)
-    shard_models([part.model for part in parts if part is not None], config, dist)
+    used = [part.model for part in parts if part is not None]
+    shard_models(used, config, dist)
     return Models(kind, *parts)
 
 
@@ -136,7 +154,8 @@ def uses_fsdp(config, dist):
 
 
 def loading_device(config, dist):
-    """The device that a model is loaded on. One that will be sharded may not fit on a GPU as a whole."""
+    """The device that a model is loaded on: the CPU if it will be sharded, because as a whole it may not fit on a
+    GPU."""
     if uses_fsdp(config, dist):
         return torch.device("cpu")
     return dist.device
@@ -160,7 +179,7 @@ def kind_of(mode, data):
 
 
 def check_kind(config, kind, data):
-    """Raises Mistake for a dataset, or a setting, of another kind of generator."""
+    """Raises Mistake if the dataset or a setting is for another kind of run."""
     if kind == LEFT_TO_RIGHT and not data.has_prompts:
         raise Mistake(f"generator_checkpoint={config.generator_checkpoint} has mode {LANGUAGE_MODEL} and needs a "
                       f"dataset of prompts, such as data/arithmetic, which {config.dataset} is not; set dataset")
@@ -184,8 +203,8 @@ def make_policy(kind, model, tokenizer, config, dist):
 
 
 def load_policy_model(key, config, tokenizer, dist, mode=None, adapter=None):
-    """The model for sampling from the checkpoint that the setting `key` names.
-    mode: the one that it must have; adapter: a RunConfig, which says whether an adapter of it is trained"""
+    """Loads a model that can sample, from the checkpoint that the setting `key` names.
+    mode: the mode that it must have; adapter: a RunConfig, which says whether an adapter of it is trained"""
     path = vars(config)[key]
     device = loading_device(config, dist)
     model, _ = load_model(path, device, mode, tokenizer, key, adapter, dist.dtype)
@@ -206,22 +225,32 @@ def build_reference(config, policy, dist):
     if path is None:
         reference = policy.frozen()
     else:
-        model = load_policy_model(key, config, policy.tokenizer, dist, policy.model.mode)
-        reference = type(policy)(model, policy.tokenizer, dist.dtype, config.grad_checkpoint)
-        if is_huggingface(path, key):
-            # Its files may declare other end tokens. Both must ban the same ones, or the KL would compare
-            # distributions over different tokens
-            model.banned_ids = policy.model.banned_ids
-        moves = config.reference_mode != "static"
-        if moves and shapes(reference.weights()) != shapes(policy.weights()):
-            raise Mistake(f"reference_checkpoint={path} has another shape than the generator, so it cannot move")
-    if path is not None or not config.has_adapter:  # otherwise it shares the weights below the policy's adapter
+        reference = load_reference(key, config, policy, dist)
+    # The reference of a new adapter is the policy's own model without it, whose weights the policy keeps
+    shares_weights = path is None and config.has_adapter
+    if not shares_weights:
         dtype = dist.dtype
         if config.reference_mode == "ema":
             dtype = torch.float32  # in bfloat16 the small moves of an average would be rounded away
         freeze_and_cast(dtype, reference.model)
     if config.ref_offload:
         reference.to("cpu")
+    return reference
+
+
+def load_reference(key, config, policy, dist):
+    """A policy of the same kind, with the model of the checkpoint that the setting `key` names."""
+    path = vars(config)[key]
+    model = load_policy_model(key, config, policy.tokenizer, dist, policy.model.mode)
+    reference = type(policy)(model, policy.tokenizer, dist.dtype, config.grad_checkpoint)
+    if is_huggingface(path, key):
+        # Its files may declare other end tokens. Both must ban the same ones, or the KL would compare distributions
+        # over different tokens
+        model.banned_ids = policy.model.banned_ids
+    moves = config.reference_mode != "static"
+    same_shape = shapes(reference.weights()) == shapes(policy.weights())
+    if moves and not same_shape:
+        raise Mistake(f"{key}={path} has another shape than the generator, so it cannot move")
     return reference
 
 
@@ -232,26 +261,29 @@ def load_judge(key, config, kind, policy, dist):
     if path is None:
         return None
     from grpo.reward_functions.judge import Judge
+    device = loading_device(config, dist)
     needed_tokenizer = None
     if kind == FILL_IN:
         needed_tokenizer = policy.tokenizer
-    model, _ = load_model(path, loading_device(config, dist), SEQUENCE_SCORER, needed_tokenizer, key)
+    model, _ = load_model(path, device, SEQUENCE_SCORER, needed_tokenizer, key)
     freeze_and_cast(dist.dtype, model)
     tokenizer = load_tokenizer(path, key)
     reads_ids = same_vocabulary(tokenizer.description(), policy.tokenizer)
     judge = Judge(model, tokenizer, reads_ids, dist.dtype)
     if kind == FILL_IN:
-        needed = config.block_size + (model.judge_head == "cls")  # CLS stands before the text
+        needed = config.block_size
+        if model.judge_head == "cls":
+            needed += 1  # CLS stands before the text
         if model.longest_input < needed:
             raise Mistake(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
-        whole = not uses_fsdp(config, dist)  # shards cannot be packed
-        if config.dtype == "auto" and whole and has_fast_bfloat16(model):
+        is_whole = not uses_fsdp(config, dist)  # shards cannot be packed
+        if config.dtype == "auto" and is_whole and has_fast_bfloat16(model):
             judge.pack()
     return judge
 
 
 def build_rewards(config, models, data, dist):
-    """A Rewards, with every record checked for what its functions need."""
+    """The Rewards of the run. Raises Mistake for a record that lacks what one of its functions needs."""
     scorer = None
     path = config.reward_model_checkpoint
     if path is not None:
@@ -278,20 +310,21 @@ def make_rewards(config, judge=None, reward_scorer=None):
 
 
 def build_evaluation(config, models, rewards, data):
-    """The evaluation that suits the generator. Raises Mistake if a text is longer than the models read."""
+    """The evaluation for the kind of the run. Raises Mistake if a text is longer than what the models read."""
     settings = SamplingSettings.of(config)
-    config = config.varied(sample_rows=models.policy.sampling_batch(settings))
-    reads = models.policy.model.longest_input
+    sampling_batch = models.policy.sampling_batch(settings)
+    config = config.varied(sample_rows=sampling_batch)
+    room = models.policy.model.longest_input
     if models.reference is not None:
-        reads = min(reads, models.reference.model.longest_input)
+        room = min(room, models.reference.model.longest_input)
     if models.kind == FILL_IN:
-        if config.block_size > reads:
-            raise Mistake(f"texts of {config.block_size} tokens (block_size) are more than the {reads} that the model "
+        if config.block_size > room:
+            raise Mistake(f"texts of {config.block_size} tokens (block_size) are more than the {room} that the model "
                           "reads; lower block_size")
         return fill_in_evaluation(config, models, rewards)
-    if data.longest + config.max_new_tokens > reads:
+    if data.longest + config.max_new_tokens > room:
         raise Mistake(f"prompts of up to {data.longest} tokens, as the template {config.template!r} writes them, and "
-                      f"{config.max_new_tokens} new ones (max_new_tokens) do not fit the {reads} tokens that the model "
+                      f"{config.max_new_tokens} new ones (max_new_tokens) do not fit the {room} tokens that the model "
                       "reads; lower max_new_tokens or, in tokens, max_prompt_length, or set another template")
     places = config.block_length or config.max_new_tokens
     if config.unmask_steps > places:
@@ -302,7 +335,8 @@ def build_evaluation(config, models, rewards, data):
 
 
 def fill_in_evaluation(config, models, rewards=None):
-    """Validation problems of a run's masks, the same for every seed and batch size."""
+    """The evaluation on validation problems with the masks of the run. They are the same for every seed and batch
+    size."""
     from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
     data = masked_windows(config, PROBLEMS_PER_STEP, models.policy.tokenizer)
     judges = {"judge": models.judge, "gold_judge": models.gold_judge}

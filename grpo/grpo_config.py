@@ -1,7 +1,8 @@
 """The settings of grpo/train_grpo.py, in the order of the data flow, and the rules about several of them.
 
-A new setting is a line of GRPOConfig, with its comment behind it or in deeper lines right below it. One that has an
-effect only with another is also named in `features`, one that excludes another in a row of `conflicts_of_...`.
+A new setting is a line of GRPOConfig, with its comment after it or in indented lines right below it. If it has an
+effect only with another one, it is also named in `features`; if it excludes another one, in a row of
+`conflicts_of_...`.
 """
 
 import math
@@ -19,7 +20,7 @@ from grpo.losses import (
 from grpo.reference import REFERENCE_MODES
 from grpo.reward_functions.presets import PRESET_TEMPLATE, PRESETS
 
-ROW = {  # {part of a row of OBJECTIVES: the table that must have it}
+TABLES_OF_A_ROW = {  # {field of an objective: the table that must have its value}
     "advantage": ADVANTAGES,
     "average": AVERAGES,
     "ratio": RATIOS,
@@ -78,8 +79,7 @@ class GRPOConfig(RunConfig):
     reward_workers: Annotated[int, "[0, 1e3]"] = 2
         # processes for slow rewards, such as those that run code; 0: the training process, without a timeout
     reward_timeout: Annotated[float, "(0, 1e6]"] = 30.0
-        # seconds for a step's slow rewards in workers, of which late ones are skipped, and for each method of an
-        # environment
+        # seconds for the slow rewards of a step, after which they are skipped, and for each method of an environment
     reward_model_checkpoint: Name | None = None  # the Hugging Face classifier that gives the reward reward_model
     judge_checkpoint: Name | None = None  # the model behind the reward `judge`
     gold_judge_checkpoint: Name | None = None  # a second judge: logged, never trained against
@@ -226,11 +226,11 @@ class GRPOConfig(RunConfig):
             for name in OBJECTIVES:
                 if name.lower() == str(self.objective).lower():
                     vars(self)["objective"] = name
-        # The row may be of a config file. Conflicts read it, so it is checked before them
+        # A config file may have added the row. Conflicts read it, so it is checked before them
         if self.objective in OBJECTIVES:
             row = vars(OBJECTIVES[self.objective])
-            for part, table in ROW.items():
-                check_value(part, row[part], table, f"the row of objective={self.objective!r}")
+            for key, table in TABLES_OF_A_ROW.items():
+                check_value(key, row[key], table, f"the row of objective={self.objective!r}")
         super().__post_init__(origin)
         if self.sample_interval is None:
             vars(self)["sample_interval"] = self.eval_interval
@@ -245,7 +245,7 @@ class GRPOConfig(RunConfig):
 
     @property
     def baseline(self):
-        """The name in ADVANTAGES of how rewards are compared: the setting, or the one that pass@k needs, or the
+        """The name in ADVANTAGES of how rewards are compared: that of the setting, else what pass@k needs, else the
         objective's own."""
         if self.advantage is not None:
             return self.advantage
@@ -255,28 +255,29 @@ class GRPOConfig(RunConfig):
 
     @property
     def objective_row(self):
-        """The row of OBJECTIVES, with what settings replace in it."""
-        row = OBJECTIVES[self.objective]
-        row = replace(row, advantage=self.baseline, entropy_bonus=self.entropy_bonus)
-        if self.clip_low is not None:
-            row = replace(row, clip_low=self.clip_low)
-        if self.clip_high is not None:
-            row = replace(row, clip_high=self.clip_high)
-        if self.kl_estimator is not None:
-            row = replace(row, kl_estimator=self.kl_estimator)
-        return row
+        """The row of OBJECTIVES, with the settings that replace parts of it."""
+        given = {
+            "advantage": self.baseline,
+            "entropy_bonus": self.entropy_bonus}
+        for key in ("clip_low", "clip_high", "kl_estimator"):
+            value = vars(self)[key]
+            if value is not None:
+                given[key] = value
+        return replace(OBJECTIVES[self.objective], **given)
 
     @property
     def kl_weight(self):
-        """The weight of the KL: kl_beta of a reference, distill_beta of a teacher."""
-        return self.kl_beta if self.teacher_checkpoint is None else self.distill_beta
+        """The weight of the KL: distill_beta if it is to a teacher, else kl_beta."""
+        if self.teacher_checkpoint is not None:
+            return self.distill_beta
+        return self.kl_beta
 
     def kl_estimator_of(self, policy):
-        """The kl_estimator of the settings or of the objective's row, or the one that suits the run. KL in the reward
-        needs an estimator from samples; a teacher teaches more with its whole distribution."""
-        named = self.objective_row.kl_estimator
-        if named is not None:
-            return named
+        """The kl_estimator of the settings or of the objective, else the one that suits the run. KL in the reward needs
+        an estimator from samples; a teacher teaches more with its whole distribution."""
+        estimator = self.objective_row.kl_estimator
+        if estimator is not None:
+            return estimator
         if self.kl_in_reward:
             return "k3"
         if self.teacher_checkpoint is not None:
@@ -301,7 +302,8 @@ class GRPOConfig(RunConfig):
     @property
     def reference_adapter(self):
         """True if the reference needs an adapter of its own: the run starts from one, or the reference moves."""
-        if self.reference_mode == "none" or self.kl_beta == 0 or self.reference_checkpoint is not None:
+        has_kl = self.kl_beta > 0 and self.reference_mode != "none"
+        if not has_kl or self.reference_checkpoint is not None:
             return False
         return self.lora_init_from is not None or self.reference_mode != "static"
 
@@ -309,7 +311,10 @@ class GRPOConfig(RunConfig):
         """Settings for sampling in evaluation."""
         rows = self.sample_rows or self.batch_size * self.group_size
         return self.varied(
-            group_size=self.eval_completions, sample_rows=rows, fill_estimator="trajectory", seed=seed)
+            group_size=self.eval_completions,
+            sample_rows=rows,
+            fill_estimator="trajectory",
+            seed=seed)
 
 
 # Conflicts, as Settings.conflicts yields them: (is it there, the settings, why and the remedy)
@@ -331,7 +336,7 @@ def conflicts_of_sampling(c):
            "one_step estimates log-probabilities of the whole distribution, not of what was sampled; leave it out, or "
            "set top_p=1.0, top_k=0, min_p=0.0, kl_in_reward=False, ratio_to='policy'")
     yield (depends_on_policy(c.unmask_order) and of_samples, f"unmask_order {of_samples}",
-           "the order depends on the policy, and log-probabilities are those of the tokens alone; set another order")
+           "the order depends on the policy, but log-probabilities are only of the tokens; set another order")
 
     yield (uses_vllm and c.vllm_url is None, "sampler",
            "needs the address of the server; set vllm_url, as in http://localhost:8000")
@@ -346,7 +351,7 @@ def conflicts_of_sampling(c):
     has_environment = c.environment is not None
     has_its_reward = "environment" in c.reward_functions
     yield (has_its_reward and not has_environment, "reward_functions",
-           "has the reward environment, which needs one; set environment to a class of reward_file")
+           "names the reward 'environment', which needs an environment; set environment to a class of reward_file")
     yield (has_environment and not has_its_reward, "environment",
            "needs its reward; add 'environment' to reward_functions")
     of_one_turn = names(overlong_buffer=c.overlong_buffer, response_prefix=c.response_prefix, sampler=uses_vllm)
@@ -357,7 +362,7 @@ def conflicts_of_sampling(c):
 
 def conflicts_of_rewards(c):
     """Conflicts of rewards, what changes them, and how they are compared."""
-    decides = "objective" if c.advantage is None else "advantage"
+    decides = "objective" if c.advantage is None else "advantage"  # the setting that names the advantage
     has_credits = c.credit_window is not None
     changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer)
     all_changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer, credit_window=has_credits)
@@ -366,7 +371,7 @@ def conflicts_of_rewards(c):
            "with a teacher rewards are those of reward_functions, or none; leave task_type out")
     yield not all(map(math.isfinite, c.reward_weights)), "reward_weights", "must be finite numbers"
     yield (c.reward_weights and len(c.reward_weights) != len(c.reward_names), "reward_weights",
-           f"must have a number for each reward ({', '.join(c.reward_names)}); () weights them alike")
+           f"must have a number for each reward ({', '.join(c.reward_names)}); () gives each the weight 1")
 
     is_single = c.group_size == 1
     yield (is_single and c.rewarded, "group_size",
@@ -403,7 +408,8 @@ def conflicts_of_rewards(c):
     has_weights = tuple(c.reward_weights) not in ((), (1.0,))
     has_others = c.reward_names != ("judge",)
     beside_the_judge = names(
-        reward_weights=has_weights, reward_functions=has_others and c.reward_functions,
+        reward_weights=has_weights,
+        reward_functions=has_others and c.reward_functions,
         task_type=has_others and not c.reward_functions)
     yield (has_credits and beside_the_judge, f"credit_window {beside_the_judge}",
            "credit_window divides the judge's score among tokens; use it with the judge as the only reward, without "
@@ -425,18 +431,19 @@ def conflicts_of_the_kl(c):
            "the KL penalty would have no reference; set kl_beta=0.0")
 
     estimator = c.objective_row.kl_estimator or "k3"
-    keeps_std = c.baseline not in ("leave_one_out", "group_mean")
+    divides_by_std = c.baseline not in ("leave_one_out", "group_mean")
     yield (c.kl_in_reward and KL_ESTIMATORS[estimator] is None, "kl_estimator kl_in_reward",
            "the KL in the reward is of samples; set kl_estimator='k3'")
-    yield (c.kl_in_reward and not c.rewarded and keeps_std, f"kl_in_reward teacher_checkpoint {decides}",
-           "a standard deviation of the KL alone would cancel distill_beta; set advantage='leave_one_out'")
+    yield (c.kl_in_reward and not c.rewarded and divides_by_std, f"kl_in_reward teacher_checkpoint {decides}",
+           "the KL is the only reward, so a division by its standard deviation would cancel distill_beta; set "
+           "advantage='leave_one_out'")
 
     yield (c.has_adapter and c.reference_mode == "ema" and c.kl_beta, "reference_mode lora_rank lora_init_from",
-           "the average of two adapters' matrices is not the average of what they add to the weights; set "
+           "averaging the matrices of two adapters does not average what they add to the weights; set "
            "reference_mode='periodic'")
     is_of_policy = c.reference_checkpoint is None and c.teacher_checkpoint is None
     yield (c.has_adapter and c.ref_offload and is_of_policy, "ref_offload lora_rank lora_init_from",
-           "the reference of an adapter is the policy's own weights without it; set ref_offload=False")
+           "the reference is the policy's own model without the adapter, so it cannot move; set ref_offload=False")
 
 
 def conflicts_of_steps(c):
@@ -452,12 +459,12 @@ def conflicts_of_steps(c):
         compile=c.compile,
         load_in_4bit=c.load_in_4bit)
     yield (c.parallel == "fsdp" and whole, f"parallel {whole}",
-           "FSDP2 cuts every weight, which muon, ref_offload, compile and load_in_4bit need whole; leave them out")
+           "FSDP2 splits every weight, which muon, ref_offload, compile and load_in_4bit need whole; leave them out")
     bounds = names(clip_low=c.clip_low is not None, clip_high=c.clip_high is not None)
     yield (bounds and OBJECTIVES[c.objective].clip_low is None, f"{bounds} objective",
            "this objective clips nothing; leave the bound out")
 
 
 def names(**is_so):
-    """The names that have a true value, with spaces between them."""
+    """The names whose value is true, separated by spaces."""
     return " ".join(name for name, value in is_so.items() if value)

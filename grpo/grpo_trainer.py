@@ -27,12 +27,11 @@ from grpo.reward_messages import RewardMessages
 from grpo.rewards import Rewards
 from grpo.rollout import DataBuffer, Facts, Rollouts
 from grpo.sampling_settings import SamplingSettings
-from grpo.step_settings import StepSettings
 
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
-PAGE_GROWTH = 1.1  # report.html is written at an evaluation after so many times the steps of the page before
+PAGE_GROWTH = 1.1  # an evaluation writes report.html if the run has this many times the steps of the last page
 
 
 class GRPOTrainer(Run):
@@ -45,8 +44,16 @@ class GRPOTrainer(Run):
     a sample: {"problem": text, "group": [{"text", "reward"}, ...] from the best to the worst}
     """
 
-    def __init__(self, policy: "Policy", reference: "Policy | None", rewards: Callable, data: Any,
-                 evaluation: Callable, config: Settings, logger: Logger, dist: Distributed):
+    def __init__(
+            self,
+            policy: "Policy",
+            reference: "Policy | None",
+            rewards: Callable,
+            data: Any,
+            evaluation: Callable,
+            config: Settings,
+            logger: Logger,
+            dist: Distributed):
         identity = {"kind": type(policy).__name__} | policy.identity()
         self.saved_reference = None
         if reference is not None and config.teacher_checkpoint is None:  # a teacher never moves
@@ -60,72 +67,82 @@ class GRPOTrainer(Run):
         self.evaluation = evaluation
         self.evaluated = False    # a run begins with an evaluation
         self.reward_messages = RewardMessages(rewards, config, logger.say)
-        # Rewards may read how far the run is; a function that has no state gets one that nobody reads
-        self.progress = getattr(rewards, "state", SimpleNamespace())
-        self.settings = StepSettings.of(config, policy)
+        self.progress = SimpleNamespace()  # a function of the caller's does not read it
+        if isinstance(rewards, Rewards):
+            self.progress = rewards.state  # rewards may depend on how far the run is
         self.sampling = SamplingSettings.of(config)
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None    # of a sampler elsewhere, or ahead of training; None: the policy samples at once
-        self.kl_beta = config.kl_beta
+        self.kl_beta = config.kl_beta  # kl_target moves it
         self.iteration = 0
-        self.spent = 0.0          # seconds of this iteration
+        self.seconds = 0.0        # of this iteration so far
         self.empty_steps = 0
         self.step_of_page = 0
 
     def train_step(self) -> dict:
         """Takes one optimizer step. The first step of an iteration begins with its rollouts."""
-        settings = self.settings
-        if self.kl_beta != self.config.kl_beta:  # kl_target has moved it
-            c = self.config.varied(kl_beta=self.kl_beta)
-            settings = StepSettings.of(c, self.policy)
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         self.progress.global_step = self.step
-        problems = partial(self.problems_of, self.iteration)
         timer = Timer(self.show)
         metrics = grpo_training_step(
-            self.policy, self.reference, self.rewards, problems, self.optimizers,
-            self.iteration, self.config, self.dist, self.buffer, self.sample, settings, timer)
+            self.policy,
+            self.reference,
+            self.rewards,
+            partial(self.problems_of, self.iteration),
+            self.optimizers,
+            self.iteration,
+            self.config.varied(kl_beta=self.kl_beta),
+            self.dist,
+            self.buffer,
+            self.sample,
+            timer)
         self.step += 1
-        self.spent += sum(timer.times.values())
+        self.seconds += sum(timer.times.values())
+        tokens = metrics.pop("text_tokens")
         metrics["lr"] = lr
         metrics["kl_beta"] = self.kl_beta
-        metrics["tokens_per_second"] = metrics.pop("text_tokens") / self.spent
+        metrics["tokens_per_second"] = tokens / self.seconds
         self.end_step(metrics, self.buffer.facts)
         return metrics
 
     def problems_of(self, iteration: int, again: int = 0) -> dict:
-        """This rank's problems of an iteration; again: the round of other problems for zero_std='resample'."""
+        """This rank's problems of an iteration. again: 0, or the round in which zero_std='resample' takes others"""
         n = self.config.gradient_accumulation_steps
+        first = again * n
         batches = []
-        for micro in range(again * n, (again + 1) * n):
-            batches.append(self.data.problems("train", iteration, micro))
+        for micro in range(first, first + n):
+            batch = self.data.problems("train", iteration, micro)
+            batches.append(batch)
         problems = {}
         for key in batches[0]:
-            problems[key] = np.concatenate([batch[key] for batch in batches])
+            columns = [batch[key] for batch in batches]
+            problems[key] = np.concatenate(columns)
         return problems
 
     def sample(self, problems: dict, again: int) -> tuple[Rollouts, dict]:
-        """Completions of problems of this iteration, of a round as grpo_training_step has them, and {metric: (sum,
-        count)}."""
+        """Samples completions of this iteration's problems. Returns Rollouts and {metric: (sum, count)}.
+        again: as in problems_of"""
         c = self.config
-        self.logger.doing(f"generating {len(problems['number']) * c.group_size} completions")
+        completions = len(problems["number"]) * c.group_size
+        self.logger.doing(f"generating {completions} completions")
         if self.prefetcher is None:
-            return self.policy.sample(problems, self.iteration, self.sampling), {}
+            rollouts = self.policy.sample(problems, self.iteration, self.sampling)
+            return rollouts, {}
         steps_left = c.max_iters - self.step
         iterations_left = math.ceil(steps_left / (c.ppo_epochs * c.minibatches))
         last = self.iteration + iterations_left - 1
         return self.prefetcher.get(problems, self.iteration, again, last)
 
     def show(self, phase: str) -> None:
-        """Shows the phase of a step that begins; `sample` shows how many completions are generated."""
+        """Shows which phase of a step begins. `sample` shows the phase "collect", with the number of completions."""
         if phase == "reference":
             self.logger.doing("scoring")
         elif phase == "train":
             self.logger.doing("training")
 
     def end_step(self, metrics: dict, facts: Facts) -> None:
-        """Counts the step; the last step of an iteration moves the reference and kl_beta."""
+        """Counts a step that was skipped or empty. The last step of an iteration moves the reference and kl_beta."""
         self.reward_messages.add(self.step, metrics, facts)
         if metrics["skipped_steps"]:
             self.bad.add_not_finite(self.step, metrics)
@@ -141,7 +158,7 @@ class GRPOTrainer(Run):
         if self.buffer.queue:
             return  # more steps on these rollouts follow
         self.iteration += 1
-        self.spent = 0.0
+        self.seconds = 0.0
         if self.reference is not None:
             move_reference(self.reference, self.policy, self.iteration, self.config)
             mean_kl = metrics.get("mean_kl", math.nan)
@@ -157,16 +174,19 @@ class GRPOTrainer(Run):
 
     def begin(self) -> None:
         if self.dist.is_main:
-            keep_records(self.checkpoints.path(SAMPLES), self.step, self.logger.say)
+            path = self.checkpoints.path(SAMPLES)
+            keep_records(path, self.step, self.logger.say)
 
     def log_step(self, metrics: dict) -> None:
         c = self.config
-        is_shown = self.step % c.log_interval == 0 or self.step in (1, c.max_iters)
+        is_first_or_last = self.step in (1, c.max_iters)
+        is_shown = is_first_or_last or self.step % c.log_interval == 0
         self.logger.log(self.step, metrics, show=is_shown)
 
     def evaluation_is_due(self) -> bool:
         c = self.config
-        return self.step % c.eval_interval == 0 or self.step % c.sample_interval == 0
+        shows_samples = self.step % c.sample_interval == 0
+        return shows_samples or self.step % c.eval_interval == 0
 
     def state(self) -> dict:
         state = {
@@ -180,8 +200,8 @@ class GRPOTrainer(Run):
         return state
 
     def load_state(self, state: dict) -> None:
-        """Takes over what `state` gave. Between iterations all buffers are alike, so another number of ranks can
-        resume; within one each rank holds its own rollouts."""
+        """Restores what `state` returned. Between iterations all buffers are alike, so another number of ranks can
+        resume; within one each rank has rollouts of its own."""
         if self.saved_reference is not None:
             self.saved_reference.load_weights(state["reference"])
         self.empty_steps = state["empty_steps"]
@@ -216,8 +236,8 @@ class GRPOTrainer(Run):
             self.logger.say(text)
         if self.step > 0:
             self.last_evaluation = metrics
-        # A page reads all metrics of the run. Written only when the run has grown by a share, the pages of a whole run
-        # take a time that is linear in its steps, not quadratic
+        # Each page reads all metrics of the run so far. A page at every evaluation would cost a time quadratic in the
+        # number of steps; one whenever the run has grown by a tenth costs a linear time
         if self.step >= PAGE_GROWTH * self.step_of_page:
             self.write_page()
 

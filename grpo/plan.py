@@ -43,7 +43,7 @@ def plan(config, origin, models, rewards, data, dist):
 
 
 def plan_of_settings(config, origin, dist):
-    """Yields the lines that need no model and no data."""
+    """Yields the lines of the plan that need no model and no data."""
     yield from describe(config, origin)
     completions = config.problems * dist.world * config.group_size
     yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
@@ -56,26 +56,30 @@ def describe_models(config, models):
     """Yields a line for each model."""
     generator = models.policy.model
     trained = sum(p.numel() for p in generator.parameters() if p.requires_grad)
-    part = ""
+    share = ""
     if trained != generator.num_parameters():
-        part = f", {trained / 1e6:.3g} M of them trained"
-    yield f"generator  {size_of(generator)}{part}"
-    title = "teacher" if config.teacher_checkpoint else "reference"
-    frozen = {title: models.reference, "judge": models.judge, "gold judge": models.gold_judge}
-    for title, policy in frozen.items():
-        if policy is not None:
-            yield f"{title:<10} {size_of(policy.model)}, frozen"
+        share = f", {trained / 1e6:.3g} M of them trained"
+    yield f"generator  {size_of(generator)}{share}"
+    reference = "teacher" if config.teacher_checkpoint else "reference"
+    frozen = {
+        reference: models.reference,
+        "judge": models.judge,
+        "gold judge": models.gold_judge}
+    for title, part in frozen.items():
+        if part is not None:
+            yield f"{title:<10} {size_of(part.model)}, frozen"
 
 
 def size_of(model):
     """A model's mode, layers and number of parameters, in words."""
-    return f"{model.mode}, {len(model.layers)} layers, {model.num_parameters() / 1e6:.2f} M parameters"
+    millions = model.num_parameters() / 1e6
+    return f"{model.mode}, {len(model.layers)} layers, {millions:.2f} M parameters"
 
 
 def describe_rewards(config, rewards):
     """Yields a line with each reward's weight and range, and one about the sandbox if one of them runs code."""
     if not rewards.names:
-        yield "rewards: none, the teacher alone teaches"
+        yield "rewards: none, only the teacher teaches"
         return
     terms = []
     weighted = []
@@ -86,8 +90,8 @@ def describe_rewards(config, rewards):
     yield f"rewards: {', '.join(terms)}"
     all_are_ours = all(is_own_function(REWARDS[name].fn) for name in weighted)
     if len(weighted) > 1 and not all_are_ours:
-        yield ("a completion that one reward skips (None, NaN) while it scores others of the group is left out of the "
-               "group; TRL adds up the rewards that are there")
+        yield ("a completion is left out of its group if a reward skips it (None, NaN) but scores others of the group; "
+               "TRL adds up its other rewards")
     yield "a loss near 0 is normal: advantages cancel within a group, their gradients do not; watch mean_reward"
     if any("sandbox" in REWARDS[name].settings for name in rewards.names):
         from grpo.sandbox.run import describe_sandbox

@@ -7,7 +7,7 @@ from grpo.reward_functions.registry import REWARDS
 from grpo.rewards import Rewards
 from grpo.rollout import Facts
 
-FIRST_STEPS = 3  # the steps of a start after which it tells which rewards did not vary
+FIRST_STEPS = 3  # after this many steps of a start a message names the rewards that did not vary
 REMEDY = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward with "
           "partial credit")
 
@@ -25,14 +25,14 @@ class RewardMessages:
         self.weights = {}            # {reward: its weight}; a function has no names
         if isinstance(rewards, Rewards):
             self.weights = dict(zip(rewards.names, rewards.weights, strict=True))
-        self.taught = False          # whether a reward has taught anything since the run began; a state keeps it
-        self.have_skipped = set()    # the rewards whose first skip was told
+        self.taught = False          # True once a reward has taught anything in this run; a saved state keeps it
+        self.have_skipped = set()    # the rewards that were reported as skipping completions
         self.first_metrics = []      # of the first FIRST_STEPS of this start
-        self.first_facts = []
-        self.step_of_message = None  # the step after which it told that no reward taught anything
+        self.first_facts = []        # of the same steps
+        self.step_of_message = None  # the step after which a message said that no reward taught anything
 
     def add(self, step: int, metrics: dict, facts: Facts) -> None:
-        """Takes the findings of the step that was taken. step: the number of steps up to and with it"""
+        """Takes note of a step. step: its number, from 1"""
         self.taught = self.taught or facts.taught
         for name, completions in facts.skipped.items():
             if completions and name not in self.have_skipped:
@@ -47,8 +47,8 @@ class RewardMessages:
             self.tell_equal_rewards(step)
 
     def tell_equal_rewards(self, step: int) -> None:
-        """Tells that no group of the first steps had different rewards, or which of several rewards, below their
-        highest value, differed in none."""
+        """Tells that no group of the first steps had different rewards; or else which rewards, not all at their highest
+        value, were equal within every group."""
         steps = f"step {step}"
         if len(self.first_facts) > 1:
             steps = f"steps {step - len(self.first_facts) + 1} to {step}"
@@ -58,17 +58,19 @@ class RewardMessages:
             if weight and values:
                 means[name] = values
         total = values_of(self.first_metrics, "mean_reward")
-        if total and not any(facts.differed or facts.taught for facts in self.first_facts):
-            shown = ", ".join(f"{name} {in_words(values)}" for name, values in means.items())
-            self.say(f"{steps}: no group had different rewards (mean: {shown or in_words(total)}), so nothing was "
-                     f"learned from them: {REMEDY}")
+        was_useful = any(facts.differed or facts.taught for facts in self.first_facts)
+        if total and not was_useful:
+            shown = [f"{name} {in_words(values)}" for name, values in means.items()]
+            mean = ", ".join(shown) or in_words(total)
+            self.say(f"{steps}: no group had different rewards (mean: {mean}), so nothing was learned from them: "
+                     f"{REMEDY}")
             self.step_of_message = step
             return
         equal = []
         for name, values in means.items():
-            # Not counted where rewards are compared over the whole step, nor in rollouts of an older state
-            differed = any(facts.varied.get(name, 1) for facts in self.first_facts)
-            if min(values) < REWARDS[name].high and not differed:
+            # There is no count if rewards are compared over the whole step, or in rollouts of an older state
+            varied = any(facts.varied.get(name, 1) for facts in self.first_facts)
+            if not varied and min(values) < REWARDS[name].high:
                 equal.append(f"{name} (mean: {in_words(values)})")
         if equal:
             self.say(f"{steps}: no group had different values of {', '.join(equal)}, so they compared no completions: "
@@ -88,12 +90,14 @@ class RewardMessages:
 
 
 def values_of(records: Iterable[dict], key: str) -> list[float]:
-    """The values of a metric in those records that have it."""
+    """The values of a metric in the records that have it."""
     return [record[key] for record in records if record.get(key) is not None]
 
 
 def in_words(values: list[float]) -> str:
-    """The least and the largest of some values."""
+    """The range of some values."""
     least = f"{min(values):g}"
     most = f"{max(values):g}"
-    return least if least == most else f"{least} to {most}"
+    if least == most:
+        return least
+    return f"{least} to {most}"

@@ -28,7 +28,8 @@ def main(argv):
     """Loads the generator, the frozen reference and the judge, then takes GRPO steps."""
     config, origin = load_config(GRPOConfig, with_example(argv))
     with job(config, config.generator_checkpoint, check_features) as dist:
-        if build_what_is_missing(config, dist, plan_of_settings(config, origin, dist)):
+        lines = plan_of_settings(config, origin, dist)
+        if build_what_is_missing(config, dist, lines):
             return
         config = with_template(config, origin)
         data = build_data(config, dist)
@@ -38,7 +39,15 @@ def main(argv):
         lines = list(plan(config, origin, models, rewards, data, dist))
 
         def make_trainer(logger, dist):
-            return GRPOTrainer(models.policy, models.reference, rewards, data, evaluation, config, logger, dist)
+            return GRPOTrainer(
+                models.policy,
+                models.reference,
+                rewards,
+                data,
+                evaluation,
+                config,
+                logger,
+                dist)
 
         if config.doctor and not config.dry_run:
             print(*lines, sep="\n", flush=True)
@@ -54,7 +63,9 @@ def visit_doctor(config, models, rewards, data, trainer, dist):
         trainer.resume()
     healthy, page = check_up(config, models, rewards, data, dist, trainer.holds)
     print(*page, sep="\n")
-    return 0 if healthy else 1
+    if healthy:
+        return 0
+    return 1
 
 
 if __name__ == "__main__":

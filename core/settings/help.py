@@ -13,9 +13,9 @@ ALL = "--help=all adds the settings that have an effect only with another one."
 
 
 def help_lines(cls, every):
-    """Yields the lines of --help after the docstring of a script: its settings under their headings; without `every`
-    those that belong to another setting are left out."""
-    defaults = object.__new__(cls)  # unchecked: a script may have settings that must be given
+    """Yields the lines of --help that follow the docstring of a script: its settings under their headings. Without
+    `every` settings that have an effect only with another one are left out."""
+    defaults = object.__new__(cls)  # without __post_init__, which may demand settings that have no default
     switches = {}
     for _, switch, keys in defaults.features():
         switches |= dict.fromkeys(keys.split(), switch)
@@ -41,7 +41,8 @@ def help_lines(cls, every):
 
 def page_of(cls):
     """[(heading, setting, its comment)] of a class and its bases, read from their source.
-    A comment begins behind a setting and ends with the comments right below it; one below an empty line is a heading"""
+    A comment begins behind a setting and continues in the comments right below it. A comment below an empty line is a
+    heading"""
     page = {}
     for part in reversed(cls.__mro__[:-1]):  # the last one is object
         source = textwrap.dedent(inspect.getsource(part))
@@ -50,11 +51,11 @@ def page_of(cls):
 
 
 def page_of_source(source):
-    """{name with a type: (the heading above it, the name, its comment)} of the source of a class."""
+    """{name: (the heading above it, the name, its comment)} of the fields in the source of a class."""
     lines = [*source.splitlines(), ""]
     page = {}
     heading = ""
-    end = 0  # the line behind the last setting with its comment
+    end = 0  # the number of the line after the last setting and its comment
     for node in ast.parse(source).body[0].body:
         if not isinstance(node, ast.AnnAssign):
             continue
@@ -71,5 +72,5 @@ def page_of_source(source):
 
 
 def is_comment(line):
-    """True for a line that has nothing but a comment."""
+    """True for a line that is only a comment."""
     return line.lstrip().startswith("#")

@@ -16,7 +16,7 @@ sys.modules.setdefault("kernels", None)
 
 def require(name, why, install="-r requirements-hf.txt"):
     """The package of that name. Raises Mistake with the pip command if it is not installed, too old, or does not load.
-    why: the setting that asks for it, with its value; install: what pip is to install"""
+    why: the setting that asks for it, with its value; install: the arguments of pip install"""
     package = name.split(".")[0]
     try:
         module = importlib.import_module(name)
@@ -40,8 +40,8 @@ def local_name(path):
 
 @functools.cache
 def say_opening(path, key):
-    """Prints on rank 0, once, that a name of the hub is opened: without a network its library gives up only after a
-    minute or two."""
+    """Prints on rank 0, once for each path, that a name of the hub is opened: without a network the hub's library gives
+    up only after a minute or two."""
     if on_hub(path) and os.environ.get("RANK", "0") == "0":
         print(f"opening {key}={path}; if the hub does not answer, the error may take two minutes", flush=True)
 

@@ -1,8 +1,8 @@
 """Names of settings in TRL, verl, transformers and nanoGPT, and the answer to each; docs/coming_from.md says more.
-with_settings_of_today has those of earlier versions of this project.
+with_settings_of_today knows the names of earlier versions of this project.
 
 A line of TABLE: names | our settings, perhaps with a value | what differs or, if there is no such setting, what to do.
-Names with dots are verl's: their last part has several meanings without the rest.
+Names with dots are verl's: the last part without the rest may mean several things.
 A line of VALUES: values that a setting of ours does not have | what to do instead.
 """
 
@@ -168,17 +168,18 @@ objective=reinforce_plus_plus_baseline | it is reinforce++_baseline
 
 
 def with_settings_of_today(saved, path, say=None):
-    """The settings in the config.json of a run, perhaps of an earlier version, as the settings of today. Raises Mistake
-    where none mean the same. say: prints a line about each that was replaced"""
+    """Translates the settings in the config.json of a run, perhaps of an earlier version, to the settings of today.
+    Raises Mistake where none mean the same. say: prints a line about each that was replaced"""
     today = {"template": "plain"} | saved  # a run without the setting had plain prompts
-    left = today.get("reward_normalisation")
-    if left in ("none", "group"):
+    normalisation = today.get("reward_normalisation")
+    if normalisation in ("none", "group"):
         del today["reward_normalisation"]
-    if left == "group":
-        beside = today.get("advantage")
-        if beside not in (None, "batch_std", "gdpo"):
-            raise Mistake(f"{path}: reward_normalisation='group' with advantage={one_line(beside, 100, repr)} is no "
-                          "longer possible; delete one of the two there, or set --advantage=gdpo")
+    if normalisation == "group":
+        advantage = today.get("advantage")
+        if advantage not in (None, "batch_std", "gdpo"):
+            shown = one_line(advantage, 100, repr)
+            raise Mistake(f"{path}: reward_normalisation='group' with advantage={shown} is no longer possible; delete "
+                          "one of the two there, or set --advantage=gdpo")
         today["advantage"] = "gdpo"
         if say is not None:
             say(f"{path}: reward_normalisation='group' is now advantage='gdpo'")
@@ -186,7 +187,7 @@ def with_settings_of_today(saved, path, say=None):
 
 
 def names_elsewhere():
-    """{a name of others: (ours, what differs)}"""
+    """{a name elsewhere: (our names, what differs)}"""
     found = {}
     for line in TABLE.split("\n"):
         if line:
@@ -206,29 +207,27 @@ def answer_to_value(key, value):
 
 
 def answer_to(key, known):
-    """The answer to a key that is not in `known`, the settings of a script: ours of that meaning or of a similar name,
-    or what to do instead, or "" if TABLE has none. Of a name with dots the longest end that TABLE has counts."""
-    others = names_elsewhere()
+    """The answer to a key that is not in `known`, the settings of a script: our setting of that meaning or of a similar
+    name, or what to do instead, or "" if there is none. Of a name with dots the longest end that TABLE has counts."""
+    table = names_elsewhere()
     parts = key.replace("-", "_").split(".")
     if "critic" in parts:
         parts = ["critic"]
     for start in range(len(parts)):
         name = ".".join(parts[start:])
-        ours, note = others.get(name, ([name], ""))
+        ours, note = table.get(name, ([name], ""))
         near = [setting for setting in ours if setting.split("=")[0] in known]
         if near:
             return f"did you mean {', '.join(near)}? {note}".strip()
-        if name in others and ours:
-            return "no setting of this script"
-        if name in others:
-            return note
+        if name in table:
+            return "no setting of this script" if ours else note
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
     return f"did you mean {near[0]}?" if near else ""
 
 
 def wrong_form(argument, argv, known):
     """The error about an argument that is neither a config file nor --key=value, as in `--beta 0.1` or verl's
-    `data.train_files=my.parquet`, with the answers to all keys of the command that are no settings, `known`."""
+    `data.train_files=my.parquet`. It answers all keys of the command that are not in `known`, the settings."""
     keys = {}
     for each in argv:
         if each.startswith("--") or "=" in each:

@@ -29,7 +29,8 @@ class Settings:
 
     A class of settings is a page: its fields in the order of the data flow under headings, which are comments. Rules
     about several settings are in `features` and `conflicts`, in Python.
-    origin: {setting: the file or argument that set it}, for errors; None, from Python: all that differ from defaults
+    origin: {setting: the file or argument that set it}, for errors; None, as from Python: the settings that differ from
+        their defaults count as set
     """
     origin: InitVar[dict | None] = field(default=None, kw_only=True)
 
@@ -39,9 +40,9 @@ class Settings:
         return ()
 
     def conflicts(self):
-        """Yields a row for each conflict: (is it there, the settings, why and the remedy). The error begins with those
-        of the settings that the user set. After a single one `why` continues the sentence, as in "minibatches=17 is
-        more than ..."; after several it is a sentence of its own."""
+        """Yields a row for each conflict: (is it there, the settings, why and the remedy). The error begins with the
+        ones among them that the user set. After a row's only setting `why` continues the sentence, as in
+        "minibatches=17 is more than ..."; after several it is a sentence of its own."""
         return ()
 
     def __post_init__(self, origin):
@@ -52,22 +53,23 @@ class Settings:
             if is_on:
                 continue
             for key in changed(self, *keys.split()):
-                is_of_resumed_run = origin.get(key, "").endswith(CONFIG)
-                if is_of_resumed_run:  # which continues without the feature
-                    vars(self)[key] = getattr(type(self), key)
+                if origin.get(key, "").endswith(CONFIG):
+                    vars(self)[key] = getattr(type(self), key)  # a resumed run continues without the feature
                 else:
                     setting = assignment(self, key, origin)
                     raise Mistake(f"{setting} has an effect only with {switch}; set that, or leave {key} out")
         for is_so, keys, why in self.conflicts():
-            if is_so:
-                keys = keys.split()
-                named = [key for key in keys if key in origin] or keys[:1]
-                settings = ", ".join(assignment(self, key, origin) for key in named)
-                colon = ":" if len(keys) > 1 else ""
-                raise Mistake(f"{settings}{colon} {why}")
+            if not is_so:
+                continue
+            keys = keys.split()
+            named = [assignment(self, key, origin) for key in keys if key in origin]
+            if not named:
+                named = [assignment(self, keys[0], origin)]
+            colon = ":" if len(keys) > 1 else ""
+            raise Mistake(f"{', '.join(named)}{colon} {why}")
 
     def varied(self, **changes):
-        """A copy with other values, unchecked: for what no user sets."""
+        """A copy with other values, which are not checked, because no user sets them."""
         other = copy(self)
         vars(other).update(changes)
         return other
@@ -79,7 +81,7 @@ def changed(config, *keys):
 
 
 def assignment(config, key, origin):
-    """A setting for an error: `key=value`, with the file that set it."""
+    """A setting as errors show it: `key=value`, with the file that set it."""
     setting = f"{key}={shown(vars(config)[key])}"
     place = origin.get(key, "")
     if place.endswith((".py", ".json")):
@@ -95,24 +97,24 @@ def settings_of(cls):
 
 
 def kinds_of(hint):
-    """({type: its parameters}, what is allowed) of the type of a setting: of Count | None, int and None, "[1, 1e6]"."""
+    """({type: its parameters}, what is allowed) of the type of a setting. Count | None gives int and NoneType, and
+    "[1, 1e6]"."""
+    origin = typing.get_origin(hint)
+    parts = typing.get_args(hint)
+    if origin is Annotated:
+        hint, allowed = parts
+        kinds, _ = kinds_of(hint)
+        return kinds, allowed
+    if origin is Literal:
+        return {type(value): () for value in parts}, parts
+    if origin not in (types.UnionType, typing.Union):
+        return {origin or hint: parts}, None
     kinds = {}
     allowed = None
-    hints = [hint]
-    while hints:
-        hint, *hints = hints
-        origin = typing.get_origin(hint)
-        parts = typing.get_args(hint)
-        if origin is Annotated:
-            hint, allowed = parts
-            hints = [hint, *hints]
-        elif origin is Literal:
-            allowed = parts
-            kinds |= {type(value): () for value in parts}
-        elif origin in (types.UnionType, typing.Union):
-            hints = [*parts, *hints]
-        else:
-            kinds[origin or hint] = parts
+    for part in parts:
+        of_part, allowed_in_part = kinds_of(part)
+        kinds |= of_part
+        allowed = allowed or allowed_in_part
     return kinds, allowed
 
 
@@ -132,7 +134,7 @@ def check_value(key, value, allowed, place=""):
     if value is None or allowed is None:
         return
     if not isinstance(allowed, str):
-        fits = value in [*allowed]  # not in a dict itself, because a wrong value may have no hash
+        fits = value in list(allowed)  # a wrong value may have no hash, which `in` a dict would need
         what = f"one of {', '.join(map(str, allowed))}"
         if place.endswith(CONFIG):
             what += "; name the config file of the run, which may add it"
@@ -154,11 +156,11 @@ def check_value(key, value, allowed, place=""):
 
 
 def is_inside(value, interval):
-    """True if a number lies in an interval; a round bracket leaves its end out: "(0, 1]" is above 0, at most 1.
-    "[1, 9] or a share in (0, 1)": a whole number lies in the first interval, another number in the second."""
-    interval, _, of_shares = interval.partition(" or a share in ")
-    if of_shares and isinstance(value, float):
-        interval = of_shares
+    """True if a number lies in an interval. A round bracket excludes its end: "(0, 1]" is above 0 and at most 1.
+    "[1, 9] or a share in (0, 1)" is the first interval for a whole number, the second for a float."""
+    interval, _, shares = interval.partition(" or a share in ")
+    if shares and isinstance(value, float):
+        interval = shares
     low, high = map(float, interval[1:-1].split(", "))
     if value == low:
         return interval[0] == "["
@@ -168,7 +170,7 @@ def is_inside(value, interval):
 
 
 def shown(value):
-    """A value for an error: its repr, shortened."""
+    """A value as errors show it: its repr, shortened."""
     return one_line(value, 100, repr)
 
 
@@ -178,6 +180,7 @@ def check_finite(weights, named):
         if not tensor.is_floating_point() or not tensor.numel():
             continue
         low, high = tensor.detach().aminmax()  # both are NaN if one number is
-        if not (math.isfinite(low) and math.isfinite(high)):
+        is_finite = math.isfinite(low) and math.isfinite(high)
+        if not is_finite:
             raise Mistake(f"{named}: {name} holds numbers that are not finite (NaN or infinity); use a checkpoint "
                           "from before its training failed, or copy it again")

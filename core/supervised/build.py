@@ -1,6 +1,5 @@
 """The data, the model and the batches of a supervised run, checked against each other before the first step."""
 
-from dataclasses import asdict
 from functools import partial
 
 import torch
@@ -20,7 +19,7 @@ from core.trainer import supervised_sums
 def build_data(config, dist):
     """Windows of running text, or prompts with their completions if the dataset is one of prompts."""
     mode = mode_of(config)
-    tokenizer = None  # the one that the dataset was prepared with
+    tokenizer = None  # the dataset's own
     if starts_from_huggingface(config) or (config.init_from and is_file_of_records(config.dataset)):
         tokenizer = load_tokenizer(config.init_from, "init_from")
     common = {
@@ -33,13 +32,21 @@ def build_data(config, dist):
         if mode == SEQUENCE_SCORER:
             mode = MASKED_FILL  # generators fill in the masks of the texts that a judge reads
         return DatasetConsumer(
-            config.dataset, mode, config.block_size, masks=config.masks, mask_low=config.mask_low,
-            mask_high=config.mask_high, **common)
+            config.dataset,
+            mode,
+            config.block_size,
+            masks=config.masks,
+            mask_low=config.mask_low,
+            mask_high=config.mask_high,
+            **common)
     if mode == SEQUENCE_SCORER:
         raise Mistake(f"dataset={config.dataset} has prompts to complete, from which a judge learns nothing; name one "
                       "of running text")
     data = PromptConsumer(
-        config.dataset, format=PromptFormat.of(config), block_size=config.block_size, masked=mode == MASKED_FILL,
+        config.dataset,
+        format=PromptFormat.of(config),
+        block_size=config.block_size,
+        masked=mode == MASKED_FILL,
         **common)
     data.require_completions()
     return data
@@ -51,27 +58,35 @@ def starts_from_huggingface(config):
 
 def mode_of(config):
     """The mode of the model: a Hugging Face model has its own."""
-    return model_mode(config.init_from, "init_from") if starts_from_huggingface(config) else config.mode
+    if starts_from_huggingface(config):
+        return model_mode(config.init_from, "init_from")
+    return config.mode
 
 
 def build_model(config, data, dist):
-    """The Hugging Face model that init_from names, with the adapter that the config asks for; or a new model."""
+    """A new model; or the Hugging Face model that init_from names, with the adapter that the config asks for."""
     if not starts_from_huggingface(config):
         return build_new_model(config, data.tokenizer).to(dist.device)
     for key in changed(config, "dropout", "judge_head"):
-        value = getattr(config, key)
+        value = vars(config)[key]
         raise Mistake(f"{key}={value} is for new models; leave it out with init_from={config.init_from}")
     if config.export:
         check_target(config.export, config.has_adapter)
-    model, _ = load_model(config.init_from, dist.device, None, data.tokenizer, "init_from", config, dist.dtype)
+    model, _ = load_model(
+        config.init_from,
+        dist.device,
+        tokenizer=data.tokenizer,
+        key="init_from",
+        adapter=config,
+        dtype=dist.dtype)
     if model.mode == MASKED_FILL and data.has_prompts:
         model.answer_prompts()
     return model
 
 
 def build_new_model(config, tokenizer):
-    """A model of the config's shape. With init_from it starts from the weights of that model, but not from its output
-    layer if the two have different modes or heads."""
+    """A model of the config's shape. With init_from it starts from the weights of that model, without its output layer
+    if the two have different modes or heads."""
     if config.has_adapter:
         raise Mistake(f"{config.adapter_setting} is for Hugging Face models: set init_from to a folder or "
                       "hf:owner/name")
@@ -84,8 +99,8 @@ def build_new_model(config, tokenizer):
     must_be_equal = ["n_layer", "n_head", "n_embd"]
     if same_output:
         must_be_equal.append("tied")
-    has = asdict(start.config)
-    wanted = asdict(model.config)
+    has = vars(start.config)
+    wanted = vars(model.config)
     for key in must_be_equal:
         if has[key] != wanted[key]:
             raise Mistake(f"init_from={config.init_from} has {key}={has[key]}, the config {wanted[key]}; make them "
@@ -98,7 +113,7 @@ def build_new_model(config, tokenizer):
 
 
 def build_batches(config, data, dist):
-    """(batches, evaluation) of a Trainer for the mode."""
+    """The (batches, evaluation) of a Trainer, as the mode of the model needs them."""
     if mode_of(config) == SEQUENCE_SCORER:
         return build_judge_batches(config, data, dist)
 
@@ -111,14 +126,16 @@ def build_batches(config, data, dist):
         for step in range(config.eval_batches):
             sums = supervised_sums(model, *batches("val", step))
             totals += torch.stack(sums)
-        loss, correct, count = totals.tolist()
-        return {"val_loss": loss / count, "val_accuracy": correct / count}
+        loss, correct, predictions = totals.tolist()
+        return {
+            "val_loss": loss / predictions,
+            "val_accuracy": correct / predictions}
 
     return batches, evaluation
 
 
 def build_judge_batches(config, data, dist):
-    """(batches, evaluation) for a judge, which learns from texts that the generators of fill_checkpoints fill in."""
+    """The same for a judge, which learns from texts that the generators of fill_checkpoints fill in."""
     if not config.fill_checkpoints:
         raise Mistake("fill_checkpoints is empty: name the generators whose fills the judge learns from")
     fillers = []
@@ -134,4 +151,5 @@ def build_judge_batches(config, data, dist):
                 metrics[f"{name}/{i}"] = value
         return metrics
 
-    return partial(filled_batch, data, fillers, dist.device, config), evaluation
+    batches = partial(filled_batch, data, fillers, dist.device, config)
+    return batches, evaluation

@@ -11,7 +11,7 @@ from core.settings.setting import Count, Fraction, Name, Natural, NotNegative, P
 
 @dataclass(frozen=True)
 class PretrainConfig(RunConfig):
-    """The settings of core/pretrain.py with their defaults; values that cannot work are refused."""
+    """The settings of core/pretrain.py and their defaults."""
 
     # Model
     mode: Annotated[str, MODES] = MASKED_FILL
@@ -20,9 +20,10 @@ class PretrainConfig(RunConfig):
     n_head: Annotated[int, "[1, 1e3]"] = 4  # attention heads of a block
     n_embd: Annotated[int, "[2, 65536]"] = 128  # width of the hidden states; a multiple of 2 * n_head
     dropout: Fraction = 0.0  # while training; 0.0: none
-    tied: bool = True  # one matrix for reading and writing tokens
+    tied: bool = True  # the token embedding is also the output layer
     init_from: Name | None = None
-        # weights to start from; a judge takes any trunk of its size; a Hugging Face model is fine-tuned as it is
+        # the model to start from; a judge may start from any model of its size, without the output layer; a Hugging
+        # Face model is fine-tuned as it is
     lora_rank: Annotated[int, "[0, 1e5]"] = 0  # rank of a LoRA adapter; only the adapter is trained; 0: no adapter
     lora_init_from: Name | None = None  # the folder of an adapter to start from
     lora_alpha: Positive | None = None  # the adapter's output is scaled by lora_alpha / lora_rank; None: by 2
@@ -52,7 +53,7 @@ class PretrainConfig(RunConfig):
 
     # Training of a judge
     judge_head: Annotated[str, JUDGE_HEADS] = "realness"
-        # per position: is this the true token? cls: regress the replaced share of the text
+        # realness: at each position, is this the true token? cls: what share of the text was replaced?
     fill_checkpoints: tuple[str, ...] = ()  # generators whose fills the judge learns from, each equally often
     fill_temperature_low: Temperature = 0.7  # lowest temperature at which a text is filled; drawn for each text
     fill_temperature_high: Temperature = 1.0  # highest temperature at which a text is filled
@@ -114,6 +115,17 @@ class PretrainConfig(RunConfig):
 
     def shape(self, vocab_size, base_vocab_size):
         """The GPTConfig of a new model."""
-        longest = self.block_size + (self.mode == SEQUENCE_SCORER)  # a judge may read CLS before the text
-        return GPTConfig(self.mode, vocab_size, base_vocab_size, longest, self.n_layer, self.n_head, self.n_embd,
-                         self.dropout, self.tied, self.judge_head)
+        longest = self.block_size
+        if self.mode == SEQUENCE_SCORER:
+            longest += 1  # it may read CLS before the text
+        return GPTConfig(
+            self.mode,
+            vocab_size,
+            base_vocab_size,
+            longest,
+            self.n_layer,
+            self.n_head,
+            self.n_embd,
+            self.dropout,
+            self.tied,
+            self.judge_head)

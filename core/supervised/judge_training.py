@@ -17,10 +17,14 @@ HIDDEN_SHARE = 0.3  # of each text's tokens, which a generator fills in for the 
 
 
 @torch.no_grad()
-def fill_once(model, input, mask, uniform, **sampling):
-    """The completed texts (P, G, T). input, mask: (P, T); the rest as in predict_and_sample_tokens."""
+def fill_in_one_pass(model, input, mask, uniform, temperature=1.0):
+    """Fills in all masked tokens of every text in one forward pass, G times. Returns the texts (P, G, T).
+
+    input, mask: (P, T), the mask on the CPU; uniform: (P, G, T) noise in [0, 1); temperature: a number or (P, 1)
+    """
     position, hidden = masked_positions(mask, input.device)                          # (P, M) each
-    target, _, _ = predict_and_sample_tokens(model, input, position, uniform, hidden, **sampling)
+    target, _, _ = predict_and_sample_tokens(
+        model, input, position, uniform, hidden, temperature=temperature)            # (P, G, M)
     hidden = hidden.to(input.device, non_blocking=True)
     return fill_in(input, position, hidden, target)
 
@@ -36,25 +40,38 @@ def filled_batch(data, fillers, device, config, split, step, micro=0):
     Returns the filled text (after CLS for a cls judge), the true text, and True where a token was masked
     """
     batch = data.batch(split, step, micro)
+    number = batch["number"]                                                         # (B,)
     input, target, mask = unpack_batch(batch, device)                                # (B, T) each
     T = input.shape[1]
-    noise = draw_uniforms(data.seed + NOISE, step, batch["number"], (1, T + 3))
-    # Columns are added only at the end: those before them keep their numbers, and so the texts of earlier versions
-    of_tokens, of_temperature, of_clean, of_filler = noise.split((T, 1, 1, 1), dim=2)
+    # The noise of the tokens comes first, then three numbers of the text. A fourth would have to come last: the others
+    # keep their columns, and with them a run that is resumed with a later version keeps its texts
+    noise = draw_uniforms(data.seed + NOISE, step, number, (1, T + 3))               # (B, 1, T + 3)
+    uniform = noise[:, :, :T]                                                        # (B, 1, T)
+    for_temperature, for_clean, for_filler = noise[:, 0, T:].unbind(1)               # (B,) each
+
     low = config.fill_temperature_low
-    temperature = low + (config.fill_temperature_high - low) * of_temperature[:, 0]  # (B, 1)
+    spread = config.fill_temperature_high - low
+    temperature = low + spread * for_temperature                                     # (B,)
     temperature = temperature.to(device, torch.float32, non_blocking=True)
-    filler_of_text = of_filler[:, 0, 0] * len(fillers)                               # (B,)
-    filler_of_text = filler_of_text.long()
+    temperature = temperature[:, None]                                               # (B, 1)
+
+    filler_of_text = for_filler * len(fillers)
+    filler_of_text = filler_of_text.long()                                           # (B,) index of its generator
     filled = target.clone()
-    for number in filler_of_text.unique():
-        rows = (filler_of_text == number).nonzero()[:, 0]                            # (b,) on the CPU, as the mask is
-        own = rows.to(device, non_blocking=True)
-        filler = fillers[number]
-        texts = fill_once(filler, input[own], mask[rows], of_tokens[rows], temperature=temperature[own])
-        filled[own] = texts[:, 0]
-    is_clean = of_clean[:, 0] < config.clean_share                                   # (B, 1)
-    is_clean = is_clean.to(device, non_blocking=True)
+    for i in filler_of_text.unique():
+        rows = (filler_of_text == i).nonzero()[:, 0]                                 # (b,) the texts of one generator
+        # The mask and the noise are on the CPU, the texts on the device; each is indexed where it is
+        rows_on_device = rows.to(device, non_blocking=True)
+        texts = fill_in_one_pass(
+            fillers[i],
+            input[rows_on_device],
+            mask[rows],
+            uniform[rows],
+            temperature[rows_on_device])                                             # (b, 1, T)
+        filled[rows_on_device] = texts[:, 0]
+
+    is_clean = for_clean < config.clean_share                                        # (B,)
+    is_clean = is_clean[:, None].to(device, non_blocking=True)
     filled = torch.where(is_clean, target, filled)
     if config.judge_head == "cls":
         cls = torch.full_like(filled[:, :1], data.tokenizer.cls_token_id)
@@ -72,7 +89,8 @@ def count_below(x, values):
 
 def average_ranks(x):
     """Rank of each value, from 1; equal values get the mean of their ranks."""
-    return count_below(x, x) + 0.5  # a value is not below itself, but counts half
+    # Each value counts itself as half a value below, so the smallest has a count of 0.5
+    return count_below(x, x) + 0.5
 
 
 def auc(positive, negative):
@@ -93,57 +111,71 @@ def judge_report(judge, data, filler, device, batches):
     """Measures how well the judge tells validation text from the same text filled in by one generator.
 
     data: a DatasetConsumer whose masks cover from little to much of a text
-    Returns {"pearson", "spearman": correlations of 1 - score with the replaced share of a text, "auc": of true texts
-    against texts with 30% filled in, "token_auc", not for a cls judge: of true against false tokens among those that
-    were filled in, "mean_score": of the filled texts}
+    Returns a dict:
+        "pearson", "spearman": correlations of 1 - score with the replaced share of a filled text
+        "auc": of true texts against texts with 30% of their tokens filled in
+        "token_auc": of true against false tokens, among the filled-in ones; not for a cls judge
+        "mean_score": of the filled texts
     """
     cls = data.tokenizer.cls_token_id
-
-    def refilled(text, hidden, uniform):
-        """The texts (B, T), each with a token of the filler's in every hidden place."""
-        masked = text.masked_fill(hidden.to(device), data.tokenizer.mask_token_id)
-        texts = fill_once(filler, masked, hidden, uniform, temperature=TEMPERATURE)
-        return texts[:, 0]
-
-    of_texts = []
-    of_tokens = []
+    has_realness = judge.judge_head != "cls"  # of every token
+    # A tensor for each batch. Texts are filled in at the masks of the data, those of `scores_of_30` at others
+    replaced_shares = []
+    scores = []
+    scores_of_30 = []
+    scores_of_true = []
+    realness_of_true = []
+    realness_of_false = []
     for step in range(batches):
         batch = data.batch("val", step)
-        _, target, mask = unpack_batch(batch, device)                                # (B, T) each
+        input, target, mask = unpack_batch(batch, device)                            # (B, T) each
         T = mask.shape[1]
-        noise = draw_uniforms(data.seed + REPORT_NOISE, step, batch["number"], (2, T))
+        seed = data.seed + REPORT_NOISE
+        noise = draw_uniforms(seed, step, batch["number"], (2, T))                   # (B, 2, T)
+        # One noise serves both fills: each is compared with true text, never with the other
         uniform = noise[:, :1]                                                       # (B, 1, T)
-        filled = refilled(target, mask, uniform)                                     # (B, T)
+        filled = fill_in_one_pass(filler, input, mask, uniform, TEMPERATURE)
+        filled = filled[:, 0]                                                        # (B, T)
         is_true = filled == target                                                   # (B, T)
-        realness = calculate_realness(judge, filled, cls)
-
-        # Every text has the same number of hidden tokens here, so that the AUC does not depend on the masks of the data
-        order = noise[:, 1].argsort(1).argsort(1)
-        hidden = order < round(HIDDEN_SHARE * T)                                     # (B, T)
-        filled_30 = refilled(target, hidden, uniform)
-
-        share = (~is_true).float().mean(1)                                           # (B,) replaced
-        score_of_true = calculate_judge_scores(judge, target, cls)
-        score_of_30 = calculate_judge_scores(judge, filled_30, cls)
-        of_texts.append(torch.stack((share, realness.mean(1), score_of_true, score_of_30)))
-        if judge.judge_head != "cls":
+        is_replaced = ~is_true
+        realness = calculate_realness(judge, filled, cls)                            # (B, T), of a cls judge (B, 1)
+        replaced_share = is_replaced.float().mean(1)                                 # (B,)
+        score = realness.mean(1)  # as calculate_judge_scores, without a second read of the texts
+        replaced_shares.append(replaced_share)
+        scores.append(score)
+        if has_realness:
             was_masked = mask.to(device)
-            of_tokens.append(torch.stack((realness[was_masked], is_true[was_masked])))
+            realness_of_true.append(realness[was_masked & is_true])
+            realness_of_false.append(realness[was_masked & is_replaced])
 
-    share, score, score_of_true, score_of_30 = joined(of_texts)                      # (N,) each
-    replaced = 1 - score  # in the judge's opinion
-    spearman = correlation(average_ranks(share), average_ranks(replaced))
+        # For the AUC every text has the same number of hidden tokens, so that it does not depend on the masks of the
+        # data: the first HIDDEN_SHARE of its columns in random order
+        columns = noise[:, 1].argsort(1)                                             # (B, T)
+        columns = columns[:, : round(HIDDEN_SHARE * T)]
+        hidden = torch.zeros_like(mask).scatter(1, columns, True)                    # (B, T)
+        masked = target.masked_fill(hidden.to(device), data.tokenizer.mask_token_id)
+        filled_30 = fill_in_one_pass(filler, masked, hidden, uniform, TEMPERATURE)
+        filled_30 = filled_30[:, 0]                                                  # (B, T)
+        score_of_30 = calculate_judge_scores(judge, filled_30, cls)
+        score_of_true = calculate_judge_scores(judge, target, cls)
+        scores_of_30.append(score_of_30)
+        scores_of_true.append(score_of_true)
+
+    replaced_share = joined(replaced_shares)
+    score = joined(scores)
+    estimate = 1 - score
+    rank = average_ranks(replaced_share)
+    rank_of_estimate = average_ranks(estimate)
     report = {
-        "pearson": correlation(share, replaced),
-        "spearman": spearman,
-        "auc": auc(score_of_true, score_of_30),
+        "pearson": correlation(replaced_share, estimate),
+        "spearman": correlation(rank, rank_of_estimate),
+        "auc": auc(joined(scores_of_true), joined(scores_of_30)),
         "mean_score": float(score.mean())}
-    if of_tokens:
-        realness, is_true = joined(of_tokens)
-        report["token_auc"] = auc(realness[is_true == 1], realness[is_true == 0])
+    if has_realness:
+        report["token_auc"] = auc(joined(realness_of_true), joined(realness_of_false))
     return report
 
 
 def joined(parts):
-    """Tensors (k, n) of several batches as one numpy array (k, N) in float64."""
-    return torch.cat(parts, 1).cpu().double().numpy()
+    """Tensors of several batches as one numpy array in float64."""
+    return torch.cat(parts).cpu().double().numpy()

@@ -28,10 +28,10 @@ from grpo.sampling_settings import SamplingSettings
 
 START_SECONDS = 300  # for a worker to import and to load its model
 MOST_TRIES = 5       # of the same problems, by workers that die
-ADDRESS = "RAY_ADDRESS"  # the variable, which Ray itself reads, that names a cluster: host:port, or auto
-ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is no rank of the trainer's
+ADDRESS = "RAY_ADDRESS"  # the environment variable of Ray itself that names a cluster: host:port, or auto
+ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is not one of the trainer's ranks
 VARIABLES = {  # of a Ray that this run starts
-    # Ray listens on all interfaces and runs what it is sent, so it takes a token that only this run knows
+    # Ray listens on all interfaces and runs what it is sent, so it asks for a token that only this run knows
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     # Its default niceness of 15 would make workers wait for every other process of the machine
@@ -48,7 +48,7 @@ def check(config):
 def build(policy, config, dist):
     config = replace(config, parallel="ddp", device=dist.device.type)  # a worker is one process on one GPU
     name = config.unmask_order
-    order = {name: UNMASK_ORDERS[name]}  # it may be that of a config file, which workers do not run
+    order = {name: UNMASK_ORDERS[name]}  # a config file may have added it, and workers do not run config files
     with others(f"the function of unmask_order={name!r} cannot be sent to a worker",
                 "let it use nothing but numbers, tensors and modules", definition(order[name])):
         require_ray().cloudpickle.dumps(order)
@@ -62,7 +62,7 @@ def require_ray():
 
 
 def policy_of_worker(kind, tokenizer, threads, order, config):
-    """The policy in a worker, with the weights that the run started from.
+    """Makes the policy of a worker, with the weights that the run started from.
     kind: its class; order: a row of UNMASK_ORDERS"""
     os.environ.update(ONE_PROCESS)
     UNMASK_ORDERS.update(order)
@@ -74,7 +74,8 @@ def policy_of_worker(kind, tokenizer, threads, order, config):
 
 
 class RayWorker:
-    """The policy in a worker, make(config). Each call brings its weights: Ray may have restarted the worker."""
+    """A worker with a policy, make(config). Every call brings the weights, because Ray may have restarted the worker
+    since the last one."""
 
     def __init__(self, make, config):
         self.policy = make(config)
@@ -85,7 +86,7 @@ class RayWorker:
         """Returns once the policy is built."""
 
     def sample(self, problems, iteration, version, packed):
-        """(Rollouts, on the CPU; warnings about environments, which Ray does not show)"""
+        """Returns Rollouts on the CPU, and the warnings about environments, which Ray does not show."""
         if version != self.version:
             weights = {}
             for name, x in self.policy.weights().items():
@@ -107,14 +108,14 @@ class RaySampler:
     def __init__(self, make, policy, config, dist):
         self.policy = policy
         self.config = config
-        self.starts = deque()  # for each start the object references of RayWorker.sample
+        self.starts = deque()  # for each unfinished start the object references of RayWorker.sample
         self.weights = None    # (version, object reference of packed weights) of the last sync
         self.workers = []
         self.out_dir = config.absolute_out_dir
         self.ray = require_ray()
         self.joined = not self.ray.is_initialized()  # otherwise the caller started it, and ends it
         with contextlib.ExitStack() as undo:
-            undo.callback(self.close)  # if something fails on the way to pop_all
+            undo.callback(self.close)  # unless the block reaches pop_all
             if self.joined:
                 join_ray(self.ray, config, dist)
             options = worker_options(self.ray, config, dist)
@@ -130,20 +131,21 @@ class RaySampler:
 
     def start(self, problems, iteration):
         answers = []
-        everything = np.arange(len(problems["number"]))
-        shares = np.array_split(everything, len(self.workers))
+        rows = np.arange(len(problems["number"]))
+        shares = np.array_split(rows, len(self.workers))
         for worker, share in zip(self.workers, shares, strict=True):
             if len(share):
                 part = {key: x[share] for key, x in problems.items()}
-                answers.append(worker.sample.remote(part, iteration, *self.weights))
+                answer = worker.sample.remote(part, iteration, *self.weights)
+                answers.append(answer)
         self.starts.append(answers)
 
     def finish(self):
         again = "start again"
         if states(self.out_dir):
             again = f"resume with {resume_command(self.out_dir)}"
-        answers = self.starts.popleft()
         remedy = f"lower batch_size or max_new_tokens and {again}"
+        answers = self.starts.popleft()
         parts = []
         for rollouts, warnings in self._wait_for(answers, LONGEST_CALL, remedy):
             parts.append(rollouts)
@@ -152,7 +154,7 @@ class RaySampler:
         return moved(join(parts), self.policy.device)
 
     def close(self):
-        with contextlib.suppress(self.ray.exceptions.RayError):  # it would hide the error that ended the run
+        with contextlib.suppress(self.ray.exceptions.RayError):  # would hide the error that ended the run
             for worker in self.workers:
                 self.ray.kill(worker)
         self.workers = []
@@ -176,7 +178,7 @@ def pack(weights):
     """{name: tensor} as {name: numpy bytes}, which Ray's object store shares between processes without a copy."""
     packed = {}
     for name, x in weights.items():
-        x = x.detach().to("cpu", copy=True)  # FSDP could not free a storage that numpy has seen
+        x = x.detach().to("cpu", copy=True)  # a copy, because FSDP could not free a storage that numpy has seen
         flat = x.reshape(-1).view(torch.uint8)
         packed[name] = flat.numpy()
     return packed
@@ -204,9 +206,11 @@ def join_ray(ray, config, dist):
 
 
 def cluster():
-    """The address of the cluster to join, or "" for a Ray of this run's own, which Ray itself calls local."""
+    """The address of the cluster to join, or "" for a Ray that this run starts, which Ray itself calls local."""
     address = os.environ.get(ADDRESS, "")
-    return "" if address == "local" else address
+    if address == "local":
+        return ""
+    return address
 
 
 def start_ray(ray, variables, **settings):
@@ -214,7 +218,7 @@ def start_ray(ray, variables, **settings):
     before = dict(os.environ)
     os.environ.update(VARIABLES | variables)
     try:
-        ray._raylet.Config.initialize("")  # Ray read RAY_AUTH_MODE when it was imported
+        ray._raylet.Config.initialize("")  # again: Ray has read RAY_AUTH_MODE when it was imported
         ray.init("local", include_dashboard=False, **settings, **QUIET)
     finally:
         os.environ.clear()
@@ -222,7 +226,7 @@ def start_ray(ray, variables, **settings):
 
 
 def gpus_beside(dist):
-    """The GPUs for the workers of this rank: its share of those that no rank trains on, else its own."""
+    """The GPUs for the workers of this rank: its share of the GPUs that no rank trains on, else its own."""
     if dist.device.type != "cuda":
         return []
     names = [str(i) for i in range(torch.cuda.device_count())]
@@ -232,26 +236,33 @@ def gpus_beside(dist):
     rank = int(os.environ.get("LOCAL_RANK", 0))
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     spare = names[ranks:]
-    return spare[rank::ranks] or [names[dist.device.index]]
+    share = spare[rank::ranks]
+    if share:
+        return share
+    return [names[dist.device.index]]
 
 
 def worker_options(ray, config, dist):
     """Ray's options for a worker: its threads, or its share of a GPU."""
-    options = {"num_cpus": threads_of_worker(config), "max_restarts": -1, "max_task_retries": MOST_TRIES - 1}
+    options = {
+        "num_cpus": threads_of_worker(config),
+        "max_restarts": -1,  # any number
+        "max_task_retries": MOST_TRIES - 1}
     gpus = 0
     if dist.device.type == "cuda":
         gpus = ray.cluster_resources().get("GPU", 0)
     if gpus:
         workers = config.ray_workers
-        if cluster():  # the ranks share it
+        if cluster():  # which the ranks share
             workers *= dist.world
+        workers_of_gpu = math.ceil(workers / gpus)  # rounded up, so that no worker has parts of two GPUs
         options["num_cpus"] = 1
-        options["num_gpus"] = 1 / math.ceil(workers / gpus)  # no worker has halves of two GPUs
+        options["num_gpus"] = 1 / workers_of_gpu
     return options
 
 
 def threads_of_worker(config):
-    """Threads of a worker. On this machine all workers and, with max_staleness, the trainer share them."""
+    """The threads of a worker. On this machine the workers share them, with max_staleness also with the trainer."""
     busy = 1
     if not cluster():
         busy = config.ray_workers + (config.max_staleness > 0)

@@ -12,23 +12,23 @@ from typing import Protocol
 
 from grpo.sampling_settings import SamplingSettings
 
-LONGEST_CALL = 1500.0  # seconds: of a call of Ray, or of a silent server; other ranks give up after half an hour
+# Seconds to wait for an answer of Ray, or for a silent server: less than the half hour after which other ranks give up
+LONGEST_CALL = 1500.0
 
 
 class Sampler(Protocol):
     """Samples completions, in this process or elsewhere. Each rank has its own, for its share of the problems.
 
     The version of weights is the number of iterations that they were trained on. The noise depends only on
-    (config.seed, iteration, number of the problem, member of the group): with the same weights all samplers that hold
-    the policy sample the same completions. A call that takes longer than LONGEST_CALL seconds raises Mistake.
+    (config.seed, iteration, number of the problem, member of the group): with the same weights all samplers that run
+    the policy itself sample the same completions. A call that takes longer than LONGEST_CALL seconds raises Mistake.
     """
 
     def start(self, problems, iteration):
-        """Starts sampling a batch of problems with the weights of the last sync. May be called again before `finish`:
-        first in, first out."""
+        """Starts sampling a batch of problems with the weights of the last sync. Several starts may be unfinished."""
 
     def finish(self):
-        """Waits for the oldest start. Returns its Rollouts."""
+        """Waits for the oldest unfinished start. Returns its Rollouts."""
 
     def sync(self, weights, version):
         """Takes the weights {name: tensor} for later starts. The caller may change them once this returns."""
@@ -38,8 +38,8 @@ class Sampler(Protocol):
 
 
 class Prefetcher:
-    """Starts up to max_staleness iterations ahead of training. Checkpoints hold none of them: a resumed run samples
-    them again.
+    """Keeps a sampler up to max_staleness iterations ahead of training. Checkpoints do not hold what was sampled ahead:
+    a resumed run samples it again.
 
     problems: iteration -> the problems of this rank
     """
@@ -50,12 +50,12 @@ class Prefetcher:
         self.problems = problems
         self.max_staleness = max_staleness
         self.version = None     # of the weights that the sampler has
-        self.next = 0           # the first iteration that has not been started
-        self.running = deque()  # (start, version of its weights), in order; a start is (iteration, again)
-        self.finished = {}      # {start: (its Rollouts, version)} of starts that were not asked for yet
+        self.next = 0           # the first iteration that was not started
+        self.running = deque()  # (start, version of its weights) in order, where a start is (iteration, again)
+        self.finished = {}      # {start: (its Rollouts, version)} of starts that `get` has not returned yet
 
     def get(self, batch, iteration, again, last):
-        """Rollouts of an iteration's problems, and {metric: (sum, count)}. The policy's weights have that version.
+        """Rollouts of an iteration's problems, and {metric: (sum, count)}. It is called before the iteration trains.
 
         batch: the problems; again: 0, or the round of zero_std='resample' that replaces some of them
         last: the last iteration that will be trained
@@ -68,7 +68,8 @@ class Prefetcher:
         else:
             end = 1 + min(iteration + self.max_staleness, last)
             for each in range(max(iteration, self.next), end):
-                self._start(self.problems(each), each, 0)
+                problems = self.problems(each)
+                self._start(problems, each, 0)
             self.next = end
         # Samplers finish in the order of the starts, so a later iteration may come before a round of this one
         while (iteration, again) not in self.finished:
@@ -76,15 +77,17 @@ class Prefetcher:
             self.finished[start] = self.sampler.finish(), version
         rollouts, version = self.finished.pop((iteration, again))
         P = rollouts.problems
-        return rollouts, {"staleness": ((iteration - version) * P, P)}
+        staleness = iteration - version
+        return rollouts, {"staleness": (staleness * P, P)}
 
     def _start(self, problems, iteration, again):
         self.sampler.start(problems, iteration)
-        self.running.append(((iteration, again), self.version))
+        start = iteration, again
+        self.running.append((start, self.version))
 
 
 class LocalSampler:
-    """Simulates asynchronous sampling in this process, without a speedup: each start is sampled at once."""
+    """Simulates sampling ahead of training in this process, without a speedup: each start is sampled at once."""
 
     def __init__(self, policy, config):
         self.policy = policy
@@ -98,7 +101,7 @@ class LocalSampler:
         return self.rollouts.popleft()
 
     def sync(self, weights, version):
-        """The policy has its weights already."""
+        """Does nothing: the policy has its weights already."""
 
     def close(self):
         self.rollouts.clear()

@@ -1,6 +1,6 @@
 """sampler='vllm': a vLLM server samples (OpenAI's completions with vLLM's additions): token ids in, token ids out.
 
-The user starts it with the command of docs/scaling.md. It must see the same files.
+The user starts the server with the command of docs/scaling.md. It must see the same files as the run.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ from core.model import GPT, LANGUAGE_MODEL
 from grpo.samplers.sampler import LONGEST_CALL
 from grpo.sampling_settings import SamplingSettings
 
-SEEDS = 7                     # keeps the servers' seeds apart from other noise; vLLM adds the number of the completion
+SEEDS = 7                     # keeps the server's seeds apart from other noise; vLLM adds the number of the completion
 NEVER = -100.0                # the logit bias of a token that the policy never samples
-LAST_SECONDS = 10             # timeout of each request at the end of a run
+LAST_SECONDS = 10             # timeout of a request at the end of a run
 CONNECTIONS = 128             # simultaneous requests
 WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
 KEY = "VLLM_API_KEY"          # the environment variable that vLLM itself reads
@@ -46,8 +46,8 @@ def build(policy, config, dist):
 
 
 class VllmSampler:
-    """Completions by a vLLM server. A sync brings a new adapter, or all weights.
-    policy: the trainer's, causal. Rank 0 brings the weights, each rank asks for its own share of the completions"""
+    """Samples on a vLLM server. Rank 0 sends it the adapter or all weights at a sync; each rank asks it for its own
+    share of the completions. policy: the trainer's, a causal one"""
 
     def __init__(self, policy, config, dist):
         if policy.model.mode != LANGUAGE_MODEL:
@@ -61,7 +61,7 @@ class VllmSampler:
         self.never = never_sampled(policy)
         self.folder = os.path.join(config.absolute_out_dir, VLLM_WEIGHTS)
         nonce = dist.keys_of_all([secrets.token_hex(4)])[0]
-        self.prefix = f"nano-grpo-{nonce}-"  # begins the names of weights, so that those of no two runs are equal
+        self.prefix = f"nano-grpo-{nonce}-"  # of the names of weights; no two runs have the same
         self.starts = deque()                # unfinished starts: (problems, Futures of the answers)
         self.loaded = deque()                # names of the adapters that the server has
         self.name = None                     # of the weights of the last sync
@@ -70,17 +70,19 @@ class VllmSampler:
         with self._reading():
             cards = json.loads(answer)["data"]
             base = [card["id"] for card in cards if card.get("parent") is None]
-            self.model = base[0]             # until the first adapter
+            self.model = base[0]             # the model of requests, until the first adapter
 
     def start(self, problems, iteration):
         bodies = []
         columns = problems["input"], problems["padding"], problems["number"]
         for row, padding, number in zip(*columns, strict=True):
             prompt = row[int(padding) :].tolist()
-            rng = np.random.default_rng([SEEDS, self.config.seed, iteration, int(number)])
-            seed = int(rng.integers(2**62))
-            bodies.append(self._request(prompt, seed))
-        self.starts.append((problems, self.server.begin("/v1/completions", bodies)))
+            entropy = [SEEDS, self.config.seed, iteration, int(number)]
+            seed = np.random.default_rng(entropy).integers(2**62)
+            body = self._request(prompt, int(seed))
+            bodies.append(body)
+        answers = self.server.begin("/v1/completions", bodies)
+        self.starts.append((problems, answers))
 
     def finish(self):
         problems, answers = self.starts.popleft()
@@ -97,7 +99,8 @@ class VllmSampler:
         return self.policy.rollouts(problems, generation, self.settings)
 
     def sync(self, weights, version):
-        if not self.config.has_adapter:  # weights may not change while the server samples with them
+        has_adapter = self.config.has_adapter
+        if not has_adapter:  # the server has only one set of weights, with which it may still be sampling
             for _, answers in self.starts:
                 wait(answers)
             self.dist.barrier()
@@ -106,12 +109,12 @@ class VllmSampler:
             path = os.path.join(self.folder, self.name)
             with writing(path):
                 save_for_vllm(self.policy, path, weights)
-            if self.config.has_adapter:
-                self._bring_adapter(path)
+            if has_adapter:
+                self._load_adapter(path)
             else:
-                self._bring_weights(path)
+                self._replace_weights(path)
         self.dist.barrier()
-        if self.config.has_adapter:
+        if has_adapter:
             self.model = self.name
 
     def close(self):
@@ -123,29 +126,32 @@ class VllmSampler:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _reading(self):
-        """A block that raises Mistake for an answer that it cannot read, or that fails its asserts."""
+        """The block that reads an answer: Mistake if that fails, or an assert in it."""
         return others(f"{self.server.named} answered otherwise than a vLLM server", f"start it with {COMMAND}")
 
     def _completions(self, text):
-        """The completions of one prompt, in order, from the text of an answer: of each the ids of its tokens, their
-        log-probabilities, and whether it ran out of room before its end."""
+        """The completions of one prompt, in order, from the text of an answer. Each is (token ids, their
+        log-probabilities, True if it was truncated)."""
         found = []
+        vocabulary = range(self.policy.vocabulary)
         with self._reading():
             choices = json.loads(text)["choices"]
             assert len(choices) == self.settings.group_size, f"{len(choices)} completions of a prompt"
             for choice in sorted(choices, key=lambda choice: choice["index"]):
-                ids, logp = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+                ids = choice["token_ids"]
+                logp = choice["logprobs"]["token_logprobs"]
                 assert ids and len(ids) == len(logp), f"{len(logp)} log-probabilities of {len(ids)} token_ids"
-                known = range(self.policy.vocabulary)
-                assert all(type(i) is int and i in known for i in ids), "ids of another vocabulary"
-                ids, logp = torch.tensor(ids), torch.tensor(logp)
+                assert all(type(i) is int and i in vocabulary for i in ids), "ids of another vocabulary"
+                ids = torch.tensor(ids)
+                logp = torch.tensor(logp)
                 ends = self.stop(ids[None], 0)[0]
-                assert not ends[:-1].any(), f"a completion of {len(ids)} tokens that goes on behind its end"
-                found.append((ids, logp, not ends[-1]))
+                assert not ends[:-1].any(), f"a completion of {len(ids)} tokens that continues after its end"
+                is_truncated = not ends[-1]
+                found.append((ids, logp, is_truncated))
         return found
 
     def _request(self, prompt, seed):
-        """The body of a request. It names the settings that a generation_config.json could change as well."""
+        """The body of a request. It names every setting that a generation_config.json could change."""
         c = self.settings
         return {
             "model": self.model,
@@ -168,8 +174,8 @@ class VllmSampler:
             "return_token_ids": True,
             "cache_salt": self.name}
 
-    def _bring_adapter(self, path):
-        """Loads the adapter, and unloads the oldest once no start needs it."""
+    def _load_adapter(self, path):
+        """Makes the server load the adapter, and unload the oldest one once no start needs that."""
         body = {"lora_name": self.name, "lora_path": path}
         self.server.ask("POST", "/v1/load_lora_adapter", body)
         self.loaded.append(self.name)
@@ -177,13 +183,14 @@ class VllmSampler:
             self._unload(self.loaded.popleft())
 
     def _unload(self, name):
-        """Some versions of vLLM refuse to unload an adapter that they have evicted."""
-        with contextlib.suppress(Mistake):
+        """Makes the server unload an adapter."""
+        with contextlib.suppress(Mistake):  # some versions of vLLM refuse if they have evicted it
             self.server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-        shutil.rmtree(os.path.join(self.folder, name), ignore_errors=True)
+        path = os.path.join(self.folder, name)
+        shutil.rmtree(path, ignore_errors=True)
 
-    def _bring_weights(self, path):
-        """The server replaces its weights by those of a folder, and clears its cache."""
+    def _replace_weights(self, path):
+        """Makes the server replace its weights by those of a folder, and clear its cache."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         self.server.ask("POST", "/pause?mode=wait&clear_cache=true", {})
         try:
@@ -194,10 +201,8 @@ class VllmSampler:
 
 
 class Server:
-    """Requests to a vLLM server, side by side, without proxy or redirects. timeout: seconds for which it may be silent
-
-    A request is sent again if its connection breaks or the server fails (status 5xx).
-    """
+    """Sends requests to a vLLM server, in parallel, without proxy or redirects. A request is sent again if its
+    connection breaks or the server fails (status 5xx). timeout: seconds that the server may be silent"""
 
     def __init__(self, url):
         self.named = f"vllm_url={one_line(url, 100)}"
@@ -210,7 +215,7 @@ class Server:
         self.threads = ThreadPoolExecutor(CONNECTIONS)
 
     def begin(self, path, bodies):
-        """Posts bodies side by side. Returns a Future of each answer's text."""
+        """Posts bodies in parallel. Returns a Future of each answer's text."""
         return [self.threads.submit(self.ask, "POST", path, body) for body in bodies]
 
     def ask(self, method, path, body=None):
@@ -222,7 +227,7 @@ class Server:
             except TimeoutError:
                 line = f"did not answer {path} within {self.timeout:g} seconds"
                 break
-            except (OSError, HTTPException, UnicodeError) as error:  # of a name that is no host
+            except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: of a name that is no host
                 line = f"cannot be reached ({described(error)}); start the server, or correct vllm_url"
                 continue
             if status < 300:
@@ -233,7 +238,7 @@ class Server:
         raise Mistake(f"{self.named} {line}")
 
     def close(self):
-        """Drops requests of `begin` that are not under way."""
+        """Drops the requests of `begin` that were not sent yet."""
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def _try(self, method, path, body):
@@ -244,7 +249,8 @@ class Server:
         with contextlib.closing(connection):
             connection.request(method, self.url.path + path, content, self.headers)
             response = connection.getresponse()
-            return response.status, response.read().decode(errors="replace")
+            text = response.read().decode(errors="replace")
+            return response.status, text
 
 
 def never_sampled(policy):

@@ -9,7 +9,7 @@ import torch
 from core.distributions import draw_uniforms, kept_tokens, restrict, sampling_logp
 from core.fill_in import UNMASK_ORDERS, predict_and_sample_tokens
 from core.fill_in_passes import draw_passes, fill_in_passes
-from core.supervised.judge_training import fill_once
+from core.supervised.judge_training import fill_in_one_pass
 from core.tokenizer import CharTokenizer
 from tests.tiny import TOKENIZER, config, consumer, expect_frequencies, masked_problems, model
 
@@ -22,9 +22,9 @@ def test_a_row_is_filled_in_the_same_in_any_batch():
     mask = torch.rand(3, 32) < 0.4
     mask[1] = torch.arange(32) < 3  # few masks: padded when batched with the others
     input = input.masked_fill(mask, MASK)
-    together = fill_once(net, input, mask, draw_uniforms(7, 5, numbers, (6, 32)))
+    together = fill_in_one_pass(net, input, mask, draw_uniforms(7, 5, numbers, (6, 32)))
     for i, number in enumerate(numbers):
-        alone = fill_once(net, input[i : i + 1], mask[i : i + 1], draw_uniforms(7, 5, [number], (6, 32)))
+        alone = fill_in_one_pass(net, input[i : i + 1], mask[i : i + 1], draw_uniforms(7, 5, [number], (6, 32)))
         assert torch.equal(alone[0], together[i])
         assert torch.equal(alone[0][:, ~mask[i]], input[i][~mask[i]].expand(6, -1)), "what was not masked stays"
 
