@@ -20,8 +20,8 @@ from grpo.reward_functions.verify_math import syntax_tree
 from grpo.sandbox.run import run_tests
 
 MAX_CODE = 100_000  # characters; longer code is not parsed
-# The operators and functions that are applied to an answer, in this process. None takes long or makes a value much
-# larger, so ** and * are not among them
+# The operators and functions that this process applies to an answer. None takes long or makes a value much larger, so
+# ** and * are missing
 OPERATORS = {
     "Eq": operator.eq, "NotEq": operator.ne, "Is": operator.is_,
     "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
@@ -30,7 +30,8 @@ OPERATORS = {
 FUNCTIONS = {function.__name__: function for function in (abs, bool, float, list, set, sorted, tuple)}
 FUNCTIONS["<math>.fabs"] = math.fabs
 FUNCTIONS["<math>.isclose"] = math.isclose
-ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)  # of other forms, and answers
+# Raised for tests of other forms, and by answers to which a claim cannot be applied
+ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)
 
 
 @reward(0, 2)
@@ -74,23 +75,26 @@ def code_execution(prompts, completions, tests, preamble=None, *, sandbox_second
                    sandbox="auto", log_metric, **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
 
-    tests: Python code, as a text or a list of texts, which is split by `cut` if possible; or a list of {"input": text,
-    "output": text}, for each of which the code runs as a program that must print that output
+    tests: Python code, as a text or a list of texts, which `cut` splits if it can; or a list of {"input": text,
+    "output": text}: for each the code runs as a program, which must print the output
     preamble: code before the completion's, such as imports; None for a record without
     """
     scores = []
-    for text, given, before in zip(completions, tests, preamble or [None] * len(tests), strict=True):
+    preambles = preamble or [None] * len(tests)
+    for text, given, before in zip(completions, tests, preambles, strict=True):
         code = extract_code(text)
-        judged = read_tests(given)
-        verdict = "failed"
-        if code.strip():
-            if before:
-                code = f"{before}\n{code}"
-            verdict = run_tests(code, judged, sandbox_seconds, sandbox_megabytes, sandbox)
+        readable = read_tests(given)
+        is_empty = not code.strip()
+        if before:
+            code = f"{before}\n{code}"
+        if is_empty:
+            verdict = "failed"
+        else:
+            verdict = run_tests(code, readable, sandbox_seconds, sandbox_megabytes, sandbox)
         scores.append(None if verdict == "skipped" else float(verdict == "passed"))
         for name in ("killed", "failed", "skipped"):
             log_metric(f"code_{name}", verdict == name)
-        log_metric("unsafe_tests", isinstance(judged, str))  # the code can forge the result
+        log_metric("unsafe_tests", isinstance(readable, str))  # the code can forge the result
     return scores
 
 
@@ -127,12 +131,15 @@ def cut(tests):
         found = split(tree.body, {})
     except ERRORS:
         return None
-    return Claims(*zip(*found, strict=True)) if found else None
+    if not found:
+        return None
+    questions, claims = zip(*found, strict=True)
+    return Claims(questions, claims)
 
 
 def split(statements, names):
     """The (question, claim) of each assert. Raises one of ERRORS for a statement of another form.
-    names: {name: the node that replaces it}; of an imported module it is its name in <>, which no code can contain"""
+    names: {name: the node that replaces it}; a module is replaced by its name in <>, which no code can contain"""
     found = []
     functions = {}  # {name: (its parameter, its body)}
     for statement in statements:
