@@ -300,11 +300,12 @@ class Episodes:
         target: (N, L) tokens so far; number: (n,) completions; drawn: (n,) bool, True where the policy wrote the token
         """
         begin = [self.episodes[n].turns[-1] for n in number.tolist()]
-        ends = self.stop(target[number, : t + 1], t, begin)[:, 0] & drawn            # (n,)
+        written = target[number, : t + 1]
+        ends = self.stop(written, t, begin)[:, 0] & drawn                            # (n,)
         over = []
         for n in number[ends].tolist():
-            written = target[n, : t + 1].tolist()
-            if self.answer_turn(n, written):
+            ids = target[n, : t + 1].tolist()
+            if self.answer_turn(n, ids):
                 over.append(n)
         return torch.isin(number, number.new_tensor(over))
 
@@ -350,8 +351,9 @@ class Episodes:
     def close(self):
         """Ends the environments. Returns {name: (sum, count)} of their metrics. Prints each error once per line of the
         user's file, part of the environment and type."""
-        nothing = dict.fromkeys(map(metric_of, self.episodes[0].cls.metrics), (0.0, 0.0))
-        measured = [nothing]  # names all metrics, even if every episode failed
+        keys = map(metric_of, self.episodes[0].cls.metrics)
+        nothing = dict.fromkeys(keys, (0.0, 0.0))
+        measured = [nothing]  # has every metric, even if every episode failed
         for episode in self.episodes:
             if episode.error is None:
                 measured.append(episode.measure())

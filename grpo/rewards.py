@@ -52,7 +52,8 @@ class Rewards:
         check_settings(config.reward_settings or {}, self.names)
         self.success = success_reward(config)
         self.workers = None
-        if config.reward_workers and any(REWARDS[name].slow for name in self.names):
+        any_slow = any(REWARDS[name].slow for name in self.names)
+        if config.reward_workers and any_slow:
             from grpo.reward_functions.workers import Workers
             self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file)
 
@@ -68,14 +69,19 @@ class Rewards:
         total = self.total(values, G).view(-1, G)                                    # (P, G)
         return Scored(total, values=values, metrics=metrics)
 
-    def score(self, texts: Texts, group_size: int, names: Sequence[str] | None = None) -> tuple[dict, dict]:
+    def score(
+            self,
+            texts: Texts,
+            group_size: int,
+            names: Sequence[str] | None = None) -> tuple[dict, dict]:
         """({name: (N,) float32 on the CPU}, {metric: (sum, count)}). A value is NaN where the function skipped the
         completion or was late in a worker.
 
         texts: a Texts, whose groups are consecutive; names: the functions to call; None: all of the run
         """
         register_functions(self.names, self.config.reward_file)  # another run of this process may have others
-        settings = vars(self.config) | (self.config.reward_settings or {}) | {"trainer_state": self.state}
+        settings = vars(self.config) | (self.config.reward_settings or {})
+        settings["trainer_state"] = self.state
         known = settings | self.models | {"group_size": group_size, "texts": texts}
         values = {}
         metrics = {}
@@ -104,10 +110,12 @@ class Rewards:
                 weighted.append(weight * values[name])
         if not weighted:
             return torch.zeros_like(values[self.names[0]])
-        stacked = torch.stack(weighted).unflatten(1, (-1, group_size))               # (R, P, G)
+        stacked = torch.stack(weighted)                                              # (R, N)
+        stacked = stacked.unflatten(1, (-1, group_size))                             # (R, P, G)
         skipped = stacked.isnan()
         applies = ~skipped.all(2, keepdim=True)                                      # (R, P, 1)
-        left_out = (skipped & applies).any(0) | skipped.all(0)                       # (P, G)
+        skipped_alone = (skipped & applies).any(0)                                   # (P, G)
+        left_out = skipped_alone | skipped.all(0)
         total = stacked.nansum(0)
         total = total.masked_fill(total.isnan(), -torch.inf)  # inf - inf is NaN, but no skip
         return total.masked_fill(left_out, torch.nan).flatten()
@@ -115,7 +123,8 @@ class Rewards:
     def correct(self, values: dict) -> torch.Tensor:
         """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it is not finite."""
         value = values[self.success]
-        correct = value >= REWARDS[self.success].high - 1e-6
+        highest = REWARDS[self.success].high
+        correct = value >= highest - 1e-6
         return correct.float().masked_fill(~value.isfinite(), torch.nan)
 
     def check(self, records: list) -> None:
@@ -134,7 +143,8 @@ def check_reward(name: str, file: str | None, models: dict) -> None:
     """Raises Mistake for a reward that is unknown or lacks its model. file: reward_file; models: {parameter: model}"""
     if name not in REWARDS:
         hint = f"there are {', '.join(sorted(REWARDS))}"
-        near = difflib.get_close_matches(name, [*REWARDS, *load_reward_file(file)], n=1)
+        known = [*REWARDS, *load_reward_file(file)]
+        near = difflib.get_close_matches(name, known, n=1)
         if near:
             hint = f"did you mean {near[0]}?"
         raise Mistake(f"reward_functions: {name!r} is no reward ({hint}); correct the name or define it in "

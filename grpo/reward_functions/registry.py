@@ -112,7 +112,14 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None, tags=()):
             raise Mistake(f"{definition(fn)}: @reward is for functions and objects, not for the class "
                           f"{one_line(fn.__name__)}; name an object of it, as in brief = reward(0, 1)(Brief())")
         all_tags = [tags] if isinstance(tags, str) else tags
-        new = Reward(fn, float(low), float(high), slow, check, tuple(all_tags), messages=False)
+        new = Reward(
+            fn,
+            float(low),
+            float(high),
+            slow,
+            check,
+            tuple(all_tags),
+            messages=False)
         DECORATED[id(fn)] = new
         if hasattr(fn, "__name__"):
             add_reward(one_line(fn.__name__), new)
@@ -195,24 +202,26 @@ def register_functions(names, path):
     for name in set(names) & set(functions):
         function = functions[name]
         if not str(function.__module__).startswith("grpo."):  # such as @environment
-            add_reward(name, DECORATED.get(id(function)) or Reward(function))
+            entry = DECORATED.get(id(function)) or Reward(function)
+            add_reward(name, entry)
 
 
 def check_records(name, records):
     """Raises Mistake with file and line of a record that lacks a field, or that the reward's check refuses."""
     function = REWARDS[name]
     for key in function.fields:
-        lacking = [record for record in records if record.get(FIELD_OF.get(key, key)) is None]
+        field = FIELD_OF.get(key, key)
+        lacking = [record for record in records if record.get(field) is None]
         # A function of TRL's form gets None where a record of another task lacks the field
         is_optional = function.messages and len(lacking) < len(records)
         if lacking and not is_optional:
             record = lacking[0]
             remedy = "add it, correct the parameter's name, or give it a default"
-            if any(field.startswith("solution_str") for field in function.fields):
+            if any(each.startswith("solution_str") for each in function.fields):
                 remedy = "a reward function of verl needs the adapter of docs/coming_from.md"
-            fields = one_line(", ".join(sorted(record.keys() - OF_CONSUMER)))
+            names = sorted(record.keys() - OF_CONSUMER)
             raise Mistake(f"{record['where']}: reward {name} needs the field '{key}' in every record, and this one "
-                          f"has {fields}; {remedy}")
+                          f"has {one_line(', '.join(names))}; {remedy}")
     if function.check is None:
         return
     for record in records:
@@ -304,7 +313,8 @@ def run_reward(call):
             if inspect.iscoroutine(returned):
                 returned = RUNNER.run(returned)
     except Mistake as mistake:
-        are_texts = all(isinstance(completion, str) for completion in call.fields.get("completions", ()))
+        completions = call.fields.get("completions", ())
+        are_texts = all(isinstance(completion, str) for completion in completions)
         if function.messages and are_texts and isinstance(mistake.__cause__, (TypeError, AttributeError)):
             raise Mistake(f"{mistake}, or write the prompts as messages: completions are texts because prompts are "
                           "texts") from mistake

@@ -96,7 +96,8 @@ def repetition(prompts, completions, **columns):
     scores = []
     for text in completions:
         found = grams(text.split(), 4)
-        scores.append(len(set(found)) / len(found) - 1 if found else 0.0)
+        distinct = set(found)
+        scores.append(len(distinct) / len(found) - 1 if found else 0.0)
     return scores
 
 
@@ -164,4 +165,5 @@ def three_grams(text):
 
 def grams(items, n):
     """The n-grams of words or characters, in order."""
-    return [tuple(items[i : i + n]) for i in range(len(items) - n + 1)]
+    begins = range(len(items) - n + 1)
+    return [tuple(items[i : i + n]) for i in begins]

@@ -54,11 +54,14 @@ def code_correctness(prompts, completions, **columns):
 
 def read_tests(tests, **columns):
     """The tests of a record as Claims, a text, or a list of inputs and outputs. Raises Mistake for another form."""
-    kinds = set(map(type, tests)) if isinstance(tests, list) else set()
+    kinds = set()
+    if isinstance(tests, list):
+        kinds = set(map(type, tests))
     if kinds == {dict}:
         inputs = [test.get("input") for test in tests]
         outputs = [test.get("output") for test in tests]
-        if all(isinstance(text, str) for text in inputs + outputs) and "".join(outputs).strip():
+        are_texts = all(isinstance(text, str) for text in inputs + outputs)
+        if are_texts and "".join(outputs).strip():
             return tests
     if kinds == {str}:
         tests = "\n".join(tests)
@@ -71,8 +74,17 @@ def read_tests(tests, **columns):
 
 
 @reward(0, 1, slow=True, check=read_tests)
-def code_execution(prompts, completions, tests, preamble=None, *, sandbox_seconds=5.0, sandbox_megabytes=256,
-                   sandbox="auto", log_metric, **columns):
+def code_execution(
+        prompts,
+        completions,
+        tests,
+        preamble=None,
+        *,
+        sandbox_seconds=5.0,
+        sandbox_megabytes=256,
+        sandbox="auto",
+        log_metric,
+        **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
 
     tests: Python code, as a text or a list of texts, which `cut` splits if it can; or a list of {"input": text,
@@ -202,7 +214,8 @@ def compiled(node, questions):
             parts = [left, right]
         case ast.Call(called, parts, keywords):
             named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
-            function = functools.partial(FUNCTIONS[ast.unparse(called)], **named)
+            function = FUNCTIONS[ast.unparse(called)]
+            function = functools.partial(function, **named)
         case _:
             value = ast.literal_eval(node)
             return lambda answer: value

@@ -53,7 +53,8 @@ def math_answer(prompts, completions, answer, **columns):
     scores = []
     for text, correct in zip(completions, answer, strict=True):
         block = solution(text)
-        scores.append(max(score_answer(block, truth) for truth in answer_texts(correct)))
+        values = [score_answer(block, truth) for truth in answer_texts(correct)]
+        scores.append(max(values))
     return scores
 
 
@@ -180,9 +181,11 @@ def score_answer(block, answer):
 def number(text):
     """The exact value of a text; None unless it is a finite number. Commas and outer white space are ignored."""
     text = text.replace(",", "").strip()
-    if len(text) <= MAX_DIGITS and NUMBER.fullmatch(text) and math.isfinite(float(text)):
-        return Fraction(text)
-    return None
+    if len(text) > MAX_DIGITS or not NUMBER.fullmatch(text):
+        return None
+    if math.isinf(float(text)):
+        return None
+    return Fraction(text)
 
 
 def arithmetic(text):

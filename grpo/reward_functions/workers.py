@@ -59,7 +59,8 @@ class Workers:
     def start(self):
         """Starts the processes. Raises Mistake if they cannot start."""
         self.folder = tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True)
-        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, self.folder.name))
+        given = self.path, self.folder.name
+        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, given)
         trials = [self.pool.submit(os.getpid) for _ in range(self.count)]
         if any(trial.exception() for trial in trials):
             self.close()
