@@ -8,10 +8,10 @@ class Guess:
     def reset(self, record): ...       # gets the record with the prompt
     def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
     def close(self): ...               # optional
-    metrics = ("name",)                # optional: attributes that are (sum, count), from reset on, logged as means
+    metrics = ("name",)                # optional: attributes, (sum, count) from reset on, that are logged as means
 
-An answer is encoded once. Its tokens are read through the cache of its completion, one by one, like those that the
-policy writes.
+An answer is encoded once. Its tokens are read through the cache of its completion, one by one, like the tokens that
+the policy writes.
 """
 
 import contextlib
@@ -33,12 +33,13 @@ from core.settings.setting import shown
 from grpo.reward_functions.registry import ENVIRONMENTS, load_reward_file
 from grpo.rollout import REWARD, join
 
-SEEDS = 3          # the first number of the seeds of environments, so that they differ from other noise
-METHODS = {"reset": ("record",), "step": ("text",), "close": ()}  # the arguments with which each is called
+SEEDS = 3  # the first number of the seeds of environments, so that they differ from other noise
+METHODS = {"reset": ("record",), "step": ("text",), "close": ()}  # {method: its arguments}
+# Kinds of functions of which a call does nothing yet
 NOT_AT_ONCE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 TURNS_OF_EACH = "environment/turns"  # metrics of every environment
 FAILED = "environment/failed"
-WARNED = {}        # {key: line} of the warnings of this process
+WARNED = {}  # {key: line} of the warnings of this process
 
 
 def environment(cls):
@@ -50,7 +51,7 @@ def environment(cls):
 
 
 def find_environment(name, path):
-    """The class of this name, after the reward_file at `path`, if there is one, has run."""
+    """The class of this name. Runs the reward_file at `path` first, unless the path is None."""
     load_reward_file(path)
     if name not in ENVIRONMENTS:
         raise Mistake(f"environment={name!r} is no @environment class of reward_file={path}; known: "
@@ -61,7 +62,7 @@ def find_environment(name, path):
 # Checks at the start of a run
 
 def check_begins(config, data):
-    """Raises Mistake for an environment that cannot work: it lacks a method or a metric, or fails with the first record
+    """Raises Mistake for an environment that cannot work: it lacks a method or a metric, or fails on the first record
     of `data`, a PromptConsumer."""
     record = data.records["train"][0]
     episode = Episode(config)
@@ -75,8 +76,8 @@ def check_begins(config, data):
     check_method(episode, "step")
     check_method(episode, "close")
     episode.measure()
-    missing = episode.error
-    if missing is not None:  # it may set its metrics only in its first step
+    unset_metric = episode.error
+    if unset_metric is not None:  # the environment may set it only in its first step
         episode.errors.clear()
         with contextlib.suppress(Mistake):  # an empty text may be no valid turn
             episode.step("")
@@ -84,11 +85,11 @@ def check_begins(config, data):
     works = episode.error is None
     episode.close()
     if not works:
-        raise missing
+        raise unset_metric
 
 
 def check_metrics(episode):
-    """Raises Mistake for a metric that is no name of an attribute, or has the name of one of ours."""
+    """Raises Mistake for a metric that is not the name of an attribute, or that has the name of one of ours."""
     about = f"{definition(episode.cls)}: {episode.setting}"
     for name in episode.cls.metrics:
         if not isinstance(name, str):
@@ -98,8 +99,8 @@ def check_metrics(episode):
 
 
 def check_method(episode, name):
-    """Raises Mistake for a method that is missing, that cannot be called as METHODS says, or whose call does nothing.
-    `close` is optional."""
+    """Raises Mistake for a method that is missing, does not take the arguments of METHODS, or is a coroutine or a
+    generator. `close` is optional."""
     place = definition(episode.cls)
     with others(f"{episode.setting} failed", "correct it", place):
         method = getattr(episode.instance, name, None)  # it may be a property
@@ -126,14 +127,16 @@ def check_method(episode, name):
 
 
 def misspelled(name, cls):
-    """A remedy with the method that may be a misspelled `name`, or ""."""
+    """The remedy "or rename ..." with the method that may be a misspelled `name`, or ""."""
     methods = {own.lower(): own for own in dir(cls)}
     near = difflib.get_close_matches(name, methods, 1)
-    return f", or rename {methods[near[0]]}" if near else ""
+    if not near:
+        return ""
+    return f", or rename {methods[near[0]]}"
 
 
 def metric_of(name):
-    """The key of a metric of an environment, fit for a terminal."""
+    """The key under which a metric of an environment is logged, in printable letters."""
     return f"environment/{one_line(name)}"
 
 
@@ -167,12 +170,12 @@ class Episode:
     """The environment of one completion, and its turns. Raises Mistake for a value that a method must not return.
 
     cls: the user's class; instance: its object
-    turns: the columns in which turns begin; ended: how many have; reward: the sum of theirs
+    turns: the columns in which turns begin; ended: how many turns have ended; reward: the sum of their rewards
     errors: a Mistake for each call that raised or took too long
     """
 
     def __init__(self, config):
-        """config: environment, reward_file, reward_timeout, max_turns"""
+        """config: has environment, reward_file, reward_timeout, max_turns"""
         self.config = config
         self.setting = f"environment={config.environment!r}"
         self.cls = find_environment(config.environment, config.reward_file)
@@ -200,19 +203,22 @@ class Episode:
     def construct(self, seed):
         """Makes the environment, with the seed if it takes one."""
         with Attempt(self), keep_torch_defaults(), self.deadline():
-            takes_a_seed = inspect.signature(self.cls).parameters
-            self.instance = self.cls(seed) if takes_a_seed else self.cls()
+            if inspect.signature(self.cls).parameters:
+                self.instance = self.cls(seed)
+            else:
+                self.instance = self.cls()
 
     def reset(self, record):
         """Hands the environment a copy of the record."""
-        fields = {key: copy.deepcopy(value) for key, value in record.items() if key not in NOT_FOR_REWARDS}
+        fields = {key: value for key, value in record.items() if key not in NOT_FOR_REWARDS}
+        fields = copy.deepcopy(fields)
         with Attempt(self), keep_torch_defaults(), self.deadline():
             result = self.instance.reset(fields)
             if result is not None:
                 self.refuse(self.instance.reset, "reset must return None, because the prompt is the record's", result)
 
     def step(self, text):
-        """Returns the answer to the text of a turn; None ends the episode."""
+        """Returns the answer to the text of a turn. None ends the episode."""
         if self.error is not None:
             return None
         with Attempt(self), keep_torch_defaults(), self.deadline():
@@ -223,7 +229,9 @@ class Episode:
             answer, reward = found
             self.ended += 1
             self.reward += reward
-            return answer if self.ended < self.config.max_turns else None
+            if self.ended < self.config.max_turns:
+                return answer
+        return None  # the step failed, or was the last
 
     def measure(self):
         """Returns {"environment/name": (sum, count)} of the metrics of the environment."""
@@ -259,7 +267,9 @@ def answer_and_reward(result):
     except (TypeError, ValueError, OverflowError):
         return None
     is_answer = answer is None or isinstance(answer, str) or are_messages(answer)
-    return (answer, reward) if is_answer and is_finite else None
+    if is_answer and is_finite:
+        return answer, reward
+    return None
 
 
 # All completions of an iteration
@@ -274,7 +284,7 @@ class Episodes:
         self.stop = stop
         self.form = PromptFormat.of(settings)
         self.episodes = []
-        self.begun = []  # the beginning of the first turn that a prompt has
+        self.begun = []  # the beginning of each first turn, with which a prompt may end
         for record, number in zip(problems["record"], problems["number"], strict=True):
             sequence = np.random.SeedSequence([SEEDS, settings.seed, iteration, int(number)])
             seed = int(sequence.generate_state(1)[0])
@@ -286,14 +296,16 @@ class Episodes:
         self.given = torch.full((len(self.episodes), settings.max_new_tokens), -1)
 
     def over(self, target, number, t, drawn):
-        """Answers the completions that end a turn at column t. Returns (n,) bool: the episode of the row is over.
-        target: (N, L) tokens so far; number: (n,) completions; drawn: (n,) bool: the policy wrote the token"""
+        """Answers the completions that end a turn at column t. Returns (n,) bool, True where the episode is over.
+        target: (N, L) tokens so far; number: (n,) completions; drawn: (n,) bool, True where the policy wrote the token
+        """
         begin = [self.episodes[n].turns[-1] for n in number.tolist()]
-        ends = self.stop(target[number, : t + 1], t, begin)[:, 0] & drawn            # (n,)
+        written = target[number, : t + 1]
+        ends = self.stop(written, t, begin)[:, 0] & drawn                            # (n,)
         over = []
         for n in number[ends].tolist():
-            written = target[n, : t + 1].tolist()
-            if self.answer_turn(n, written):
+            ids = target[n, : t + 1].tolist()
+            if self.answer_turn(n, ids):
                 over.append(n)
         return torch.isin(number, number.new_tensor(over))
 
@@ -308,8 +320,9 @@ class Episodes:
         answer = episode.step(text)
         if answer is None:
             return True
-        text = self.framed_answer(answer, ids[-1]).encode(errors="replace").decode()  # half a surrogate pair is no text
-        given = torch.tensor(self.stop.tokenizer.encode(text), dtype=torch.long)
+        framed = self.framed_answer(answer, ids[-1])
+        framed = framed.encode(errors="replace").decode()  # half a surrogate pair is no text
+        given = torch.tensor(self.stop.tokenizer.encode(framed), dtype=torch.long)
         room = self.given[n, len(written) :]  # a view of the row
         room[: len(given)] = given[: len(room)]
         episode.turns.append(len(written) + len(given))
@@ -336,18 +349,20 @@ class Episodes:
         return {REWARD: rewards}
 
     def close(self):
-        """Ends the environments. Returns {name: (sum, count)} of their metrics. Each error is printed once per line of
-        the user's file, part of the environment and type."""
-        nothing = dict.fromkeys(map(metric_of, self.episodes[0].cls.metrics), (0.0, 0.0))
-        measured = [nothing]  # names all metrics, even if every episode failed
+        """Ends the environments. Returns {name: (sum, count)} of their metrics. Prints each error once per line of the
+        user's file, part of the environment and type."""
+        keys = map(metric_of, self.episodes[0].cls.metrics)
+        nothing = dict.fromkeys(keys, (0.0, 0.0))
+        measured = [nothing]  # has every metric, even if every episode failed
         for episode in self.episodes:
             if episode.error is None:
                 measured.append(episode.measure())
             episode.close()
-            begun = sum(t < self.given.shape[1] for t in episode.turns)
+            begins = [t for t in episode.turns if t < self.given.shape[1]]  # the last may begin after the end
             failed = episode.error is not None
-            measured.append({TURNS_OF_EACH: (begun, 1), FAILED: (failed, 1)})
+            measured.append({TURNS_OF_EACH: (len(begins), 1), FAILED: (failed, 1)})
             for error in episode.errors:
-                place = str(error).partition(" failed (")[0]  # the rest may differ in each episode
-                warn((place, type(error.__cause__).__name__), f"{error}; it is counted as {FAILED}")
+                place, _, _ = str(error).partition(" failed (")  # the rest may differ in each episode
+                key = place, type(error.__cause__).__name__
+                warn(key, f"{error}; it is counted as {FAILED}")
         return join(measured)

@@ -25,17 +25,18 @@ from grpo.reward_functions.presets import PRESET_SUCCESS, PRESETS
 from grpo.rollout import Rollouts, Scored, Texts, join
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
-MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}  # {parameter: setting}
+# {parameter by which a reward gets a model: the setting that names the model}
+MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}
 
 
 class Rewards:
-    """The rewards of a run. Called with rollouts it returns Scored:
+    """The rewards of a run. A call with rollouts returns Scored:
 
     reward: the weighted sum of the functions; NaN where a completion is left out (`total`)
     values: NaN where a function skipped a completion, or was late
 
     judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it
-    With a credit_window, make_rewards of grpo/build.py takes a subclass that gives each token a credit.
+    With a credit_window, make_rewards of grpo/build.py makes a subclass that gives each token a credit.
     """
 
     def __init__(self, config: Settings, judge: Any = None, reward_scorer: Any = None):
@@ -51,7 +52,8 @@ class Rewards:
         check_settings(config.reward_settings or {}, self.names)
         self.success = success_reward(config)
         self.workers = None
-        if config.reward_workers and any(REWARDS[name].slow for name in self.names):
+        any_slow = any(REWARDS[name].slow for name in self.names)
+        if config.reward_workers and any_slow:
             from grpo.reward_functions.workers import Workers
             self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file)
 
@@ -62,25 +64,35 @@ class Rewards:
         if not self.names:  # a teacher without rewards
             return Scored(torch.zeros(rollouts.problems, G, device=device))
         values, metrics = self.score(rollouts.texts, G)
-        values = {name: x.to(device, non_blocking=True) for name, x in values.items()}  # (N,) each
+        for name, on_cpu in values.items():
+            values[name] = on_cpu.to(device, non_blocking=True)                      # (N,)
         total = self.total(values, G).view(-1, G)                                    # (P, G)
         return Scored(total, values=values, metrics=metrics)
 
-    def score(self, texts: Texts, group_size: int, names: Sequence[str] | None = None) -> tuple[dict, dict]:
+    def score(
+            self,
+            texts: Texts,
+            group_size: int,
+            names: Sequence[str] | None = None) -> tuple[dict, dict]:
         """({name: (N,) float32 on the CPU}, {metric: (sum, count)}). A value is NaN where the function skipped the
         completion or was late in a worker.
 
-        texts: a Texts with consecutive groups; names: the functions to call; None: all of the run
+        texts: a Texts, whose groups are consecutive; names: the functions to call; None: all of the run
         """
         register_functions(self.names, self.config.reward_file)  # another run of this process may have others
-        settings = vars(self.config) | (self.config.reward_settings or {}) | {"trainer_state": self.state}
+        settings = vars(self.config) | (self.config.reward_settings or {})
+        settings["trainer_state"] = self.state
         known = settings | self.models | {"group_size": group_size, "texts": texts}
-        values, metrics = {}, {}
+        values = {}
+        metrics = {}
         for name in names or self.names:
-            slow = REWARDS[name].slow  # it may run in another process, which gets neither models nor all texts
-            call = arguments(name, texts, settings if slow else known, self.fields)
-            run = self.workers.call if slow and self.workers else run_reward
-            numbers, logged = run(call)
+            if REWARDS[name].slow:  # it may run in another process, which gets neither models nor all texts
+                call = arguments(name, texts, settings, self.fields)
+                run = self.workers.call if self.workers else run_reward
+                numbers, logged = run(call)
+            else:
+                call = arguments(name, texts, known, self.fields)
+                numbers, logged = run_reward(call)
             values[name] = torch.tensor(numbers)
             metrics = join([metrics, logged])
         return values, metrics
@@ -98,19 +110,22 @@ class Rewards:
                 weighted.append(weight * values[name])
         if not weighted:
             return torch.zeros_like(values[self.names[0]])
-        stacked = torch.stack(weighted).unflatten(1, (-1, group_size))               # (R, P, G)
+        stacked = torch.stack(weighted)                                              # (R, N)
+        stacked = stacked.unflatten(1, (-1, group_size))                             # (R, P, G)
         skipped = stacked.isnan()
         applies = ~skipped.all(2, keepdim=True)                                      # (R, P, 1)
-        left_out = (skipped & applies).any(0) | skipped.all(0)                       # (P, G)
+        skipped_alone = (skipped & applies).any(0)                                   # (P, G)
+        left_out = skipped_alone | skipped.all(0)
         total = stacked.nansum(0)
-        total = total.masked_fill(total.isnan(), -torch.inf)  # inf - inf is no skip
+        total = total.masked_fill(total.isnan(), -torch.inf)  # inf - inf is NaN, but no skip
         return total.masked_fill(left_out, torch.nan).flatten()
 
     def correct(self, values: dict) -> torch.Tensor:
         """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it is not finite."""
-        x = values[self.success]
-        correct = x >= REWARDS[self.success].high - 1e-6
-        return correct.float().masked_fill(~x.isfinite(), torch.nan)
+        value = values[self.success]
+        highest = REWARDS[self.success].high
+        correct = value >= highest - 1e-6
+        return correct.float().masked_fill(~value.isfinite(), torch.nan)
 
     def check(self, records: list) -> None:
         """Raises Mistake with file and line of a record that a reward cannot score."""
@@ -128,7 +143,8 @@ def check_reward(name: str, file: str | None, models: dict) -> None:
     """Raises Mistake for a reward that is unknown or lacks its model. file: reward_file; models: {parameter: model}"""
     if name not in REWARDS:
         hint = f"there are {', '.join(sorted(REWARDS))}"
-        near = difflib.get_close_matches(name, [*REWARDS, *load_reward_file(file)], n=1)
+        known = [*REWARDS, *load_reward_file(file)]
+        near = difflib.get_close_matches(name, known, n=1)
         if near:
             hint = f"did you mean {near[0]}?"
         raise Mistake(f"reward_functions: {name!r} is no reward ({hint}); correct the name or define it in "
@@ -139,12 +155,12 @@ def check_reward(name: str, file: str | None, models: dict) -> None:
 
 
 def check_settings(settings: dict, names: tuple) -> None:
-    """Raises Mistake for reward_settings that no reward has, or, of our rewards, a value of another type than the
-    default. A number must be below 10^12."""
+    """Raises Mistake for a key that is a setting of no reward, and, for our rewards, for a value of another type than
+    the default. A number must be below 10^12."""
     for key, value in settings.items():
         takers = [name for name in names if key in REWARDS[name].settings]
         if not takers:
-            raise Mistake(f"reward_settings: {key!r} is not a setting (a parameter behind *) of {' or '.join(names)}; "
+            raise Mistake(f"reward_settings: {key!r} is not a setting (a parameter after *) of {' or '.join(names)}; "
                           "correct the name")
         is_number = isinstance(value, (int, float)) and abs(value) < 1e12
         for name in takers:
@@ -152,14 +168,14 @@ def check_settings(settings: dict, names: tuple) -> None:
             if not is_own_function(taker.fn):
                 continue
             default = taker.parameters[key].default
-            kind = None
             if isinstance(default, str) and not isinstance(value, str):
                 kind = "a text"
-            if isinstance(default, (int, float)) and not is_number:
+            elif isinstance(default, (int, float)) and not is_number:
                 kind = "a number"
-            if kind:
-                raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be {kind}, as its "
-                              f"default {shown(default)} is")
+            else:
+                continue
+            raise Mistake(f"reward_settings: {key}={shown(value)} of the reward {name} must be {kind}, as its "
+                          f"default {shown(default)} is")
 
 
 def success_reward(config: Settings) -> str | None:
@@ -167,21 +183,22 @@ def success_reward(config: Settings) -> str | None:
     names = config.reward_names
     without_model = [name for name in names if REWARDS[name].settings.isdisjoint(MODELS)]
     usable = [name for name in without_model if math.isfinite(REWARDS[name].high)]
-    name = PRESET_SUCCESS.get(config.task_type)
-    if config.reward_functions:
-        name = names[0]
-    needed_by = None
-    if config.train_pass_k > 1:
-        needed_by = f"train_pass_k={config.train_pass_k}"
     if config.success_reward is not None:
         name = config.success_reward
-        needed_by = f"success_reward={config.success_reward!r}"
+    elif config.reward_functions:
+        name = names[0]
+    else:
+        name = PRESET_SUCCESS.get(config.task_type)
     if name in usable:
         return name
-    if needed_by:
-        raise Mistake(f"{needed_by} needs a reward of this run that has a highest value "
-                      f"({', '.join(usable) or 'there is none'}); set success_reward to one, or leave it out")
-    return None
+    if config.success_reward is not None:
+        needed_by = f"success_reward={config.success_reward!r}"
+    elif config.train_pass_k > 1:
+        needed_by = f"train_pass_k={config.train_pass_k}"
+    else:
+        return None
+    raise Mistake(f"{needed_by} needs a reward of this run that has a highest value "
+                  f"({', '.join(usable) or 'there is none'}); set success_reward to one, or leave it out")
 
 
 def main(argv: list[str]) -> None:

@@ -552,7 +552,7 @@ BUGS = [
     (TRAIN, SUMS, "core.tokenizer.CharTokenizer"),
     (TRAIN, f"{SUMS} --generator_checkpoint={{llama}}", "core.huggingface.tokenizer.ids_around"),
     (TRAIN, RECORDS % ("task", "countdown"), "grpo.reward_functions.verify_math.number"),
-    (TRAIN, f"{SUMS} --reward_functions=json_valid --max_iters=1", "grpo.reward_functions.text.is_read"),
+    (TRAIN, f"{SUMS} --reward_functions=json_valid --max_iters=1", "grpo.reward_functions.text.parses"),
     (TRAIN, f"{EPISODES}Ends --max_iters=1", "grpo.environments.answer_and_reward"),
     (TRAIN, f"{SUMS} --max_iters=1", "grpo.losses.centred"),
     (TRAIN, f"{SUMS} --max_iters=1", "core.checkpoint_manager.shapes"),

@@ -40,12 +40,16 @@ class Judge:
 
     model:     a sequence scorer in eval mode
     tokenizer: the one that it was trained with
-    reads_ids: it has the generator's vocabulary and reads the texts' token ids; else prompt + completion, as texts
+    reads_ids: it has the generator's vocabulary and reads the texts' token ids; else it encodes prompt + completion
     dtype:     of its matrix products
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, reads_ids: bool,
-                 dtype: torch.dtype = torch.float32):
+    def __init__(
+            self,
+            model: nn.Module,
+            tokenizer: Tokenizer,
+            reads_ids: bool,
+            dtype: torch.dtype = torch.float32):
         self.model = model
         self.tokenizer = tokenizer
         self.reads_ids = reads_ids
@@ -73,13 +77,15 @@ class Judge:
         texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts;
         with a window also `place`, (N, M), where in its text each sampled token is, and all texts are equally long
         """
-        room = self.model.longest_input - (self.model.judge_head == "cls")  # CLS stands before the text
-        different, same = each_once(self.token_ids(texts), room, "judge_checkpoint")
-        same = same.to(self.device, non_blocking=True)
+        room = self.model.longest_input
+        if self.model.judge_head == "cls":  # CLS stands before the text
+            room -= 1
+        distinct, index = each_once(self.token_ids(texts), room, "judge_checkpoint")
+        index = index.to(self.device, non_blocking=True)
         scores = []
         credit = []
         # Texts of different lengths are never in one batch: padding would change the last bits of a score
-        for _, group in groupby(different, key=len):
+        for _, group in groupby(distinct, key=len):
             batch = torch.tensor(list(group))                                        # (n, T)
             batch = batch.to(self.device, non_blocking=True)
             with autocast(self.device, self.dtype):
@@ -87,11 +93,12 @@ class Judge:
             scores.append(realness.mean(1))
             if window is not None:
                 credit.append(windowed_mean(log_odds(realness), window))             # (n, T)
-        scores = torch.cat(scores)[same]
+        scores = torch.cat(scores)[index]
         if window is None:
             return scores, None
+        credit = torch.cat(credit)[index]                                            # (N, T)
         place = texts.place.to(self.device, non_blocking=True)
-        return scores, torch.cat(credit)[same].gather(1, place)
+        return scores, credit.gather(1, place)
 
     def token_ids(self, texts: Texts) -> list[list[int]]:
         """Each of N texts in the judge's vocabulary. An empty text is one pad token."""
@@ -104,17 +111,17 @@ class Judge:
 
 
 def each_once(texts: list[list[int]], room: int, key: str) -> tuple[list, Tensor]:
-    """The different ones of N texts, from the shortest to the longest, and the number (N,) of each text among them.
-    Raises Mistake if one has more than the `room` tokens that the model reads which the setting `key` names.
+    """The distinct ones of N texts, shortest first, and (N,) the index of each text among them. Raises Mistake if one
+    has more than `room` tokens, the most that the model of the setting `key` reads.
 
-    A score has other last bits at another place of a batch. If equal completions were read apart, their group would
-    seem to differ, and dividing by its tiny standard deviation would make a large advantage of rounding errors.
+    The last bits of a score depend on the place in the batch. If equal completions were read at two places, their group
+    would seem to differ, and dividing by its tiny standard deviation would make a large advantage of rounding errors.
     """
     texts = list(map(tuple, texts))
     longest = max(map(len, texts))
     if longest > room:
         raise Mistake(f"{key} reads {room} tokens, but a prompt with its completion has {longest}: lower "
                       "max_new_tokens or, in tokens, max_prompt_length, or take a model that reads longer texts")
-    different = sorted(dict.fromkeys(texts), key=len)  # a set would have no order, and so no repeatable batches
-    number = {text: i for i, text in enumerate(different)}
-    return different, torch.tensor([number[text] for text in texts])
+    distinct = sorted(dict.fromkeys(texts), key=len)  # a set would have no order, and so no repeatable batches
+    place = {text: i for i, text in enumerate(distinct)}
+    return distinct, torch.tensor([place[text] for text in texts])

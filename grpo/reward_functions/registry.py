@@ -31,8 +31,8 @@ class Reward:
     high: float = math.inf
     slow: bool = False              # runs in worker processes, if there are any, with a deadline
     check: Callable | None = None   # check(**fields of a record) raises ValueError if the record cannot be scored
-    tags: tuple = ()                # which it looks for in completions; a prompt should mention them
-    messages: bool = True           # gets messages as completions of messages, as in TRL
+    tags: tuple = ()                # texts that it looks for in completions; a prompt should mention them
+    messages: bool = True           # where the prompt is messages, the completion is a list with a message, as in TRL
 
     @property
     def range(self):
@@ -51,12 +51,15 @@ class Reward:
     @property
     def fields(self):
         """The fields that every record must have: parameters without a default."""
-        without_default = [key for key, p in self.parameters.items()
-                           if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
-        return [key for key in without_default if key not in FROM_THE_RUN]
+        fields = []
+        for key, p in self.parameters.items():
+            is_required = p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty
+            if is_required and key not in FROM_THE_RUN:
+                fields.append(key)
+        return fields
 
     def accepts(self, key):
-        """True if the function accepts an argument of this name: it has such a parameter, or **columns."""
+        """True if the function takes an argument of this name: it has such a parameter, or **columns."""
         has_columns = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
         return has_columns or key in self.parameters
 
@@ -71,12 +74,12 @@ class Call(NamedTuple):
 
 REWARDS: dict[str, Reward] = {}
 ENVIRONMENTS = {}  # {name: class}, see grpo/environments.py
-OWN_MASKS = dict(data.MASKS)
+OWN_MASKS = dict(data.MASKS)  # a reward file may replace one
 # {id of a function or object with @reward: its Reward}. By id, because an object of the user's need not be hashable. No
 # other object gets this id, because the Reward keeps the object
 DECORATED: dict[int, Reward] = {}
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
-# Metrics that the trainer adds to those of a step, and prefixes by which it tells metrics apart
+# Metrics that the trainer adds to those of a step, and prefixes that it gives to metrics
 RESERVED = re.compile("step|lr|kl_beta|tokens_per_second|(eval|time|skipped)/.*")
 FROM_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
@@ -85,7 +88,7 @@ RUNNER = asyncio.Runner()  # one event loop for all calls, so that connections o
 
 def reward(low=-math.inf, high=math.inf, slow=False, check=None, tags=()):
     """Registers a function in REWARDS under its own name and returns it unchanged: @reward, or @reward(low, high, ...).
-    An object with __call__, `brief = reward(0, 1)(Brief(40))`, has the name of its variable in a reward file.
+    An object with __call__ gets the name of its variable in the reward file: `brief = reward(0, 1)(Brief(40))`.
 
     The function gets the arguments that its signature names; **columns takes all others except settings:
       prompts, completions     lists of N texts, without padding and stop token; a prompt of messages is a list of them
@@ -109,7 +112,14 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None, tags=()):
             raise Mistake(f"{definition(fn)}: @reward is for functions and objects, not for the class "
                           f"{one_line(fn.__name__)}; name an object of it, as in brief = reward(0, 1)(Brief())")
         all_tags = [tags] if isinstance(tags, str) else tags
-        new = Reward(fn, float(low), float(high), slow, check, tuple(all_tags), messages=False)
+        new = Reward(
+            fn,
+            float(low),
+            float(high),
+            slow,
+            check,
+            tuple(all_tags),
+            messages=False)
         DECORATED[id(fn)] = new
         if hasattr(fn, "__name__"):
             add_reward(one_line(fn.__name__), new)
@@ -119,7 +129,7 @@ def reward(low=-math.inf, high=math.inf, slow=False, check=None, tags=()):
 
 
 def import_rewards(names=None):
-    """Imports our rewards, module after module, until REWARDS has these names; None: all."""
+    """Imports our rewards, one module after another, until REWARDS has these names; None: all."""
     for module in MODULES:
         if names is None or not REWARDS.keys() >= set(names):
             importlib.import_module(f"grpo.reward_functions.{module}")
@@ -138,26 +148,26 @@ def add_reward(name, new):
 
 
 def load_reward_file(path):
-    """Runs a Python file, only once. Afterwards the tables have its rewards, masks and environments, and those of no
-    other file of the user's: runs of one process, each with a file of its own, may take turns.
+    """Runs a Python file, but only once. Then the tables have its rewards, masks and environments, and those of no
+    other file of the user's: runs of one process, each with its own file, may take turns.
     Returns {name: function or class} of the file; {} if the path is None."""
-    root, names, added = run_reward_file(path)
+    root, functions, added = run_reward_file(path)
     for table, new in zip(tables(), added, strict=True):
         for name, entry in list(table.items()):
             function = entry.fn if isinstance(entry, Reward) else entry
-            module = f"{function.__module__}."
+            module = f"{function.__module__}."  # with the dot, because mine is no part of mine2
             if module.startswith(USER_FILES) and not module.startswith(f"{root}."):
                 del table[name]
         table.update(new)
     for name, mask in OWN_MASKS.items():  # another file may have replaced one
         data.MASKS.setdefault(name, mask)
-    return names
+    return functions
 
 
 @functools.cache
 def run_reward_file(path):
-    """Returns (the name of a file's module, {name: function or class} of the file, a list with {name: new entry} for
-    each of `tables()`)."""
+    """Returns the name of the file's module, {name: function or class} of the file, and for each of `tables()` a
+    {name: entry} of the entries that the file added."""
     if path is None:
         return "", {}, [{} for _ in tables()]
     if not os.path.isfile(path):
@@ -169,14 +179,14 @@ def run_reward_file(path):
     neighbours = [x for name, x in sys.modules.items() if name.startswith(f"{module.__name__}.")]
     for file in [*neighbours, module]:  # the file comes last: of two objects of one name its own counts
         for name, x in vars(file).items():
-            if id(x) in DECORATED and not hasattr(x, "__name__"):
+            if id(x) in DECORATED and not hasattr(x, "__name__"):  # an object: the name of its variable is the reward's
                 add_reward(name, DECORATED[id(x)])
     added = []
     for table, old in zip(tables(), before, strict=True):
         new = {name: x for name, x in table.items() if x is not old.get(name)}
         added.append(new)
-    names = {name: x for name, x in vars(module).items() if callable(x)}
-    return module.__name__, names, added
+    functions = {name: x for name, x in vars(module).items() if callable(x)}
+    return module.__name__, functions, added
 
 
 def tables():
@@ -185,21 +195,23 @@ def tables():
 
 
 def register_functions(names, path):
-    """Loads reward_file. A function without @reward that the run names becomes a reward without a range. Another name
-    for a function with @reward is the same reward."""
+    """Loads the reward_file at `path`. A function without @reward becomes a reward without a range if it is one of the
+    `names`. A second name for a function with @reward is the same reward."""
     import_rewards(names)
     functions = load_reward_file(path)
     for name in set(names) & set(functions):
         function = functions[name]
         if not str(function.__module__).startswith("grpo."):  # such as @environment
-            add_reward(name, DECORATED.get(id(function)) or Reward(function))
+            entry = DECORATED.get(id(function)) or Reward(function)
+            add_reward(name, entry)
 
 
 def check_records(name, records):
     """Raises Mistake with file and line of a record that lacks a field, or that the reward's check refuses."""
     function = REWARDS[name]
     for key in function.fields:
-        lacking = [record for record in records if record.get(FIELD_OF.get(key, key)) is None]
+        field = FIELD_OF.get(key, key)
+        lacking = [record for record in records if record.get(field) is None]
         # A function of TRL's form gets None where a record of another task lacks the field
         is_optional = function.messages and len(lacking) < len(records)
         if lacking and not is_optional:
@@ -207,9 +219,9 @@ def check_records(name, records):
             remedy = "add it, correct the parameter's name, or give it a default"
             if any(each.startswith("solution_str") for each in function.fields):
                 remedy = "a reward function of verl needs the adapter of docs/coming_from.md"
-            fields = one_line(", ".join(sorted(record.keys() - NOT_FOR_REWARDS)))
+            names = sorted(record.keys() - NOT_FOR_REWARDS)
             raise Mistake(f"{record['where']}: reward {name} needs the field '{key}' in every record, and this one "
-                          f"has {fields}; {remedy}")
+                          f"has {one_line(', '.join(names))}; {remedy}")
     if function.check is None:
         return
     for record in records:
@@ -224,8 +236,8 @@ def check_records(name, records):
 def check_answer(answer, **columns):
     """Raises Mistake unless a record's `answer` is a text, a number, or a list of them, each of which is correct."""
     alternatives = answer if isinstance(answer, (list, tuple)) else [answer]
-    nested = [each for each in alternatives if each is None or isinstance(each, (dict, list, tuple))]
-    if nested or not alternatives:
+    wrong = [each for each in alternatives if each is None or isinstance(each, (dict, list, tuple))]
+    if wrong or not alternatives:
         raise Mistake(f"answer={shown(answer)} must be a text, a number, or a list of them, each of which is correct")
 
 
@@ -233,8 +245,8 @@ def arguments(name, texts, known, all_fields):
     """The Call of a reward.
 
     texts: has prompts, completions, completion_ids and columns {field: list of N}
-    known: {name: value} for keyword-only parameters, and trainer_state; a value here wins over a field of its name
-    all_fields: the names of fields in the data; these records may lack some
+    known: {name: value} for keyword-only parameters, and trainer_state; it wins over a field of the same name
+    all_fields: the names of all fields in the data; the records of these texts may lack some
     """
     function = REWARDS[name]
     settings = {key: known[key] for key in function.settings & known.keys()}
@@ -250,8 +262,8 @@ def arguments(name, texts, known, all_fields):
 
 
 def fields_of_texts(texts, messages, all_fields):
-    """{field: list of N} of texts, as a reward gets them. The prompt is the record's, before a template rendered it.
-    messages: the completion of a prompt of messages is a list with a message, as in TRL"""
+    """{field: list of N} of texts, as a reward gets them. The prompt is the record's, not rendered by a template.
+    messages: as in Reward"""
     prompts = texts.columns.get("prompt", texts.prompts)
     completions = texts.completions
     if messages:
@@ -266,7 +278,7 @@ def fields_of_texts(texts, messages, all_fields):
 
 
 def names_of_others(columns):
-    """The fields under the names that they have in other data sets: `answer` also as `solution`."""
+    """The fields under their names in other data sets, such as `answer` under `solution`."""
     return {name: columns[own] for name, own in FIELD_OF.items() if own in columns}
 
 
@@ -281,14 +293,14 @@ def run_reward(call):
     def log_metric(key, value):
         key = one_line(key)
         if RESERVED.fullmatch(key):
-            raise Mistake(f"log_metric({key!r}, ...): a run has this name for something else; give it another")
+            raise Mistake(f"log_metric({key!r}, ...): a run uses this name for something else; take another name")
         if math.isfinite(value):
             total, count = metrics.get(key, (0.0, 0))
             metrics[key] = total + float(value), count + 1
 
     given = dict(call.settings)
     for key, values in call.fields.items():
-        if key != "completion_ids":  # copies, because a value of a record is one object for all completions and steps
+        if key != "completion_ids":  # copies, because all completions and steps share the values of a record
             values = [copy.deepcopy(value) for value in values]
         given[key] = values
     if function.accepts("log_metric"):
@@ -301,7 +313,8 @@ def run_reward(call):
             if inspect.iscoroutine(returned):
                 returned = RUNNER.run(returned)
     except Mistake as mistake:
-        are_texts = all(isinstance(completion, str) for completion in call.fields.get("completions", ()))
+        completions = call.fields.get("completions", ())
+        are_texts = all(isinstance(completion, str) for completion in completions)
         if function.messages and are_texts and isinstance(mistake.__cause__, (TypeError, AttributeError)):
             raise Mistake(f"{mistake}, or write the prompts as messages: completions are texts because prompts are "
                           "texts") from mistake
@@ -315,7 +328,7 @@ def numbers(returned, name, N):
     remedy = f"return a list of {N} values, each a number or None"
     values = []
     with others(f"reward {name} returned something that is no list of numbers", remedy, place):
-        if hasattr(returned, "tolist"):  # of numpy or torch
+        if hasattr(returned, "tolist"):  # an array of numpy, or a tensor
             if np.shape(returned) == (N, 1):  # a column
                 returned = returned.reshape(N)
             returned = returned.tolist()

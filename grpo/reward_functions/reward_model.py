@@ -30,8 +30,9 @@ class RewardModel:
     """A frozen reward model and the way it reads texts.
 
     model:     a transformers model for sequence classification with one label, in eval mode
-    tokenizer: its own, of transformers. With a chat template it reads a chat: the record's messages, or its text as the
-               user's, then the completion as the assistant's. Without, the rendered prompt and the completion
+    tokenizer: its own, of transformers. With a chat template the model reads a chat: the record's messages, or its text
+               as the user's message, then the completion as the assistant's. Without one it reads the rendered prompt
+               and the completion
     dtype:     of its matrix products
     """
 
@@ -46,14 +47,14 @@ class RewardModel:
         """Score of each text, (N,) float32 on the model's device. Raises Mistake if one is longer than it can read.
         texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the records' prompts"""
         room = min(most_tokens(self.model), self.tokenizer.model_max_length)
-        different, same = each_once(self.token_ids(texts), room, KEY)
+        distinct, index = each_once(self.token_ids(texts), room, KEY)
         device = next(self.model.parameters()).device
-        # transformers finds the last token of a text by the pad token. Without one in the config it takes the last
-        # column, which in a padded batch is no token of a shorter text: such a model reads each text by itself
+        # transformers finds the last token of a text by the pad token. If the config has none, it takes the last
+        # column, where a shorter text of a padded batch has no token: such a model reads each text by itself
         size = 1 if self.pad is None else BATCH
         scores = []
-        for start in range(0, len(different), size):
-            batch = [torch.tensor(ids) for ids in different[start : start + size]]
+        for start in range(0, len(distinct), size):
+            batch = [torch.tensor(ids) for ids in distinct[start : start + size]]
             tokens = pad_sequence(batch, batch_first=True, padding_value=-1)         # (n, T)
             tokens = tokens.to(device, non_blocking=True)
             is_token = tokens >= 0                                                   # (n, T)
@@ -61,24 +62,26 @@ class RewardModel:
             with autocast(device, self.dtype):
                 output = self.model(input_ids=input, attention_mask=is_token.long())
             scores.append(output.logits[:, 0].float())
-        return torch.cat(scores)[same.to(device, non_blocking=True)]
+        index = index.to(device, non_blocking=True)
+        return torch.cat(scores)[index]
 
     def token_ids(self, texts):
         """N lists of token ids. An empty text is one pad token."""
-        ids = []
-        prompts = texts.prompts
         if self.tokenizer.chat_template:
-            prompts = texts.columns.get("prompt", prompts)
-        for prompt, completion in zip(prompts, texts.completions, strict=True):
-            if self.tokenizer.chat_template:
-                found = self.chat_ids(prompt, completion)
-            else:
-                found = self.tokenizer(prompt + completion)["input_ids"]
-            ids.append(found or [self.pad or 0])
-        return ids
+            encode = self.chat_ids
+            prompts = texts.columns.get("prompt", texts.prompts)
+        else:
+            encode = self.text_ids
+            prompts = texts.prompts
+        ids = map(encode, prompts, texts.completions)
+        return [found or [self.pad or 0] for found in ids]
+
+    def text_ids(self, prompt, completion):
+        """The token ids of a rendered prompt and its completion."""
+        return self.tokenizer(prompt + completion)["input_ids"]
 
     def chat_ids(self, prompt, completion):
-        """Token ids of a prompt and the assistant's answer, with the special tokens of the chat template only."""
+        """The token ids of a prompt and the assistant's answer. The only special tokens are the chat template's."""
         messages = as_messages(prompt)
         messages.append({"role": "assistant", "content": completion})
         with others(f"the chat template of {KEY} refuses a prompt", "change the prompt, or take a reward model whose "
@@ -90,18 +93,18 @@ class RewardModel:
 def load_reward_model(path, device="cpu", dtype=torch.float32):
     """A RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file; in float32 on
     a GPU that would emulate bfloat16."""
-    named = f"{KEY}={path}"
+    setting = f"{KEY}={path}"
     if not is_huggingface(path, KEY) or is_adapter(path):
-        raise Mistake(f"{named} is not the folder of a model in Hugging Face format, nor hf:owner/name; name one that "
-                      "is")
+        raise Mistake(f"{setting} is neither the folder of a model in Hugging Face format nor hf:owner/name; name one "
+                      "of them")
     config = read_config(path, KEY)
     if config.num_labels != 1:
-        raise Mistake(f"{named} has {config.num_labels} labels, but a reward model has 1; name another model")
+        raise Mistake(f"{setting} has {config.num_labels} labels, but a reward model has 1; name another model")
     check_weights(path, KEY, config)
     kind = quiet_transformers(path, KEY).AutoModelForSequenceClassification
     model = read_weights(kind, path, KEY, dtype="auto").to(device)
     if model.dtype == torch.bfloat16:
         model.to(detect_dtype("bfloat16", model.device))
     tokenizer = load_huggingface_tokenizer(path, KEY)
-    check_vocabulary(model, tokenizer, named)
+    check_vocabulary(model, tokenizer, setting)
     return RewardModel(freeze_and_cast(dtype, model), tokenizer.backend, dtype)

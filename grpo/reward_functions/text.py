@@ -12,7 +12,7 @@ from core.errors import Mistake
 from core.records import answer_texts
 from grpo.reward_functions.registry import check_answer, reward
 
-FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # the last one may be open
+FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # the last block may lack its end
 SEARCH_SECONDS = 1.0  # CPU time of one search
 STRICT_JSON = json.JSONDecoder(parse_constant=int)  # int refuses NaN and Infinity
 
@@ -32,7 +32,7 @@ def length_penalty(prompts, completions, *, length_min=20, length_max=500, **col
 
 @reward(0, 1, check=check_answer)
 def exact_match(prompts, completions, answer, **columns):
-    """1 if the completion is the record's `answer`, or one of a list, white space around both aside; else 0."""
+    """1 if the completion is the record's `answer`, or one of a list, apart from outer white space; else 0."""
     scores = []
     for text, correct in zip(completions, answer, strict=True):
         scores.append(float(text.strip() in stripped_texts(correct)))
@@ -41,11 +41,14 @@ def exact_match(prompts, completions, answer, **columns):
 
 @reward(0, 1, check=check_answer)
 def contains(prompts, completions, answer, **columns):
-    """1 if the record's `answer`, or one of a list, is somewhere in the completion, else 0; nothing contains an empty
-    answer."""
+    """1 if the completion contains the record's `answer`, or one of a list; else 0.
+
+    No completion contains an empty answer.
+    """
     scores = []
     for text, correct in zip(completions, answer, strict=True):
-        scores.append(float(any(truth in text for truth in stripped_texts(correct) if truth)))
+        found = any(truth and truth in text for truth in stripped_texts(correct))
+        scores.append(float(found))
     return scores
 
 
@@ -78,13 +81,13 @@ def regex(prompts, completions, pattern, **columns):
 @reward(0, 1)
 def json_valid(prompts, completions, **columns):
     """1 if the completion, or its only fenced block, is JSON (NaN and Infinity are not); else 0."""
-    return [is_read(text, STRICT_JSON.decode) for text in completions]
+    return [parses(text, STRICT_JSON.decode) for text in completions]
 
 
 @reward(0, 1)
 def xml_valid(prompts, completions, **columns):
     """1 if the completion, or its only fenced block, is well-formed XML without a DTD; else 0."""
-    return [is_read(text, read_xml) for text in completions]
+    return [parses(text, read_xml) for text in completions]
 
 
 @reward(-1, 0)
@@ -93,7 +96,8 @@ def repetition(prompts, completions, **columns):
     scores = []
     for text in completions:
         found = grams(text.split(), 4)
-        scores.append(len(set(found)) / len(found) - 1 if found else 0.0)
+        distinct = set(found)
+        scores.append(len(distinct) / len(found) - 1 if found else 0.0)
     return scores
 
 
@@ -112,8 +116,8 @@ def diversity_bonus(prompts, completions, *, group_size, **columns):
 
 
 def distances(texts):
-    """1 - Jaccard of the 3-grams of each pair of texts, as rows; of a text to itself it is 0. The 3-grams that a pair
-    shares are counted for all pairs at once, because sets of each pair take seconds in a group of hundreds."""
+    """1 - Jaccard of the 3-grams of each pair of texts, as rows; 0 for a text and itself. The 3-grams that a pair
+    shares are counted for all pairs at once, because a set for each pair takes seconds in a group of hundreds."""
     texts_with = defaultdict(list)  # {3-gram: the texts that have it}
     for i, text in enumerate(texts):
         for gram in three_grams(text):
@@ -121,9 +125,9 @@ def distances(texts):
     shared = np.zeros((len(texts), len(texts)))
     for i in texts_with.values():
         shared[np.ix_(i, i)] += 1
-    count = shared.diagonal()                    # of each text's own
-    either = count[:, None] + count - shared     # that one of the two has
-    return (1 - shared / either).tolist()
+    count = shared.diagonal()  # of each text's own 3-grams
+    union = count[:, None] + count - shared
+    return (1 - shared / union).tolist()
 
 
 @reward(0, 1)
@@ -132,8 +136,8 @@ def environment(completions, environment_reward=None, **columns):
     return environment_reward or [0.0] * len(completions)
 
 
-def is_read(text, parse):
-    """1.0 if a parser reads the only fenced block of a text, or the text itself; else 0.0."""
+def parses(text, parse):
+    """1.0 if `parse` accepts the only fenced block of a text, or the text if it has no such block; else 0.0."""
     blocks = FENCE.findall(text)
     if len(blocks) == 1:
         text, = blocks
@@ -152,7 +156,7 @@ def read_xml(text):
 
 
 def three_grams(text):
-    """The set of word 3-grams, or of character 3-grams, or of the text itself if it is even shorter."""
+    """The set of the word 3-grams; of the character 3-grams if there are none; else of only the text itself."""
     found = grams(text.split(), 3)
     if not found:
         found = grams(text, 3)
@@ -161,4 +165,5 @@ def three_grams(text):
 
 def grams(items, n):
     """The n-grams of words or characters, in order."""
-    return [tuple(items[i : i + n]) for i in range(len(items) - n + 1)]
+    begins = range(len(items) - n + 1)
+    return [tuple(items[i : i + n]) for i in begins]

@@ -20,8 +20,8 @@ from grpo.reward_functions.verify_math import syntax_tree
 from grpo.sandbox.run import run_tests
 
 MAX_CODE = 100_000  # characters; longer code is not parsed
-# The operators and functions that are applied to an answer, in this process. None takes long or makes a value much
-# larger, so ** and * are not among them
+# The operators and functions that this process applies to an answer. None takes long or makes a value much larger, so
+# ** and * are missing
 OPERATORS = {
     "Eq": operator.eq, "NotEq": operator.ne, "Is": operator.is_,
     "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt, "GtE": operator.ge,
@@ -30,7 +30,8 @@ OPERATORS = {
 FUNCTIONS = {function.__name__: function for function in (abs, bool, float, list, set, sorted, tuple)}
 FUNCTIONS["<math>.fabs"] = math.fabs
 FUNCTIONS["<math>.isclose"] = math.isclose
-ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)  # of other forms, and answers
+# Raised for tests of other forms, and by answers to which a claim cannot be applied
+ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)
 
 
 @reward(0, 2)
@@ -53,11 +54,14 @@ def code_correctness(prompts, completions, **columns):
 
 def read_tests(tests, **columns):
     """The tests of a record as Claims, a text, or a list of inputs and outputs. Raises Mistake for another form."""
-    kinds = set(map(type, tests)) if isinstance(tests, list) else set()
+    kinds = set()
+    if isinstance(tests, list):
+        kinds = set(map(type, tests))
     if kinds == {dict}:
         inputs = [test.get("input") for test in tests]
         outputs = [test.get("output") for test in tests]
-        if all(isinstance(text, str) for text in inputs + outputs) and "".join(outputs).strip():
+        are_texts = all(isinstance(text, str) for text in inputs + outputs)
+        if are_texts and "".join(outputs).strip():
             return tests
     if kinds == {str}:
         tests = "\n".join(tests)
@@ -70,27 +74,39 @@ def read_tests(tests, **columns):
 
 
 @reward(0, 1, slow=True, check=read_tests)
-def code_execution(prompts, completions, tests, preamble=None, *, sandbox_seconds=5.0, sandbox_megabytes=256,
-                   sandbox="auto", log_metric, **columns):
+def code_execution(
+        prompts,
+        completions,
+        tests,
+        preamble=None,
+        *,
+        sandbox_seconds=5.0,
+        sandbox_megabytes=256,
+        sandbox="auto",
+        log_metric,
+        **columns):
     """1 if the code passes the record's `tests` in a limited child process, else 0; None if the machine is full.
 
-    tests: Python code, as a text or a list of texts, which is split by `cut` if possible; or a list of {"input": text,
-    "output": text}, for each of which the code runs as a program that must print that output
+    tests: Python code, as a text or a list of texts, which `cut` splits if it can; or a list of {"input": text,
+    "output": text}: for each the code runs as a program, which must print the output
     preamble: code before the completion's, such as imports; None for a record without
     """
     scores = []
-    for text, given, before in zip(completions, tests, preamble or [None] * len(tests), strict=True):
+    preambles = preamble or [None] * len(tests)
+    for text, given, before in zip(completions, tests, preambles, strict=True):
         code = extract_code(text)
-        judged = read_tests(given)
-        verdict = "failed"
-        if code.strip():
-            if before:
-                code = f"{before}\n{code}"
-            verdict = run_tests(code, judged, sandbox_seconds, sandbox_megabytes, sandbox)
+        readable = read_tests(given)
+        is_empty = not code.strip()
+        if before:
+            code = f"{before}\n{code}"
+        if is_empty:
+            verdict = "failed"
+        else:
+            verdict = run_tests(code, readable, sandbox_seconds, sandbox_megabytes, sandbox)
         scores.append(None if verdict == "skipped" else float(verdict == "passed"))
         for name in ("killed", "failed", "skipped"):
             log_metric(f"code_{name}", verdict == name)
-        log_metric("unsafe_tests", isinstance(judged, str))  # the code can forge the result
+        log_metric("unsafe_tests", isinstance(readable, str))  # the code can forge the result
     return scores
 
 
@@ -127,12 +143,15 @@ def cut(tests):
         found = split(tree.body, {})
     except ERRORS:
         return None
-    return Claims(*zip(*found, strict=True)) if found else None
+    if not found:
+        return None
+    questions, claims = zip(*found, strict=True)
+    return Claims(questions, claims)
 
 
 def split(statements, names):
     """The (question, claim) of each assert. Raises one of ERRORS for a statement of another form.
-    names: {name: the node that replaces it}; of an imported module it is its name in <>, which no code can contain"""
+    names: {name: the node that replaces it}; a module is replaced by its name in <>, which no code can contain"""
     found = []
     functions = {}  # {name: (its parameter, its body)}
     for statement in statements:
@@ -195,7 +214,8 @@ def compiled(node, questions):
             parts = [left, right]
         case ast.Call(called, parts, keywords):
             named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
-            function = functools.partial(FUNCTIONS[ast.unparse(called)], **named)
+            function = FUNCTIONS[ast.unparse(called)]
+            function = functools.partial(function, **named)
         case _:
             value = ast.literal_eval(node)
             return lambda answer: value

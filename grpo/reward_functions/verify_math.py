@@ -25,15 +25,17 @@ OPERATORS = {"Add": operator.add, "Sub": operator.sub, "Mult": operator.mul, "Di
 
 @reward(-3, 3, tags=TAGS)
 def math_format(prompts, completions, **columns):
-    """3 for text, <end_working_out>, <SOLUTION>..</SOLUTION> and no more; else per tag 0.5 if it occurs once or -1.
+    """3 for text, <end_working_out>, <SOLUTION>..</SOLUTION> only; else 0.5 for each tag that occurs once, -1 if not.
 
     Text and solution must not be blank. Elsewhere only white space is allowed.
     """
     scores = []
     for text in completions:
-        pieces = re.split(f"({END}|{OPEN}|{CLOSE})", text)  # texts and tags in turns
-        filled = [piece.strip() != "" for piece in pieces[::2]]
-        if pieces[1::2] == TAGS and filled == [True, False, True, False]:
+        pieces = re.split(f"({END}|{OPEN}|{CLOSE})", text)
+        texts = pieces[::2]
+        tags = pieces[1::2]
+        filled = [piece.strip() != "" for piece in texts]
+        if tags == TAGS and filled == [True, False, True, False]:
             scores.append(3.0)
         else:
             scores.append(sum(0.5 if text.count(tag) == 1 else -1.0 for tag in TAGS))
@@ -45,39 +47,42 @@ def math_answer(prompts, completions, answer, **columns):
     """Solution vs `answer`: 5 equal, 3.5 stripped, 2 in 10%, 1.5 in 20%, -2.5 further off, -4.5 no number, -2 no block.
 
     5 and 3.5 compare texts: equal numbers in different notation (1,000 and 1000) get 2. Distances are shares of
-    |answer|, the limits included. If the answer is not a number, only the texts are compared. Of a list of answers the
+    |answer|, including the limits. If the answer is not a number, only the texts are compared. In a list of answers the
     best one counts.
     """
     scores = []
     for text, correct in zip(completions, answer, strict=True):
         block = solution(text)
-        scores.append(max(score_answer(block, truth) for truth in answer_texts(correct)))
+        values = [score_answer(block, truth) for truth in answer_texts(correct)]
+        scores.append(max(values))
     return scores
 
 
 @reward(-2.5, 3.5, check=check_answer, tags=TAGS[1:])
 def math_number(prompts, completions, answer, **columns):
-    """First number in the SOLUTION block against `answer`, or one of a list: 3.5 equal, -1.5 unequal, -2.5 no number or
-    no block."""
+    """First number in the SOLUTION block vs `answer`, or one of a list: 3.5 equal, -1.5 unequal, -2.5 no number.
+
+    Without a block there is no number.
+    """
     scores = []
     for text, correct in zip(completions, answer, strict=True):
         block = solution(text) or ""
         found = NUMBER.search(block.replace(",", ""))
         guess = number(found[0]) if found else None
+        truths = map(number, answer_texts(correct))
         if guess is None:
             scores.append(-2.5)
         else:
-            scores.append(3.5 if guess in map(number, answer_texts(correct)) else -1.5)
+            scores.append(3.5 if guess in truths else -1.5)
     return scores
 
 
 @reward(0, 1, slow=True, check=check_answer)
 def math_verify(prompts, completions, answer, *, log_metric, **columns):
-    """1 if the package math-verify finds the completion's formula equal to `answer`, or to one of a list; None if it
-    cannot read `answer`.
+    """1 if the package math-verify finds the formula equal to `answer`, or one of a list; None if it reads no answer.
 
-    The formula is the one in \\boxed{}, or else the last one in $ $, or else the last number; `answer` is LaTeX: bare,
-    or a text with such a formula. A comparison that takes longer than 5 seconds counts as unequal.
+    The formula is the one in \\boxed{}, else the last one in $ $, else the last number. `answer` is LaTeX: bare, or a
+    text with such a formula. A comparison that takes longer than 5 seconds counts as unequal.
     """
     package = require("math_verify", "reward math_verify", "math-verify[antlr4_13_2]")
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # else it prints formulas that take too long
@@ -103,7 +108,7 @@ def math_working(prompts, completions, **columns):
     scores = []
     for text in completions:
         working_out, end, _ = text.partition(END)
-        working_out = working_out.partition(">")[2]  # behind <start_working_out>
+        working_out = working_out.partition(">")[2]  # after <start_working_out>
         true = 0
         count = 0
         for part in re.split("[,;\n]", working_out):
@@ -118,13 +123,13 @@ def math_working(prompts, completions, **columns):
 
 def countdown_task(numbers, target, **columns):
     """(sorted numbers, target) of a countdown record, exact. Raises Mistake if they are not numbers."""
-    exact = [None]
-    if isinstance(numbers, (list, tuple)):
-        exact = [number(str(x)) for x in (*numbers, target)]
-    if None in exact:
+    is_list = isinstance(numbers, (list, tuple))
+    given = [number(str(x)) for x in numbers] if is_list else [None]
+    aim = number(str(target))
+    if None in [*given, aim]:
         raise Mistake(f"reward countdown: numbers={numbers!r:.100} and target={target!r:.100} of a record must be "
                       f"a list of numbers and a number, of at most {MAX_DIGITS} characters each")
-    return sorted(exact[:-1]), exact[-1]
+    return sorted(given), aim
 
 
 @reward(0, 1, check=countdown_task)
@@ -134,8 +139,8 @@ def countdown(prompts, completions, numbers, target, **columns):
     The expression, of integers, + - * / and parentheses, is the only SOLUTION block or the completion, up to "=".
     """
     scores = []
-    for text, *task in zip(completions, numbers, target, strict=True):
-        given, aim = countdown_task(*task)
+    for text, own_numbers, own_target in zip(completions, numbers, target, strict=True):
+        given, aim = countdown_task(own_numbers, own_target)
         block = solution(text)
         if block is None:
             block = text
@@ -149,7 +154,8 @@ def countdown(prompts, completions, numbers, target, **columns):
 def solution(text):
     """The text of the only <SOLUTION>..</SOLUTION> block; None if there is none, or more than one."""
     pieces = re.split(f"({OPEN}|{CLOSE})", text)
-    return pieces[2] if pieces[1::2] == [OPEN, CLOSE] else None
+    tags = pieces[1::2]
+    return pieces[2] if tags == [OPEN, CLOSE] else None
 
 
 def score_answer(block, answer):
@@ -175,9 +181,11 @@ def score_answer(block, answer):
 def number(text):
     """The exact value of a text; None unless it is a finite number. Commas and outer white space are ignored."""
     text = text.replace(",", "").strip()
-    if len(text) <= MAX_DIGITS and NUMBER.fullmatch(text) and math.isfinite(float(text)):
-        return Fraction(text)
-    return None
+    if len(text) > MAX_DIGITS or not NUMBER.fullmatch(text):
+        return None
+    if math.isinf(float(text)):
+        return None
+    return Fraction(text)
 
 
 def arithmetic(text):

@@ -29,8 +29,8 @@ class Workers:
     def call(self, call):
         """(N values, {metric: (sum, count)}) of a reward, which gets each completion in a call of its own.
 
-        A completion is late if its call is not done after `timeout` seconds, or if a process ends before: its value is
-        NaN, and the processes are replaced. Raises Mistake if the reward does, or if the processes cannot start.
+        A completion is late if its call is not done after `timeout` seconds, or if a process ends before that. Then its
+        value is NaN, and the processes are replaced. Raises Mistake if the reward does, or if no process can start.
         """
         if self.pool is None:
             self.start()
@@ -59,7 +59,8 @@ class Workers:
     def start(self):
         """Starts the processes. Raises Mistake if they cannot start."""
         self.folder = tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True)
-        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, (self.path, self.folder.name))
+        given = self.path, self.folder.name
+        self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, given)
         trials = [self.pool.submit(os.getpid) for _ in range(self.count)]
         if any(trial.exception() for trial in trials):
             self.close()
@@ -77,12 +78,12 @@ class Workers:
 
 
 def begin(path, folder):
-    """Sets up a worker process, which ends with the run, however that ends. folder: for its temporary files"""
+    """Sets up a worker process, which ends with the run, even if that is killed. folder: for its temporary files"""
     if os.name == "posix":  # Ctrl-C ends the run after its step, which needs the workers
         os.setpgid(0, 0)
     threading.Thread(target=end_with_the_run, daemon=True).start()
     tempfile.tempdir = folder
-    libraries_first()  # the process has run the head of the script, which puts the root first
+    libraries_first()  # the process has run the head of the script, which puts the root first in sys.path
     load_reward_file(path)
 
 

@@ -75,12 +75,20 @@ def run_once(code, test, seconds, megabytes, parts):
     else:
         messages += [message(token, "eval", question) for question in test.questions]
     command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", CHILD]
-    limits = math.ceil(seconds) + 1, megabytes
-    command += map(str, (kind, os.getpid(), ",".join(parts), *limits))
+    alarm = math.ceil(seconds) + 1
+    arguments = kind, os.getpid(), ",".join(parts), alarm, megabytes
+    command += map(str, arguments)
     deadline = time.monotonic() + seconds
     with (tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
-          subprocess.Popen(command, cwd=folder, env={}, stdin=PIPE, stdout=PIPE, stderr=DEVNULL,
-                           bufsize=0, start_new_session=True) as process):
+          subprocess.Popen(
+              command,
+              cwd=folder,
+              env={},
+              stdin=PIPE,
+              stdout=PIPE,
+              stderr=DEVNULL,
+              bufsize=0,
+              start_new_session=True) as process):
         try:
             output, ended = exchange(process, messages, deadline)
         finally:  # before the end of the block waits for the process: afterwards its id may belong to another
@@ -93,7 +101,8 @@ def run_once(code, test, seconds, megabytes, parts):
             raise Refused(int(number), text)
         raise Refused(errno.ENOMEM, "the interpreter cannot start")
     if kind == "program":
-        correct = status == 0 and lines_of(output) == lines_of(READY + test["output"].encode())
+        expected = READY + test["output"].encode()
+        correct = status == 0 and lines_of(output) == lines_of(expected)
     else:
         correct = has_correct_answers(output, token, test)
     if ended and correct:
@@ -122,7 +131,8 @@ def message(token, how, text):
 
 def lines_of(output):
     """The lines of an output, without trailing spaces and trailing empty lines."""
-    return [line.rstrip() for line in output.decode(errors="replace").rstrip().split("\n")]
+    text = output.decode(errors="replace").rstrip()
+    return [line.rstrip() for line in text.split("\n")]
 
 
 def exchange(process, messages, deadline):
@@ -198,7 +208,7 @@ def in_words(missing):
     return ", ".join(f"{part} ({reason})" for part, reason in missing.items())
 
 
-def describe_sandbox(sandbox="auto", sandbox_seconds=5.0, sandbox_megabytes=256, **others):
+def describe_sandbox(sandbox="auto", sandbox_seconds=5.0, sandbox_megabytes=256, **other_settings):
     """A line with the parts and limits under which code runs. Raises Mistake if an empty program does not pass."""
     verdict = run_tests("", "", sandbox_seconds, sandbox_megabytes, sandbox)
     if verdict != "passed":
