@@ -76,8 +76,8 @@ def job(config: Settings, checkpoint: str | None, check: Callable | None = None)
                 raise
             values = vars(config)
             settings = [f"{key}={values[key]}" for key in MEMORY if key in values]
-            settings = ", ".join(settings)
-            raise Mistake(f"out of memory ({one_line(error, 100)}); change what lowers it: {settings}") from error
+            raise Mistake(f"out of memory ({one_line(error, 100)}); change what lowers it: "
+                          f"{', '.join(settings)}") from error
 
 
 def launch(
