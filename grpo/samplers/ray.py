@@ -113,10 +113,10 @@ class RaySampler:
         self.workers = []
         self.out_dir = config.absolute_out_dir
         self.ray = require_ray()
-        self.joined = not self.ray.is_initialized()  # otherwise the caller started it, and ends it
+        self.connects = not self.ray.is_initialized()  # otherwise the caller has connected, and disconnects
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)  # unless the block reaches pop_all
-            if self.joined:
+            if self.connects:
                 join_ray(self.ray, config, dist)
             options = worker_options(self.ray, config, dist)
             actor = self.ray.remote(**options)(RayWorker)
@@ -158,7 +158,7 @@ class RaySampler:
             for worker in self.workers:
                 self.ray.kill(worker)
         self.workers = []
-        if self.joined:
+        if self.connects:
             self.ray.shutdown()
 
     def _wait_for(self, answers, seconds, remedy):

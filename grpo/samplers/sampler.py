@@ -55,7 +55,8 @@ class Prefetcher:
         self.finished = {}      # {start: (its Rollouts, version)} of starts that `get` has not returned yet
 
     def get(self, batch, iteration, again, last):
-        """Rollouts of an iteration's problems, and {metric: (sum, count)}. It is called before the iteration trains.
+        """Rollouts of an iteration's problems, and {metric: (sum, count)}. The policy was trained on that many
+        iterations, so `iteration` is also the version of its weights.
 
         batch: the problems; again: 0, or the round of zero_std='resample' that replaces some of them
         last: the last iteration that will be trained
