@@ -268,4 +268,4 @@ class GRPOTrainer(Run):
             if before:
                 draw_curves([self.buffer.evaluations], self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(before, self.last_evaluation))
-            self.logger.say(f"what the run wrote, {REPORT} too, is in {self.config.out_dir}")
+            self.logger.say(f"the files of the run, with {REPORT}, are in {self.config.out_dir}")

@@ -48,8 +48,8 @@ def plan_of_settings(config, origin, dist):
     completions = config.problems * dist.world * config.group_size
     yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
            f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {completions} "
-           f"completions; an evaluation every {config.eval_interval} steps: at most {config.eval_problems} problems x "
-           f"{config.eval_completions}")
+           f"completions; an evaluation every {config.eval_interval} steps, of at most {config.eval_problems} problems "
+           f"x {config.eval_completions} completions")
 
 
 def describe_models(config, models):

@@ -204,7 +204,7 @@ def success_reward(config: Settings) -> str | None:
 def main(argv: list[str]) -> None:
     """Prints the table of rewards and the presets."""
     if argv:
-        raise UsageError(f"{argv[0]}: there are no options")
+        raise UsageError(f"{argv[0]}: this script has no options but --help")
     import_rewards()
     for name, function in REWARDS.items():
         docstring = function.fn.__doc__ or ""  # python -OO has none
