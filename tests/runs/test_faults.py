@@ -63,9 +63,13 @@ def lines_of_error(text):
     return re.split(r"(?<!I/O )error: ", text)[1:]
 
 
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
 @pytest.mark.parametrize("fault, errors, more", [
-    ("raise ValueError('my reward broke')", 2, {}), ("os.kill(os.getpid(), signal.SIGKILL)", 1, {}),
-    ("from core.performance import sharding; sharding.gathered_state = lambda *x, **y: os.kill(os.getpid(), signal.SIGKILL)", 1,
+    ("raise ValueError('my reward broke')", 2, {}),
+    (KILL, 1, {}),
+    (f"from core.performance import sharding; sharding.gathered_state = lambda *x, **y: {KILL}", 1,
      {"parallel": "fsdp", "optimizer": "adamw"})], ids=["fails", "is killed in a step", "is killed in a sharded save"])
 def test_if_a_rank_ends_the_other_ends_with_a_line_and_the_last_state_stays(base, tmp_path, fault, errors, more):
     done = run_script(TRAIN, *settings_of(base, tmp_path, fault, **more), ranks=2)
