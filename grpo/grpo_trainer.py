@@ -27,6 +27,7 @@ from grpo.reward_messages import RewardMessages
 from grpo.rewards import Rewards
 from grpo.rollout import DataBuffer, Facts, Rollouts
 from grpo.sampling_settings import SamplingSettings
+from grpo.step_settings import StepSettings
 
 if TYPE_CHECKING:
     from grpo.policies.policy import Policy
@@ -70,6 +71,7 @@ class GRPOTrainer(Run):
         self.progress = SimpleNamespace()  # a function of the caller's does not read it
         if isinstance(rewards, Rewards):
             self.progress = rewards.state  # rewards may depend on how far the run is
+        self.settings = StepSettings.of(config, policy)
         self.sampling = SamplingSettings.of(config)
         self.buffer = DataBuffer(config.seed, dist.rank)
         self.prefetcher = None    # of a sampler elsewhere, or ahead of training; None: the policy samples at once
@@ -81,6 +83,10 @@ class GRPOTrainer(Run):
 
     def train_step(self) -> dict:
         """Takes one optimizer step. The first step of an iteration begins with its rollouts."""
+        settings = self.settings
+        if self.kl_beta != self.config.kl_beta:  # kl_target has moved it
+            changed = self.config.varied(kl_beta=self.kl_beta)
+            settings = StepSettings.of(changed, self.policy)
         lr = self.schedule.lr(self.step)
         set_learning_rate(self.optimizers, lr)
         self.progress.global_step = self.step
@@ -92,10 +98,11 @@ class GRPOTrainer(Run):
             partial(self.problems_of, self.iteration),
             self.optimizers,
             self.iteration,
-            self.config.varied(kl_beta=self.kl_beta),
+            self.config,
             self.dist,
             self.buffer,
             self.sample,
+            settings,
             timer)
         self.step += 1
         self.seconds += sum(timer.times.values())

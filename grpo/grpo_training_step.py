@@ -46,6 +46,7 @@ def grpo_training_step(
         dist: Distributed,
         buffer: DataBuffer | None = None,
         sample: Callable | None = None,
+        settings: StepSettings | None = None,
         timer: Timer | None = None) -> dict:
     """One optimizer step of GRPO (arXiv 2402.03300). The first step of an iteration fills the buffer with rollouts, and
     every step trains on a minibatch of it: one of `minibatches` parts, in each of `ppo_epochs` passes.
@@ -56,10 +57,10 @@ def grpo_training_step(
     iteration: number of the round of rollouts; the sampling noise depends on it
     buffer: the DataBuffer of the run, the same in every step; None: a single step on rollouts of its own
     sample: (problems, again) -> (Rollouts, {metric: (sum, count)}), the sampler; None: the policy
-    timer: the clock that is told of each phase
+    settings: StepSettings of the config, to make them only once; timer: the clock that is told of each phase
     Returns the metrics by their names in docs/metrics.md, and text_tokens
     """
-    settings = StepSettings.of(config, policy)
+    settings = settings or StepSettings.of(config, policy)
     timer = timer or Timer()
     warn_about_unused_settings(reference, buffer, settings, config)
     if buffer is None:
