@@ -68,9 +68,8 @@ class GRPOTrainer(Run):
         self.evaluation = evaluation
         self.evaluated = False    # a run begins with an evaluation
         self.reward_messages = RewardMessages(rewards, config, logger.say)
-        self.progress = SimpleNamespace()  # a function of the caller's does not read it
-        if isinstance(rewards, Rewards):
-            self.progress = rewards.state  # rewards may depend on how far the run is
+        # Rewards may depend on how far the run is; a function without a state does not read it
+        self.progress = getattr(rewards, "state", SimpleNamespace())
         self.settings = StepSettings.of(config, policy)
         self.sampling = SamplingSettings.of(config)
         self.buffer = DataBuffer(config.seed, dist.rank)
