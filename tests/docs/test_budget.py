@@ -18,33 +18,24 @@ from grpo.train_grpo import main
 from tests.docs.test_house import TYPED
 from tests.tiny import ROOT, all_settings
 
-ROOM = 1.10  # while faults are mended; 1.02 once the code is unpacked
-MEASURED = {
-    # 230: SAPO and DRO; 2,010: the names that check_loss has for mistakes; 2,150: type hints; 690: templates by task,
-    # the example without a config; 830: values of rewards, the buffer shown; 1,000: the rest of what was promised; 640:
-    # KL estimators and unmasking orders of a config; 850: sums, inputs and settings of a step with types;
-    # 880: room for others, which these had used up
-    "tokens": 102400,
-    "tokens a line": 10.48,
-    "tokens a line, median": 8,
-    "% of lines with 25 tokens or more": 5.35,
-    "tokens of the fullest line": 41,
-    "tokens a statement": 11.17,
-    "% of statements with 40 tokens or more": 0.65,
-    "getattr, hasattr and setattr": 99,
+ROOM = 1.02  # for fixes and small features of others
+MEASURED = {  # after unpacking; dev/LOG.md says what stands against fewer tokens. A raise gets its reason here
+    "tokens": 111500,
+    "tokens a line": 8.3,
+    "tokens a line, median": 7,
+    "% of lines with 25 tokens or more": 0.6,
+    "tokens of the fullest line": 32,
+    "tokens a statement": 9.25,
+    "% of statements with 40 tokens or more": 0.3,
+    "getattr, hasattr and setattr": 30,
     "settings": 105,
     "requirements files": 3,
-    # 350: names of TRL and verl, an adapter; 485: vectors of version 2, packages, SAPO, DRO; 455: why it is so; 155:
-    # the recipe of the judges; 472: presets, templates by task, troubleshooting, the rest of what was promised; 120:
-    # settings as a page, KL estimators and unmasking orders of a config; 400: one step, bench/gpu.py
-    "words of docs": 20100,
+    "words of docs": 22000,
 }
 STEP = {  # of the files that a step of the main job runs through
-    # 1,300: type hints; 350: rewards that do not vary; 220: orders and estimators of a config; 2,300: files that were
-    # cut in two, whole again; 1,200: sums, inputs and settings with types
-    "tokens": 27000,
-    "tokens a line": 10.76,
-    "tokens a statement": 11.6,
+    "tokens": 30100,
+    "tokens a line": 8.5,
+    "tokens a statement": 9.85,
 }
 LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
