@@ -82,8 +82,7 @@ class Cache:
         return k, v
 
     def expand(self, rows: Tensor, room: int = 0) -> "Cache":
-        """Returns a new cache in which row i continues row rows[i] of this cache, which is unchanged and gets
-        gradients.
+        """Returns a new cache. Its row i continues row rows[i] of this cache, which is unchanged and gets gradients.
 
         rows: (n,) indices; room: columns for tokens that are written in place, one at a time, without gradients
         """

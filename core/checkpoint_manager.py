@@ -117,8 +117,7 @@ class CheckpointManager:
 
     def load(self, weights: dict, optimizers: list, say=print) -> dict:
         """Restores the optimizers in place and returns everything else that was saved, the weights under "model". If
-        the newest state is damaged, reports it and loads the state before it. Raises Mistake if no state loads and
-        fits.
+        the newest state is damaged, reports it and loads the state before it. Raises Mistake if none fits.
 
         weights: {name: tensor} of the run that resumes; only their names and shapes are read
         """

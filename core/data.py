@@ -214,7 +214,7 @@ def rng_of(seed: int, split: str, step: int, *number: int) -> Generator:
 
 
 def numbers_of_rank(data: Any, micro: int) -> ndarray:
-    """Returns the numbers, within a step, of this rank's problems in a micro-batch. data: one of the two consumers"""
+    """Returns the numbers, within a step, of this rank's problems in a micro-batch. data: a consumer"""
     first = (micro * data.world + data.rank) * data.batch_size
     return np.arange(first, first + data.batch_size)
 

@@ -68,8 +68,7 @@ def detect_dtype(name: str, device: torch.device) -> torch.dtype:
 
 @functools.cache
 def gpu_logits_at_once(device: torch.device) -> int:
-    """Returns the most numbers in one tensor of logits. A GPU is slow on small parts, but 12 or 24 GB have less
-    room."""
+    """Returns the most numbers in one tensor of logits. A GPU is slow on small parts, but may have little room."""
     _, memory = torch.cuda.mem_get_info(device)
     gigabytes = memory / 2**30
     if gigabytes < 16:

@@ -131,8 +131,7 @@ def draw_tokens(
         temperature: float | Tensor = 1.0,   # a number, or (K, 1)
         as_mask: bool = False,
         **truncation) -> tuple:
-    """Draws tokens from hidden states, as sample_tokens does from logits. Computes the logits of a few states at a
-    time.
+    """Draws tokens like sample_tokens, but from hidden states: computes the logits of a few states at a time.
 
     as_mask: returns the kept tokens as a mask (K, V), without waiting for the device, instead of as KeptTokens
     """
@@ -160,7 +159,7 @@ def in_parts(function: Callable, vocabulary: int, *inputs) -> tuple:
     """Calls function(*inputs) on a few rows at a time, so that their logits fit into memory.
 
     inputs: tensors of K rows and KeptTokens of K distributions are split; other values, such as a temperature or
-    None, go to every call. The first input must be a tensor
+        None, go to every call. The first input must be a tensor
     function: returns a tuple; each item is a tensor of K rows, KeptTokens of K distributions, or None
     Returns the tuple of function(*inputs). If the rows are split, the backward pass recomputes each part instead of
     keeping it, so that memory is bounded in both passes.
@@ -250,8 +249,7 @@ def nucleus_of_top_part(p: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     """Finds the nucleus of probabilities (K, V) among their TOP_PART largest. Also returns (K,) bool, True where the
     nucleus is incomplete: it may need tokens outside this part."""
     top, ids = p.topk(TOP_PART)                                                      # (K, TOP_PART)
-    # topk lists equally likely tokens in an order that depends on the device. Sorting by id breaks ties by the lowest
-    # id.
+    # topk lists equally likely tokens in an order that depends on the device. Sorting by id breaks ties by id.
     ids, order = ids.sort(-1)
     top = top.gather(-1, order)
     kept = nucleus_of_all(top, top_p)                                                # (K, TOP_PART)
@@ -305,8 +303,7 @@ class KeptTokens:
         return KeptTokens(ids, self.counts[index])
 
     def split(self, size: int | list[int]) -> "list[KeptTokens]":
-        """Splits into parts of `size` distributions, the last with the remainder, or into parts of the sizes in a
-        list."""
+        """Splits into parts of `size` distributions, the last with the remainder, or of the sizes in a list."""
         counts = self.counts.split(size)
         totals = [int(part.sum()) for part in counts]
         ids = self.ids.split(totals)
