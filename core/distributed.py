@@ -63,9 +63,8 @@ class Distributed:
     A rank that does not take part in an exchange ends the others after EXCHANGE_WAIT. Only `barrier` waits 12 hours,
     because rank 0 may build, evaluate or save before it. If a rank ends, the others end too.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
-    normalisation in their weights (see grpo/losses.py), so the sum over ranks is the gradient, and a rank whose
-    share of a step needs no backward pass adds zeros. Sharded models (core/performance/sharding.py) sum their gradients
-    themselves.
+    normalisation in their weights (see grpo/losses.py), so the sum over ranks is the gradient, and a rank that needs no
+    backward pass in a step adds zeros. Sharded models (core/performance/sharding.py) sum their gradients themselves.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class Distributed:
         loss.backward()
 
     def broadcast(self, parameters: Iterable[Tensor]) -> None:
-        """Copies the parameters of rank 0 to every rank. Sharded parameters are parts of them already."""
+        """Copies the parameters of rank 0 to every rank. Sharded parameters already hold parts of them."""
         for p in parameters:
             if self.world > 1 and not is_sharded(p):
                 dist.broadcast(p.data, src=0, group=self.ranks)

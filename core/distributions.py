@@ -14,8 +14,8 @@ from core.device import gpu_logits_at_once
 
 SAMPLING = 1               # first number of the seeds of this noise; seeds in other files start with others
 LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits on a CPU
-LARGE_VOCABULARY = 2**14   # from this size on, sorting a whole distribution is slow: a nucleus is first sought
-TOP_PART = 1024            # among this many of the most likely tokens
+LARGE_VOCABULARY = 2**14   # from this size on, sorting all tokens is slow: a nucleus is first sought in the top part
+TOP_PART = 1024            # tokens in the top part, the most likely tokens
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -180,8 +180,7 @@ class Stop:
             first: int,                                    # the columns from this one on are new
             turn: Sequence[int] | None = None) -> Tensor:  # n columns in which the rows' current turns begin; None: 0
         """Marks the columns at which rows end: (n, t - first) bool. Only the first mark of a row counts. A stop
-        sequence
-        lies within one turn."""
+        sequence lies within one turn."""
         new = tokens[:, first:]                                                      # (n, t - first)
         stop_ids = ids_on(new.device, *self.ids)
         ended = torch.isin(new, stop_ids)

@@ -358,8 +358,7 @@ class GPT(Model):
 
 def run_compiled(function: Callable, block: Block, x: Tensor, *inputs) -> Any:
     """Calls a method of Block, compiled if x has more than one token. In token-by-token decoding the shapes change too
-    often to compile,
-    and weights are packed instead."""
+    often to compile, and weights are packed instead."""
     if x.shape[1] > 1:
         function = compiled(function)
     return function(block, x, *inputs)

@@ -17,8 +17,7 @@ def build_optimizers(
         config: Settings,
         device_type: str = "cpu") -> list:
     """Builds AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest. Muon's update
-    is
-    scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Vectors do not decay.
+    is scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Vectors do not decay.
 
     learner: a model or a policy, with parameters_by_kind; config: optimizer, learning_rate, weight_decay, beta1, beta2
     """

@@ -114,8 +114,7 @@ def launch(
 
 def build_missing(config, checkpoints, dist, plan=()):
     """Builds a missing dataset, if its folder has a prepare.py, and missing BUILT_MODELS. A dry run only reports what
-    is missing, with the plan. Returns True, the same on every rank, if something is still missing and the dry run must
-    end.
+    is missing, with the plan. Returns True on every rank if something is still missing: the dry run must end.
 
     checkpoints: the names of the settings that name models; plan: the lines of the plan that need neither
     """
@@ -303,7 +302,7 @@ class Run:
         raise NotImplementedError
 
     def evaluation_is_due(self) -> bool:
-        """True if this step is followed by an evaluation, as the last one always is."""
+        """True if this step is followed by an evaluation, as the last step always is."""
         raise NotImplementedError
 
     def evaluate(self) -> None:
