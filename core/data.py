@@ -166,8 +166,8 @@ def is_weight(value: object) -> bool:
 
 
 def check_masks(masks: dict | None) -> dict:
-    """The masks {key of MASKS: weight}, or the default for None. Raises Mistake for an unknown key or a weight that is
-    not above 0."""
+    """Returns the masks {key of MASKS: weight}, or the default for None. Raises Mistake for an unknown key or a weight
+    that is not above 0."""
     if masks is None:
         masks = {"random": 1.0, "span": 1.0}
     are_known = masks.keys() <= MASKS.keys()
@@ -313,7 +313,7 @@ class DatasetConsumer:
         return input, target, mask
 
     def size(self) -> str:
-        """The number of tokens and how they are masked, in words."""
+        """Describes the number of tokens and the masks."""
         train = len(self.tokens["train"])
         val = len(self.tokens["val"])
         words = f"{train} training and {val} validation tokens, windows of {self.block_size}"
@@ -322,7 +322,7 @@ class DatasetConsumer:
         return words
 
     def train_text(self) -> str:
-        """The whole training text, decoded."""
+        """Decodes the whole training text."""
         return self.tokenizer.decode(self.tokens["train"].tolist())
 
 

@@ -52,7 +52,7 @@ def detect_device(
 
 @functools.cache
 def ids_on(device: torch.device, *ids: int) -> torch.Tensor:
-    """These ids as a tensor on the device. Cached, because the CPU waits for each copy."""
+    """Returns ids as a tensor on the device. Cached, because the CPU waits for each copy."""
     return torch.tensor(ids, device=device)
 
 

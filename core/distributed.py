@@ -135,11 +135,11 @@ class Distributed:
         return x
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum of tensor x over ranks."""
+        """Sums tensor x over ranks."""
         return self._reduced(x, dist.ReduceOp.SUM, self.ranks)
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest value over ranks of each number in tensor x."""
+        """Returns the largest value over ranks of each number in tensor x."""
         return self._reduced(x, dist.ReduceOp.MAX, self.ranks)
 
     def agree(self, number: int) -> int:
@@ -169,7 +169,7 @@ class Distributed:
             g.copy_(summed.view_as(g))
 
     def gathered(self) -> AbstractContextManager:
-        """In the block, every sharded model is whole on every rank. Other models always are."""
+        """Gathers every sharded model on every rank for the block. Other models are always whole."""
         if self.shards is None:
             return contextlib.nullcontext()
         return self.shards.gathered()
@@ -208,7 +208,7 @@ class Distributed:
         return values
 
     def keys_of_all(self, keys: Iterable) -> list:
-        """The sorted union of the keys of all ranks, the same list on every rank."""
+        """Returns the sorted union of the keys of all ranks, the same list on every rank."""
         keys = set(keys)
         if self.world > 1:
             found = [None] * self.world

@@ -46,13 +46,13 @@ def restrict(logp: Tensor, kept: "Tensor | KeptTokens | None") -> Tensor:
 
 
 def token_logp(logp: Tensor, target: Tensor) -> Tensor:
-    """Log-probability of each token. logp: (..., V); target: (...) ids. Returns (...)."""
+    """Returns the log-probability (...) of each token. logp: (..., V); target: (...) ids"""
     index = target[..., None]                                                        # (..., 1)
     return logp.gather(-1, index).squeeze(-1)
 
 
 def entropy(logp: Tensor) -> Tensor:
-    """Entropy of each distribution. logp: (..., V) -> (...)."""
+    """Returns the entropy (...) of each distribution. logp: (..., V)"""
     surprise = -logp.clamp(min=-1e4)  # finite where p is 0: 0 times infinity would be NaN
     p = logp.exp()
     return (p * surprise).sum(-1)
@@ -65,7 +65,7 @@ def draw_uniforms(
         step: int,
         numbers: Iterable[int],  # of the problems
         shape: tuple) -> Tensor:
-    """Uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU.
+    """Draws uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU.
 
     Row i depends only on (seed, step, numbers[i]). A problem therefore has the same samples on every device and rank
     and in every batch.
@@ -86,7 +86,7 @@ def noise_on(device: torch.device, uniform: Tensor) -> Tensor:
 
 
 def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse-CDF sampling: draws the token at which the cumulative probability first exceeds the noise.
+    """Draws the token at which the cumulative probability first exceeds the noise (inverse-CDF sampling).
 
     logp: (K, V) log-probabilities; uniform: (K, G) in [0, 1)
     Returns ids (K, G). A token of probability 0 is never drawn. A distribution with NaN gives some valid id
@@ -146,7 +146,7 @@ def draw_tokens(
 
 
 def rows_at_once(vocabulary: int, device: torch.device) -> int:
-    """The number of rows in the largest allowed tensor of logits."""
+    """Returns the number of rows in the largest allowed tensor of logits."""
     if device.type == "cuda":
         most = gpu_logits_at_once(device)
     else:
@@ -236,7 +236,7 @@ def nucleus(logp: Tensor, top_p: float) -> Tensor:
 
 
 def nucleus_of_all(p: Tensor, top_p: float) -> Tensor:
-    """The nucleus of probabilities (K, V), found by sorting all of them."""
+    """Finds the nucleus of probabilities (K, V) by sorting all tokens."""
     ordered, order = p.sort(descending=True, stable=True)                            # (K, V)
     before = ordered.cumsum(-1) - ordered                                            # (K, V) of more likely tokens
     kept = before < top_p

@@ -185,7 +185,7 @@ def definition(function: Callable) -> str:
 
 
 def parameters_of(function: Callable, named: str) -> list[str]:
-    """The names of the parameters of a function that may be the user's. named: the setting that names it"""
+    """Lists the parameters of a function that may be the user's. named: the setting that names it"""
     with others(f"the parameters of {named} cannot be read", "write it in Python", definition(function)):
         return list(inspect.signature(function).parameters)
 
@@ -199,7 +199,7 @@ def shortest(file: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """The type and the text of an exception in one line; only the text of a Mistake."""
+    """Describes an exception in one line, by its type and text; a Mistake only by its text."""
     message = error.msg if isinstance(error, SyntaxError) else error  # str(error) would repeat its place
     text = one_line(message)
     if isinstance(error, Mistake):

@@ -212,7 +212,7 @@ class Stop:
         return False
 
     def text(self, ids: Sequence[int]) -> str:
-        """A completion as its reader sees it: without stop tokens, cut before the first stop sequence."""
+        """Decodes a completion as its reader sees it: without stop tokens, cut before the first stop sequence."""
         text = self.tokenizer.decode(ids)
         end = len(text)
         for s in self.sequences:

@@ -30,20 +30,20 @@ def calculate_realness(judge: nn.Module, text: Tensor, cls_token_id: int | None 
 
 
 def calculate_judge_scores(judge: nn.Module, text: Tensor, cls_token_id: int) -> Tensor:
-    """Score (N,) in [0, 1] of each text (N, T); 1 means that it looks written by a human. A realness judge gives the
+    """Scores each text (N, T) in [0, 1], (N,); 1 means that it looks written by a human. A realness judge gives the
     mean probability that a token is the true token, a cls judge 1 - the replaced share."""
     realness = calculate_realness(judge, text, cls_token_id)
     return realness.mean(1)
 
 
 def log_odds(probability: Tensor) -> Tensor:
-    """The log-odds of a probability, clamped so that one token that the judge is certain about does not outweigh all
-    others."""
+    """Returns the log-odds of a probability, clamped so that one token that the judge is certain about does not
+    outweigh all others."""
     return probability.clamp(1e-3, 1 - 1e-3).logit()
 
 
 def windowed_mean(x: Tensor, width: int) -> Tensor:
-    """Mean of x (N, T) over the positions inside the text that are at most `width` away. Returns (N, T)."""
+    """Averages x (N, T) over the positions in the text that are at most `width` away. Returns (N, T)."""
     T = x.shape[1]
     # The sum of a window is the difference of two running sums, so its cost does not depend on the width
     running = F.pad(x.cumsum(1), (1, 0))                                             # (N, T + 1) sums before each

@@ -18,7 +18,7 @@ COLORS = re.compile(f"({re.escape(GREEN)}|{re.escape(PLAIN)})")
 
 
 def create_logger(config, dist, total_steps, columns):
-    """A Logger that writes only on rank 0.
+    """Creates a Logger that writes only on rank 0.
     config: a RunConfig; columns: metrics of the console line, in order"""
     logger = Logger(config.absolute_out_dir, total_steps, columns, silent=not dist.is_main)
     if dist.is_main and config.trackers:
@@ -28,7 +28,7 @@ def create_logger(config, dist, total_steps, columns):
 
 
 def format_number(value):
-    """A number in at most ten characters. None, a metric that was not measured, is "-"."""
+    """Writes a number in at most ten characters. None, a metric that was not measured, becomes "-"."""
     if value is None:
         return "-"
     if abs(value) >= 1e9:

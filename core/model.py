@@ -90,7 +90,7 @@ def attend(
         mask: Tensor | None,  # from attention_mask
         causal: bool,
         dropout: float) -> Tensor:
-    """Attention in the precision of its inputs. Returns (B, H, T, D)."""
+    """Computes attention in the precision of its inputs. Returns (B, H, T, D)."""
     is_causal = causal and mask is None and q.shape[2] > 1
     with torch.autocast(q.device.type, enabled=False):
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
@@ -132,7 +132,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(C, C, bias=False)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple:
-        """Queries, keys and values, (B, H, T, D) each, of x (B, T, C)."""
+        """Computes queries, keys and values, (B, H, T, D) each, of x (B, T, C)."""
         B, T, C = x.shape
         D = C // self.n_head
         qkv = self.qkv(x).view(B, T, 3, self.n_head, D)
@@ -231,7 +231,7 @@ class Model(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def frozen(self) -> "Model":
-        """A frozen copy of this model."""
+        """Returns a frozen copy of this model."""
         return freeze(copy.deepcopy(self))
 
 
@@ -345,7 +345,7 @@ class GPT(Model):
             block.after = partial(run_compiled, Block.after, block)
 
     def weights(self) -> dict[str, Tensor]:
-        """{name: tensor} of the trained weights, sharing memory with the model."""
+        """Returns {name: tensor} of the trained weights, sharing memory with the model."""
         return {name: p.detach() for name, p in self.named_parameters()}
 
     def load_weights(self, weights: dict) -> None:

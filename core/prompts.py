@@ -345,7 +345,7 @@ class PromptConsumer:
         return ids[: self.most_tokens]
 
     def _masked_batch(self, split, step, micro):
-        """Training examples for a masked-fill model: the prompt, the record's "completion", and stop tokens up to
+        """Draws training examples for a masked-fill model: the prompt, the record's "completion", and stop tokens up to
         block_size. A share t of the positions after the prompt, uniform in (0, 1], is masked, and each masked token
         weighs 1 / t: the likelihood bound of arXiv 2406.07524 and 2502.09992."""
         records, numbers = self._drawn(split, step, micro)
@@ -364,7 +364,7 @@ class PromptConsumer:
         return {"input": input, "target": target, "mask": weight, "number": numbers}
 
     def batch(self, split: str, step: int, micro: int = 0) -> Batch:
-        """Training examples: the prompt, the record's "completion" and the stop token."""
+        """Draws training examples: the prompt, the record's "completion" and the stop token."""
         if self.masked:
             return self._masked_batch(split, step, micro)
         records, numbers = self._drawn(split, step, micro)

@@ -153,7 +153,7 @@ def join_input(record, where, notes):
 
 
 def remedy_of(record, row):
-    """The remedy for a record without a prompt. row: the record as it was written"""
+    """Returns the remedy for a record without a prompt. row: the record as it was written"""
     if "conversations" in row:
         return 'call that field messages, with "role" and "content" in place of "from" and "value"'
     if record.get("messages"):
@@ -410,7 +410,7 @@ def unique_records(records, notes):
 
 
 def split_of(prompt):
-    """The split of a prompt by its hash, 'train' or 'val': the same in every file and Python version."""
+    """Chooses the split of a prompt by its hash, 'train' or 'val': the same in every file and Python version."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     percent = int(digest[:8], 16) % 100
@@ -443,7 +443,7 @@ def choose_splits(records, notes):
 
 
 def of_split(records, split):
-    """The records of a split. A record without a split is in both."""
+    """Returns the records of a split. A record without a split is in both."""
     return [record for record in records if record.get("split", split) == split]
 
 

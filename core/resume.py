@@ -40,7 +40,7 @@ def resume_command(out_dir):
 
 
 def earlier_runs(out_dir):
-    """The folders of earlier runs that were set aside in out_dir, newest first."""
+    """Lists the folders of earlier runs that were set aside in out_dir, newest first."""
     folder = os.path.join(out_dir, PREVIOUS)
     if not os.path.isdir(folder):
         return []

@@ -244,7 +244,7 @@ class StopSignal:
                 os.write(2, NOTICE)  # print is not safe in a handler
 
     def received(self) -> str | None:
-        """The name of the signal that any rank has received, or None. Every rank must call it."""
+        """Returns the name of the signal that any rank has received, or None. Every rank must call it."""
         number = self.dist.agree(self.number)
         return signal.Signals(number).name if number else None
 
@@ -310,7 +310,7 @@ class Run:
         raise NotImplementedError
 
     def state(self) -> dict:
-        """The rest of a saved state. Every rank calls it."""
+        """Returns the values that this trainer adds to a saved state. Every rank calls it."""
         return {}
 
     def load_state(self, state: dict) -> None:

@@ -59,7 +59,7 @@ class SampleConfig(Settings):
 
 
 def hidden_tokens(text, tokenizer):
-    """The token ids of a text, with the mask token for each HIDDEN."""
+    """Encodes a text, with the mask token for each HIDDEN."""
     mask = tokenizer.mask_token_id
     if isinstance(tokenizer, HuggingFaceTokenizer):
         # In one piece, as in training: the mask token may absorb the space before it

@@ -74,7 +74,7 @@ class OwnTokenizer:
         self.stop_token_names = (stop_name,)
 
     def special_ids(self) -> dict[str, int]:
-        """{name: id} of the special tokens and the sizes of the vocabulary, for a description."""
+        """Returns {name: id} of the special tokens and the sizes of the vocabulary, for a description."""
         return {
             "base_vocab_size": self.base_vocab_size,
             "vocab_size": self.vocab_size,

@@ -68,8 +68,8 @@ def realness_sums(model, input, target):
 
 
 def replaced_share_sums(model, input, target):
-    """Squared error of a cls judge, which learns y = x^4 - 2x^3 + 2x, where x is the replaced share of a text. An error
-    below 0.1 counts as correct. input: (B, 1 + T), CLS and the filled text"""
+    """Computes the squared error of a cls judge, which learns y = x^4 - 2x^3 + 2x, where x is the replaced share of a
+    text. An error below 0.1 counts as correct. input: (B, 1 + T), CLS and the filled text"""
     is_replaced = input[:, 1:] != target                                             # (B, T)
     x = is_replaced.float().mean(1)                                                  # (B,)
     y = x**4 - 2 * x**3 + 2 * x  # rises with x, steepest where few tokens are replaced

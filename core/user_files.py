@@ -39,7 +39,7 @@ def load_user_file(path: str) -> ModuleType:
 
 
 def module_of(path: str) -> str:
-    """The name of the module of a file. It has no dot after USER_FILES, for any path."""
+    """Returns the name of the module of a file. It has no dot after USER_FILES, for any path."""
     path = os.fsencode(os.path.abspath(path))
     quoted = urllib.parse.quote(path, safe="")
     return USER_FILES + quoted.replace(".", "%2E")
