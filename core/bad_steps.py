@@ -30,7 +30,7 @@ class BadSteps:
         self.add(f"step {step} is skipped, because these are not finite: {', '.join(names)}", remedy)
 
     def add(self, what: str, remedy: str) -> None:
-        """Counts a step. what: a sentence on the step; remedy: advice if this step was one too many"""
+        """Counts a step; raises Mistake at the limit. what: a sentence about the step; remedy: advice for the error"""
         self.in_a_row += 1
         self.logger.say(what)
         if self.in_a_row >= self.limit:

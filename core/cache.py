@@ -13,7 +13,7 @@ UNORDERED = ("cuda",)  # devices where index_select adds up gradients in no fixe
 
 
 def new_cache(model: nn.Module) -> object:
-    """An empty cache of the kind that a model reads through."""
+    """Creates an empty cache for a model: its own kind, or else a Cache."""
     if hasattr(model, "new_cache"):
         return model.new_cache()
     none = [None] * len(model.layers)
@@ -21,7 +21,7 @@ def new_cache(model: nn.Module) -> object:
 
 
 def at_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """x (B, ...) at its rows (n,). The gradients of equal rows are added up in a fixed order; on a GPU in float32."""
+    """Selects rows (n,) of x (B, ...). Gradients of equal rows are summed in a fixed order; on a GPU in float32."""
     if x.device.type in UNORDERED and x.requires_grad:
         selected = x.float()[rows]
         return selected.to(x.dtype)
@@ -45,14 +45,14 @@ class Cache:
             T: int,
             padding: Tensor | None,  # (B,)
             device: torch.device) -> Tensor | None:
-        """The mask of the next T tokens, for the functions of `layer`."""
+        """Returns the attention mask of the next T tokens."""
         return attention_mask(self.length, T, padding, device)
 
     def layer(self, i: int) -> Callable:
-        """The attention of layer i: a function of queries, keys and values (B, H, T, D) of new tokens, which read
-        themselves and all tokens before them."""
-        # With grad_checkpoint the function is called again in the backward pass, when self.layers[i] has the new
-        # tokens already. They must be added to the earlier ones, as in the first call.
+        """Returns the attention function of layer i. It takes queries, keys and values (B, H, T, D) of new tokens,
+        which attend to themselves and all earlier tokens."""
+        # With grad_checkpoint the function is called again in the backward pass, when self.layers[i] already has the
+        # new tokens. They must be appended to the earlier tokens only, as in the first call.
         before = self.layers[i]
 
         def attention(q, k, v, mask, *settings):
@@ -66,7 +66,8 @@ class Cache:
             before: tuple | None,
             k: Tensor,
             v: Tensor) -> tuple:
-        """Adds keys and values of new tokens to layer i, which held `before`. Returns those of all tokens."""
+        """Adds keys and values of new tokens to layer i, which held `before`. Returns the keys and values of all
+        tokens."""
         if before is not None:
             keys, values = before
             if self.room:
@@ -81,7 +82,7 @@ class Cache:
         return k, v
 
     def expand(self, rows: Tensor, room: int = 0) -> "Cache":
-        """A new cache whose row i continues row rows[i] of this one, which stays as it is. Gradients flow back to it.
+        """Returns a new cache. Its row i continues row rows[i] of this cache, which is unchanged and gets gradients.
 
         rows: (n,) indices; room: columns for tokens that are written in place, one at a time, without gradients
         """
@@ -104,8 +105,8 @@ class Cache:
 
 @dataclass(eq=False)
 class RowCache(Cache):
-    """A Cache in buffers, layers of (n, H, L, D), that stay where they are. Its rows are at different columns, and each
-    reads one token. length and room are not used."""
+    """A Cache in buffers (n, H, L, D) that keep their addresses. Each row is at its own column and reads one token.
+    length and room are not used."""
 
     column: Tensor = field(kw_only=True)   # (n, 1) the column of each row's token
 
@@ -114,7 +115,7 @@ class RowCache(Cache):
             T: int,
             padding: Tensor,  # (n,)
             device: torch.device) -> Tensor:
-        """(n, 1, 1, L) bool: the columns that each row reads."""
+        """Returns (n, 1, 1, L) bool, True at the columns that each row reads."""
         keys, _ = self.layers[0]
         column = torch.arange(keys.shape[2], device=device)                          # (L,)
         seen = column <= self.column                                                 # (n, L)
@@ -130,8 +131,8 @@ class RowCache(Cache):
             v: Tensor,
             *args,
             **settings) -> tuple:
-        """Writes keys and values (n, H, 1, D) into the buffers `before` of layer i. Returns those of all columns.
-        transformers passes more arguments to a layer of a cache; they are not needed."""
+        """Writes keys and values (n, H, 1, D) into the buffers `before` of layer i. Returns these buffers. The extra
+        arguments, which transformers passes, are ignored."""
         keys, values = before
         column = self.column[:, None, None]                                          # (n, 1, 1, 1)
         keys.scatter_(2, column.expand_as(k), k.to(keys.dtype))

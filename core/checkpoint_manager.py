@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written whole or not at all, read without pickle.
+"""The checkpoints of a run: written atomically, read without pickle.
 
 A run resumes from state.pt: plain tensors and values, loaded with weights_only=True. state-before.pt is the state
 before it. The model beside them is for use: a file of ours, or a folder in Hugging Face format.
@@ -17,25 +17,26 @@ from core.resume import earlier_runs, resume_command
 
 
 def shapes(weights):
-    """{name: shape} of {name: tensor}, as plain values."""
+    """Returns {name: shape} for {name: tensor}, as plain values."""
     return {name: list(p.shape) for name, p in weights.items()}
 
 
 def layout(weights, optimizers):
-    """The names and shapes of the weights and the kinds of the optimizers, which must be equal for a state to fit."""
+    """Returns the names and shapes of the weights and the types of the optimizers. A state must match them."""
     kinds = [type(optimizer).__name__ for optimizer in optimizers]
     return {"weights": shapes(weights), "optimizers": kinds}
 
 
 def states(out_dir: str) -> list[str]:
-    """The paths of the states in a folder, the newest first."""
+    """Lists the paths of the states in a folder, newest first."""
     newest = os.path.join(out_dir, STATE)
     before = os.path.join(out_dir, BEFORE)
     return list(filter(os.path.exists, (newest, before)))
 
 
 def no_state(out_dir):
-    """The Mistake of a run that cannot resume. A failed start may have set aside the run that the user means."""
+    """Returns the Mistake of a run that cannot resume. It names an earlier run, which a failed start may have set
+    aside."""
     reason = f"resume=True, but {shortest(out_dir)} has no {STATE}"
     for folder in earlier_runs(out_dir):
         if states(folder):
@@ -47,9 +48,9 @@ def no_state(out_dir):
 class CheckpointManager:
     """<out_dir>/state.pt to resume from, <out_dir>/model<suffix> to use.
 
-    write_model(path, **facts): writes the model, whole or not at all; a sharded model also gets its `weights`
+    write_model(path, **facts): writes the model atomically; of a sharded model, facts include the gathered `weights`
     suffix: ".safetensors" for a file, "" for a folder in Hugging Face format
-    identity: {setting: plain value} that must be equal for a state to fit, besides the names and shapes of the weights
+    identity: {setting: plain value} that a state must match, besides the names and shapes of the weights
     writes: True in the process that writes; the others only help to gather sharded tensors
     last, last_step: the path and step of the state that this process wrote or read last
     """
@@ -94,14 +95,14 @@ class CheckpointManager:
         with replacing(newest) as new:
             with open(new, "wb") as f:
                 torch.save(state, f)
-            # A file that this process neither wrote nor read may be damaged: it must not replace the good one before
+            # A file that this process neither wrote nor read may be damaged: it must not replace the good older state
             if self.last == newest:
                 os.replace(newest, self.path(BEFORE))
         self.last = newest
         self.last_step = step
 
     def how_to_resume(self) -> str:
-        """The remedy in the error of a run that has to end."""
+        """Returns the advice on resuming for the error of a run that has to end."""
         if self.last_step is None:
             return "no state has been saved, start again"
         return f"the last state is {self.last} (step {self.last_step}), resume with {resume_command(self.out_dir)}"
@@ -116,7 +117,7 @@ class CheckpointManager:
 
     def load(self, weights: dict, optimizers: list, say=print) -> dict:
         """Restores the optimizers in place and returns everything else that was saved, the weights under "model". If
-        the newest state is damaged, it says so and takes the one before. Raises Mistake.
+        the newest state is damaged, reports it and loads the state before it. Raises Mistake if none fits.
 
         weights: {name: tensor} of the run that resumes; only their names and shapes are read
         """
@@ -152,8 +153,8 @@ class CheckpointManager:
 
 
 def read_state(path, mapped=False):
-    """The content of a state. Raises Mistake if it is damaged.
-    mapped: its tensors stay in the file until they are read, so that the ranks of a machine share the memory"""
+    """Loads a state file. Raises Mistake if it is damaged.
+    mapped: memory-maps the tensors, so that the ranks of a machine share the memory"""
     with others(f"{path} is damaged or cut short", "start without resume"):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
@@ -171,7 +172,7 @@ def check_same_step(dist, step, out_dir):
 def as_plain(x):
     """Turns a dataclass, and the dataclasses in it, into dictionaries and lists of tensors and values.
 
-    dataclasses.asdict would copy every tensor and, for a view of a part of a tensor, the whole of that tensor.
+    dataclasses.asdict would copy every tensor and, for a view, the whole viewed tensor.
     """
     if is_dataclass(x):
         x = vars(x)

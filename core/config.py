@@ -79,22 +79,22 @@ class RunConfig(Settings):
         return os.path.abspath(self.out_dir)
 
 
-TYPES = {  # {type: what an error calls it}
+TYPES = {  # {type: its name in errors}
     bool: "True or False",
     int: "a whole number",
     float: "a number",
     str: "a text",
     dict: "a dict, {name: value}",
     types.NoneType: "None"}
-TUPLES = {  # {type of the items: what an error calls the tuple}
+TUPLES = {  # {type of the items: the name of the tuple in errors}
     str: "texts, such as ('a', 'b')",
     float: "numbers, such as (1.0, 0.5)"}
-COMMAND = "command line"  # the place of settings that no file sets
+COMMAND = "command line"  # the origin of settings that no file sets
 CODE = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)  # helpers of a config file
 WITH_CODE = set()  # the config files that import something, perhaps to add an objective; a resume needs them again
 WORD = re.compile(r"[\w.:/-]+")  # `a` may stand for ("a",)
 NAMES = re.compile(f"{WORD.pattern}(, ?{WORD.pattern})*")  # `a,b` may stand for ("a", "b")
-TEXTS = "stop_sequences"  # its texts may contain commas; the other tuples of texts are of names
+TEXTS = "stop_sequences"  # its texts may contain commas; other tuples of texts hold names
 
 
 def load_config(cls, argv):
@@ -123,7 +123,7 @@ def load_config(cls, argv):
     for place, settings in given:
         values |= settings
         origin |= dict.fromkeys(settings, place)
-    for key in known:  # in the order of the class, so that of several mistakes always the same one is told
+    for key in known:  # in the order of the class, so that the same mistake is always reported first
         if key in values:
             values[key] = checked(key, values[key], known, origin[key])
     if values.get("resume") and not files:
@@ -133,7 +133,7 @@ def load_config(cls, argv):
 
 
 def settings_in(argument, known):
-    """The settings of an argument: (the place that errors name, {key: value}). Raises UsageError.
+    """Returns the settings of an argument: (the place to name in errors, {key: value}). Raises UsageError.
 
     A value of the command line is a text, or True for a key without a value.
     """
@@ -153,7 +153,7 @@ def settings_in(argument, known):
         name = symbol.get_name()
         if symbol.is_imported():
             imported.add(name)
-        # `learning_rate: 1e-4` is a type hint to Python, and would be ignored without a word
+        # `learning_rate: 1e-4` is a type hint to Python, and would be ignored silently
         if symbol.is_annotated() and name not in names and not name.startswith("_"):
             raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
     settings = {}
@@ -180,7 +180,7 @@ def run_config_file(path):
 
 
 def check_keys(given, known):
-    """Raises UsageError about all keys that are no settings. given: pairs (place, {key: value})"""
+    """Raises UsageError naming all keys that are not settings. given: pairs (place, {key: value})"""
     for _, settings in given:
         if not settings.keys() <= known.keys():
             from core.settings.other_names import unknown_keys
@@ -188,7 +188,7 @@ def check_keys(given, known):
 
 
 def add_saved_settings(cls, values, origin):
-    """Adds the settings of the run in out_dir, perhaps of an earlier version, to those of the command, which win."""
+    """Adds the saved settings of the run in out_dir, perhaps of an earlier version, to `values`, whose settings win."""
     known = settings_of(cls)
     out_dir = values.get("out_dir", cls.out_dir)
     values["out_dir"] = out_dir  # the folder may have been moved since it was saved
@@ -215,8 +215,8 @@ def add_saved_settings(cls, values, origin):
 
 
 def lower_min_lr(values, origin):
-    """Makes min_lr a tenth of learning_rate, as by default, if the command line sets learning_rate below the min_lr
-    that a file sets. `origin` then says so."""
+    """Makes min_lr a tenth of learning_rate, as by default, if the command line sets learning_rate below the min_lr of
+    a file, and records this in `origin`."""
     min_lr = values.get("min_lr")
     if min_lr is None or origin.get("learning_rate") != COMMAND:
         return
@@ -228,8 +228,8 @@ def lower_min_lr(values, origin):
 
 
 def checked(key, value, known, place):
-    """Converts a value to the type of its setting: the text of a command line to the literal that it spells, int to
-    float, list to tuple, the words of "a,b" to a tuple. Raises UsageError for another type. known: as settings_of"""
+    """Converts a value to the type of its setting: command-line text to a Python literal, int to float, list to tuple,
+    "a,b" to a tuple. Raises UsageError if the type still does not fit. known: from settings_of"""
     kinds, _ = known[key]
     if place == COMMAND and type(value) is str:
         value = literal(value, kinds)
@@ -257,7 +257,8 @@ def checked(key, value, known, place):
 
 
 def literal(text, kinds):
-    """The value of a Python literal; the text itself if it is none, or if the setting takes texts but not the value."""
+    """Evaluates a Python literal. Returns the text itself if it is no literal, or if the setting takes texts but not
+    values of this type."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -268,7 +269,7 @@ def literal(text, kinds):
 
 
 def as_tuple(key, value, item):
-    """Makes a tuple of a list, of a number, or of names separated by commas. Another value stays.
+    """Converts a list, a number or comma-separated names to a tuple; returns other values unchanged.
     item: the type of the items"""
     if type(value) is list:
         value = tuple(value)
@@ -285,7 +286,7 @@ def as_tuple(key, value, item):
 
 
 def as_float(value):
-    """Makes a float of a whole number: infinity, which lies in no interval, if it is too large. Another value stays."""
+    """Converts int to float, or to infinity, which no interval contains, if it is too large; keeps other values."""
     if type(value) is not int:
         return value
     try:
@@ -295,7 +296,7 @@ def as_float(value):
 
 
 def changed_settings(config, origin):
-    """{key: {"value", "default", "set in": the file or argument}} of the settings that differ from their defaults."""
+    """Returns {key: {"value", "default", "set in": file or argument}} for settings that differ from their defaults."""
     found = {}
     for key in changed(config, *origin):
         found[key] = {
@@ -306,7 +307,7 @@ def changed_settings(config, origin):
 
 
 def describe(config, origin):
-    """The settings that differ from the defaults and where each was set, one line each."""
+    """Lists the settings that differ from the defaults, and where each was set, one per line."""
     lines = []
     for key, about in changed_settings(config, origin).items():
         setting = f"{key} = {about['value']!r}"

@@ -1,4 +1,4 @@
-"""Prepared datasets in their folders, and running text as problems: windows of it, with masks to fill in.
+"""Prepared dataset folders, and windows of running text as problems, with masks to fill in.
 
 A problem depends only on (seed, split, step, its number in the step), so there is no state to checkpoint.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "val")
 PROMPTS = "prompts.jsonl"
-FILES = (".jsonl", ".json", ".csv", ".parquet")  # a dataset with such an ending is a file of records
+FILES = (".jsonl", ".json", ".csv", ".parquet")  # a dataset with one of these endings is a file of records
 # {our name of a field: its names in data sets}. If a record has several of them, the first one counts
 FIELDS = {"prompt": ("prompt", "question", "instruction", "problem"),
           "answer": ("answer", "solution", "response", "output")}
@@ -36,12 +36,12 @@ MASKS = {}  # {name: function(rng, tokens, count, newline) -> (T,) bool}
 # Folders of prepared datasets: token files or prompts, with meta.json
 
 def dataset_folder(dataset: str) -> str:
-    """A name under data/, or a folder of your own."""
+    """Returns the folder of a dataset: the folder of this path, or else of this name under data/."""
     return dataset if os.path.isdir(dataset) else os.path.join("data", dataset)
 
 
 def is_file_of_records(dataset: str) -> bool:
-    """True for a dataset that needs no preparation: a file of records, or one of the hub."""
+    """True for a dataset that needs no preparation: a file of records, or a dataset on the hub."""
     return on_hub(dataset) or dataset.endswith(FILES)
 
 
@@ -58,7 +58,7 @@ def has_prompts(dataset: str) -> bool:
 
 
 def dtype_of_ids(tokenizer: Tokenizer) -> np.dtype:
-    """16 bits for an id, or 32 if the vocabulary has more than 65,536."""
+    """Returns uint16, or uint32 for a vocabulary of more than 65,536 tokens."""
     if tokenizer.vocab_size <= 2**16:
         return np.dtype("uint16")
     return np.dtype("uint32")
@@ -76,8 +76,8 @@ def write_dataset(folder: str, tokens: dict, tokenizer: Tokenizer, **facts) -> N
 
 
 def write_folder(folder: str, files: dict, tokenizer: Tokenizer, facts: dict) -> None:
-    """Writes the files {name: bytes} of a dataset and prints the facts. Each file is written whole or not at all, and
-    meta.json last, so that a folder with one is complete."""
+    """Writes the files {name: bytes} of a dataset and prints the facts. Each file is written atomically, meta.json
+    last, so that a folder with a meta.json is complete."""
     if not folder:
         raise Mistake("out is empty; name a folder with --out=FOLDER")
     meta = {"tokenizer": tokenizer.description(), **facts}
@@ -92,7 +92,7 @@ def write_folder(folder: str, files: dict, tokenizer: Tokenizer, facts: dict) ->
 
 
 def prepared_file(folder: str, name: str) -> str:
-    """The path of a file of a prepared dataset, which must exist."""
+    """Returns the path of a file of a prepared dataset. Raises Mistake if it does not exist."""
     path = os.path.join(folder, name)
     if not os.path.exists(path):
         raise Mistake(f"dataset not prepared: {path} is missing; correct the path, or run its prepare.py "
@@ -101,7 +101,7 @@ def prepared_file(folder: str, name: str) -> str:
 
 
 def load_meta(folder: str, tokenizer: Tokenizer | None = None) -> tuple:
-    """(meta.json of a prepared dataset, a tokenizer). tokenizer: the one to use; None: the dataset's own"""
+    """Loads (meta.json of a prepared dataset, a tokenizer): the given tokenizer or, if None, the dataset's."""
     path = prepared_file(folder, "meta.json")
     meta = read_object(path, path, AGAIN)
     if not isinstance(meta.get("tokenizer"), dict):
@@ -112,7 +112,7 @@ def load_meta(folder: str, tokenizer: Tokenizer | None = None) -> tuple:
 # Masks
 
 def mask(fn: Callable) -> Callable:
-    """Registers a kind of mask under the function's name. A user's file adds one in this way too."""
+    """Registers a kind of mask under the function's name. A user's file registers its masks the same way."""
     MASKS[fn.__name__] = fn
     return fn
 
@@ -125,7 +125,7 @@ def random(rng: Generator, tokens: ndarray, count: int, newline: int) -> ndarray
 
 @mask
 def in_lines(rng: Generator, tokens: ndarray, count: int, newline: int) -> ndarray:
-    """Masks `count` single positions but no newline; all positions, if there are fewer."""
+    """Masks `count` single positions, never a newline; all positions if there are fewer."""
     mask = np.zeros(len(tokens), dtype=bool)
     inside = np.flatnonzero(tokens != newline)
     count = min(count, len(inside))
@@ -166,8 +166,8 @@ def is_weight(value: object) -> bool:
 
 
 def check_masks(masks: dict | None) -> dict:
-    """The masks {key of MASKS: weight}, or the default for None. Raises Mistake for an unknown key or a weight that is
-    not above 0."""
+    """Returns the masks {key of MASKS: weight}, or the default for None. Raises Mistake for an unknown key or a weight
+    that is not above 0."""
     if masks is None:
         masks = {"random": 1.0, "span": 1.0}
     are_known = masks.keys() <= MASKS.keys()
@@ -200,7 +200,7 @@ def draw_mask(
     if mask.dtype != bool or mask.shape != tokens.shape:
         raise Mistake(f"{definition(draw)}: masks: {name} returned an array of {mask.dtype} of shape {mask.shape}; "
                       f"return one of bool of shape {tokens.shape}")
-    if not mask.any():  # as where every token is a newline, so that there is no line to mask
+    if not mask.any():  # for example, every token is a newline
         return random(rng, tokens, count, newline)
     return mask
 
@@ -208,13 +208,13 @@ def draw_mask(
 # Windows of running text
 
 def rng_of(seed: int, split: str, step: int, *number: int) -> Generator:
-    """Random numbers of a step, or of the problem with this number in it. They depend on nothing else, so that a step
-    draws the same problems however it is cut into ranks and micro-batches, and after a resume."""
+    """Returns the random generator of a step, or of the problem with this number in it. It depends on nothing else, so
+    that a step draws the same problems for any number of ranks and micro-batches, and after a resume."""
     return np.random.default_rng([PROBLEMS, seed, SPLITS.index(split), step, *number])
 
 
 def numbers_of_rank(data: Any, micro: int) -> ndarray:
-    """The numbers that this rank's problems of a micro-batch have in their step. data: one of the two consumers"""
+    """Returns the numbers, within a step, of this rank's problems in a micro-batch. data: a consumer"""
     first = (micro * data.world + data.rank) * data.batch_size
     return np.arange(first, first + data.batch_size)
 
@@ -225,9 +225,9 @@ class DatasetConsumer:
 
     batch(split, step) is {"input", "target", "mask"}, each (batch_size, block_size), and "number", (batch_size,).
     MASKED_FILL replaces target's tokens by MASK in input where mask is True; LANGUAGE_MODEL shifts by one.
-    Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
-    micro-batches. A window starts at a multiple of meta.json's "stride", if it has one: texts of one length, such as
-    the boards of a game, are then read whole.
+    Problem i of a step is drawn from (seed, step, its number in the step), for any number of ranks and micro-batches. A
+    window starts at a multiple of meta.json's "stride", if it has one, so that texts of equal length, such as game
+    boards, are read whole.
     """
 
     dataset: str
@@ -240,7 +240,7 @@ class DatasetConsumer:
     masks: dict | None = None            # {key of MASKS: weight}
     mask_low: float = 0.2                # the smallest and the largest share of a window that is masked
     mask_high: float = 0.5
-    tokenizer: Tokenizer | None = None   # with the vocabulary of the files; None: the one that wrote them
+    tokenizer: Tokenizer | None = None   # with the vocabulary of the files; None: from meta.json
 
     has_prompts = False
 
@@ -273,8 +273,8 @@ class DatasetConsumer:
             raise Mistake(f"masks={self.masks} has lines, but the tokenizer has no end of a line; leave 'line' out")
 
     def _open(self, split):
-        """The token ids of a split, as an array that stays on disk. Raises Mistake, naming the file, for a split
-        without room for two windows."""
+        """Memory-maps the token ids of a split. Raises Mistake, naming the file, for a split without room for two
+        windows."""
         path = prepared_file(self.folder, f"{split}.bin")
         dtype = dtype_of_ids(self.tokenizer)
         count = os.path.getsize(path) // dtype.itemsize
@@ -283,7 +283,7 @@ class DatasetConsumer:
         return np.memmap(path, dtype=dtype, mode="r", shape=(count,))
 
     def batch(self, split: str, step: int, micro: int = 0) -> dict:
-        """Micro-batch `micro` of `step` as numpy arrays; this rank's share of it."""
+        """Returns this rank's share of micro-batch `micro` of `step`, as numpy arrays."""
         numbers = numbers_of_rank(self, micro)
         problems = [self._problem(split, step, int(number)) for number in numbers]
         input, target, mask = map(np.stack, zip(*problems, strict=True))             # (B, T) each
@@ -292,7 +292,7 @@ class DatasetConsumer:
     problems = batch  # the same for reinforcement learning as for supervised training
 
     def _problem(self, split, step, number):
-        """(input, target, mask) of a problem, (T,) each."""
+        """Draws a problem: (input, target, mask), (T,) each."""
         rng = rng_of(self.seed, split, step, number)
         tokens = self.tokens[split]
         stride = self.meta.get("stride", 1)
@@ -313,7 +313,7 @@ class DatasetConsumer:
         return input, target, mask
 
     def size(self) -> str:
-        """The number of tokens and how they are masked, in words."""
+        """Describes the number of tokens and the masks."""
         train = len(self.tokens["train"])
         val = len(self.tokens["val"])
         words = f"{train} training and {val} validation tokens, windows of {self.block_size}"
@@ -322,12 +322,12 @@ class DatasetConsumer:
         return words
 
     def train_text(self) -> str:
-        """The whole training text, decoded."""
+        """Decodes the whole training text."""
         return self.tokenizer.decode(self.tokens["train"].tolist())
 
 
 def unpack_batch(batch: dict, device: "torch.device | str") -> tuple:
-    """A batch of numpy arrays as tensors.
+    """Converts a batch of numpy arrays to tensors.
 
     Returns input, target (B, T) int64 on `device`, and mask (B, T) bool, which stays on the CPU: indices are built from
     it there, without waiting for the device.
@@ -342,7 +342,7 @@ def unpack_batch(batch: dict, device: "torch.device | str") -> tuple:
 
 
 def masked_positions(mask: "torch.Tensor", device: "torch.device | str") -> tuple:
-    """The positions of the masked tokens of each row. M is the largest number of them in a row.
+    """Finds the masked positions of each row. M is the largest number of masked tokens in a row.
 
     mask: (B, T) bool on the CPU
     Returns position (B, M) int64 on `device`, the masked positions in order and then padding, and hidden (B, M) bool on

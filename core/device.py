@@ -19,7 +19,7 @@ def detect_device(
         name: str = "auto",
         local_rank: int = 0,
         small: bool = False) -> torch.device:
-    """The device that `name` asks for: 'auto' takes cuda, then mps unless the model is small, then cpu."""
+    """Returns the device that `name` asks for: 'auto' takes cuda, then mps unless the model is small, then cpu."""
     check_version("torch", torch.__version__, "this project", "-r requirements.txt")
     kinds = []
     if torch.cuda.is_available():
@@ -52,13 +52,13 @@ def detect_device(
 
 @functools.cache
 def ids_on(device: torch.device, *ids: int) -> torch.Tensor:
-    """These ids as a tensor on the device. Cached, because the CPU waits for each copy."""
+    """Returns ids as a tensor on the device. Cached, because the CPU waits for each copy."""
     return torch.tensor(ids, device=device)
 
 
 def detect_dtype(name: str, device: torch.device) -> torch.dtype:
-    """'auto' is bfloat16 on a GPU that computes in it (from capability 8.0), and float32 elsewhere. 'bfloat16' is
-    float32 on a GPU that would emulate it, slowly."""
+    """Returns the dtype of a precision. 'auto' is bfloat16 on a GPU with native support (from capability 8.0), float32
+    elsewhere. 'bfloat16' is float32 on a GPU that would emulate it, slowly."""
     if device.type == "cuda" and name != "float32":
         is_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -68,7 +68,7 @@ def detect_dtype(name: str, device: torch.device) -> torch.dtype:
 
 @functools.cache
 def gpu_logits_at_once(device: torch.device) -> int:
-    """The largest size of one tensor of logits. A GPU is slow on small parts, but one of 12 or 24 GB has less room."""
+    """Returns the most numbers in one tensor of logits. A GPU is slow on small parts, but may have little room."""
     _, memory = torch.cuda.mem_get_info(device)
     gigabytes = memory / 2**30
     if gigabytes < 16:

@@ -36,7 +36,7 @@ def is_sharded(x: Tensor) -> bool:
 
 
 def variable(name: str, default: int) -> int:
-    """The whole number in an environment variable of torchrun."""
+    """Reads a whole number from an environment variable of torchrun."""
     text = os.environ.get(name, str(default))
     if not text.isdecimal() or len(text) > 9:
         raise Mistake(f"{name}={text!r} must be a whole number; start the ranks with torchrun, which sets it")
@@ -61,10 +61,10 @@ class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
     A rank that does not take part in an exchange ends the others after EXCHANGE_WAIT. Only `barrier` waits 12 hours,
-    because it follows whatever rank 0 builds, evaluates or saves. If a rank ends, the others end too.
+    because rank 0 may build, evaluate or save before it. If a rank ends, the others end too.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
-    normalisation in their weights (see grpo/losses.py), so the sum over ranks is the gradient, and a rank whose
-    share of a step needs no backward pass adds zeros. Sharded models (core/performance/sharding.py) sum their own.
+    normalisation in their weights (see grpo/losses.py), so the sum over ranks is the gradient, and a rank that needs no
+    backward pass in a step adds zeros. Sharded models (core/performance/sharding.py) sum their gradients themselves.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Distributed:
             self.meet()
 
     def meet(self) -> None:
-        """Waits for the other ranks, and makes the groups. The default group exchanges numbers on the CPU."""
+        """Waits for the other ranks, and creates the process groups. The default group exchanges numbers on the CPU."""
         # torchrun keeps one store for all attempts: without a prefix, restarted ranks would wait for the ended ones
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         meeting = dist.rendezvous(
@@ -128,29 +128,29 @@ class Distributed:
                           f"within {EXCHANGE_WAIT}: {one_line(error, 200)}") from None
 
     def _reduced(self, x, operation, group):
-        """A copy of tensor x, reduced over ranks."""
+        """Reduces a copy of tensor x over ranks."""
         if self.world > 1:
             x = x.clone()
             dist.all_reduce(x, operation, group)
         return x
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum of tensor x over ranks."""
+        """Sums tensor x over ranks."""
         return self._reduced(x, dist.ReduceOp.SUM, self.ranks)
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest value over ranks of each number in tensor x."""
+        """Returns the largest value over ranks of each number in tensor x."""
         return self._reduced(x, dist.ReduceOp.MAX, self.ranks)
 
     def agree(self, number: int) -> int:
-        """The largest over ranks of a small whole number, exchanged on the CPU."""
+        """Returns the largest value over ranks of a small whole number, exchanged on the CPU."""
         number = torch.tensor(int(number))
         largest = self._reduced(number, dist.ReduceOp.MAX, None)
         return int(largest)
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replaces the gradients of trained parameters by their sums over ranks; a missing one counts as zero. Those of
-        sharded parameters are sums already."""
+        """Replaces the gradients of trained parameters by their sums over ranks; a missing gradient counts as zero.
+        Gradients of sharded parameters are sums already."""
         gradients = []
         for p in parameters:
             if not p.requires_grad:
@@ -169,7 +169,7 @@ class Distributed:
             g.copy_(summed.view_as(g))
 
     def gathered(self) -> AbstractContextManager:
-        """In the block, every sharded model is whole on every rank. Other models always are."""
+        """Gathers every sharded model on every rank for the block. Other models are always whole."""
         if self.shards is None:
             return contextlib.nullcontext()
         return self.shards.gathered()
@@ -179,26 +179,27 @@ class Distributed:
             parts: list,
             policy: Any,
             rollouts: Any) -> Iterable[Tensor]:
-        """The parts of an optimizer step that this rank reads; the caller calls `backward` for each before it takes the
-        next. Every rank must call a sharded model equally often: policy and rollouts tell the number of calls."""
+        """Returns the parts of an optimizer step that this rank reads. The caller must call `backward` for each part
+        before it takes the next. Every rank must call a sharded model equally often: policy and rollouts determine the
+        number of calls."""
         if self.shards is None:
             return parts
         return self.shards.micro_batches(parts, policy, rollouts)
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass of the loss of a part."""
+        """Runs the backward pass for the loss of a part."""
         if self.shards is not None:
             loss = loss + self.shards.idle
         loss.backward()
 
     def broadcast(self, parameters: Iterable[Tensor]) -> None:
-        """Gives every rank the parameters of rank 0. Sharded ones are parts of them already."""
+        """Copies the parameters of rank 0 to every rank. Sharded parameters already hold parts of them."""
         for p in parameters:
             if self.world > 1 and not is_sharded(p):
                 dist.broadcast(p.data, src=0, group=self.ranks)
 
     def gather(self, value: Any) -> list | None:
-        """Collects the values of all ranks on rank 0, in their order; None elsewhere. Tensors arrive on the CPU."""
+        """Collects the values of all ranks on rank 0, in rank order; None elsewhere. Tensors arrive on the CPU."""
         if self.world == 1:
             return [value]
         values = [None] * self.world if self.is_main else None
@@ -207,7 +208,7 @@ class Distributed:
         return values
 
     def keys_of_all(self, keys: Iterable) -> list:
-        """The sorted union of the keys of all ranks, the same list on every rank."""
+        """Returns the sorted union of the keys of all ranks, the same list on every rank."""
         keys = set(keys)
         if self.world > 1:
             found = [None] * self.world

@@ -12,14 +12,14 @@ from torch.utils.checkpoint import checkpoint
 
 from core.device import gpu_logits_at_once
 
-SAMPLING = 1               # begins the seeds of this noise; other files' seeds begin with other numbers
+SAMPLING = 1               # first number of the seeds of this noise; seeds in other files start with others
 LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits on a CPU
-LARGE_VOCABULARY = 2**14   # from this size on, sorting a whole distribution is slow: first a nucleus is sought ...
-TOP_PART = 1024            # ... among this many of the most likely tokens
+LARGE_VOCABULARY = 2**14   # from this size on, sorting all tokens is slow: a nucleus is first sought in the top part
+TOP_PART = 1024            # tokens in the top part, the most likely tokens
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """bfloat16 becomes float32; float64, which checks of gradients use, stays."""
+    """Converts bfloat16 to float32; keeps float64, which gradient checks use."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return x.to(dtype)
 
@@ -32,7 +32,7 @@ def sampling_logp(
 
 
 def restrict(logp: Tensor, kept: "Tensor | KeptTokens | None") -> Tensor:
-    """logp (..., V) renormalised over the kept tokens, -inf elsewhere.
+    """Renormalises logp (..., V) over the kept tokens, with -inf elsewhere.
 
     kept: (..., V) bool; or the KeptTokens of logp (K, V); or None, if all tokens are kept
     """
@@ -46,13 +46,13 @@ def restrict(logp: Tensor, kept: "Tensor | KeptTokens | None") -> Tensor:
 
 
 def token_logp(logp: Tensor, target: Tensor) -> Tensor:
-    """Log-probability of each token. logp: (..., V); target: (...) ids. Returns (...)."""
+    """Returns the log-probability (...) of each token. logp: (..., V); target: (...) ids"""
     index = target[..., None]                                                        # (..., 1)
     return logp.gather(-1, index).squeeze(-1)
 
 
 def entropy(logp: Tensor) -> Tensor:
-    """Entropy of each distribution. logp: (..., V) -> (...)."""
+    """Returns the entropy (...) of each distribution. logp: (..., V)"""
     surprise = -logp.clamp(min=-1e4)  # finite where p is 0: 0 times infinity would be NaN
     p = logp.exp()
     return (p * surprise).sum(-1)
@@ -65,10 +65,10 @@ def draw_uniforms(
         step: int,
         numbers: Iterable[int],  # of the problems
         shape: tuple) -> Tensor:
-    """Uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU.
+    """Draws uniform noise in [0, 1), float64, (len(numbers), *shape), on the CPU.
 
-    Row i depends only on (seed, step, numbers[i]). A problem therefore has the same samples on every device, and in
-    every batch and rank in which it is drawn.
+    Row i depends only on (seed, step, numbers[i]). A problem therefore has the same samples on every device and rank
+    and in every batch.
     """
     noise = []
     for number in numbers:
@@ -79,14 +79,14 @@ def draw_uniforms(
 
 
 def noise_on(device: torch.device, uniform: Tensor) -> Tensor:
-    """The noise on the device that draws tokens; with MPS, which has no float64, the CPU draws them."""
+    """Moves the noise to the device that draws tokens; for MPS, which has no float64, the CPU draws them."""
     if device.type == "mps":
         return uniform.cpu()
     return uniform.to(device)
 
 
 def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse-CDF sampling: draws the token at which the cumulative probability first exceeds the noise.
+    """Draws the token at which the cumulative probability first exceeds the noise (inverse-CDF sampling).
 
     logp: (K, V) log-probabilities; uniform: (K, G) in [0, 1)
     Returns ids (K, G). A token of probability 0 is never drawn. A distribution with NaN gives some valid id
@@ -97,7 +97,7 @@ def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
     # therefore scaled to the end.
     height = uniform * cdf[:, -1:]                                                   # (K, G)
     # A token of probability 0 has the same cdf as the token before it. With right=True, noise equal to that number
-    # goes past both of them, to a token that has a probability.
+    # skips both, to a token of positive probability.
     ids = torch.searchsorted(cdf, height, right=True)                                # (K, G)
     last = logp.shape[1] - 1
     return ids.clamp_(max=last).to(logp.device)
@@ -131,9 +131,9 @@ def draw_tokens(
         temperature: float | Tensor = 1.0,   # a number, or (K, 1)
         as_mask: bool = False,
         **truncation) -> tuple:
-    """Draws tokens from hidden states as sample_tokens does from logits, which it computes for a few states at a time.
+    """Draws tokens like sample_tokens, but from hidden states: computes the logits of a few states at a time.
 
-    as_mask: the kept tokens are returned as a mask, (K, V), without waiting for the device; otherwise as KeptTokens
+    as_mask: returns the kept tokens as a mask (K, V), without waiting for the device, instead of as KeptTokens
     """
     def draw(h, uniform, temperature):
         logits = model.project(h)                                                    # (K, V)
@@ -146,7 +146,7 @@ def draw_tokens(
 
 
 def rows_at_once(vocabulary: int, device: torch.device) -> int:
-    """The number of rows in the largest allowed tensor of logits."""
+    """Returns the number of rows in the largest allowed tensor of logits."""
     if device.type == "cuda":
         most = gpu_logits_at_once(device)
     else:
@@ -158,11 +158,11 @@ def rows_at_once(vocabulary: int, device: torch.device) -> int:
 def in_parts(function: Callable, vocabulary: int, *inputs) -> tuple:
     """Calls function(*inputs) on a few rows at a time, so that their logits fit into memory.
 
-    inputs: tensors of K rows, the first one at least, and KeptTokens of K distributions are split; other values, such
-        as a temperature or None, go to every call
+    inputs: tensors of K rows and KeptTokens of K distributions are split; other values, such as a temperature or
+        None, go to every call. The first input must be a tensor
     function: returns a tuple; each item is a tensor of K rows, KeptTokens of K distributions, or None
-    Returns the tuple of function(*inputs). If the rows are split, the backward pass computes each part again instead
-    of keeping it: memory is bounded in both directions.
+    Returns the tuple of function(*inputs). If the rows are split, the backward pass recomputes each part instead of
+    keeping it, so that memory is bounded in both passes.
     """
     first = inputs[0]
     size = rows_at_once(vocabulary, first.device)
@@ -201,8 +201,8 @@ def kept_tokens(
         top_p: float = 1.0,
         top_k: int = 0,
         min_p: float = 0.0) -> Tensor:
-    """Marks the tokens that may be drawn: the top_k most likely (0: all); of these, the nucleus; of the nucleus, tokens
-    at least min_p times as likely as the most likely one (arXiv 2407.01082). Returns (K, V) bool."""
+    """Marks the tokens that may be drawn: among the top_k most likely (0: all), the tokens of the nucleus that are at
+    least min_p times as likely as the most likely token (arXiv 2407.01082). Returns (K, V) bool."""
     kept = torch.ones_like(logp, dtype=torch.bool)
     among_top_k = logp
     vocabulary = logp.shape[-1]
@@ -221,11 +221,11 @@ def kept_tokens(
 
 
 def nucleus(logp: Tensor, top_p: float) -> Tensor:
-    """The smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751). Among equally likely
-    tokens it takes the first. logp: (K, V). Returns (K, V) bool."""
+    """Finds the smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751). Ties go to the
+    lowest id. logp: (K, V). Returns (K, V) bool."""
     p = logp.exp()
-    # Rows whose nucleus the top part does not settle are sorted as a whole. On a GPU all are: sorting takes less time
-    # there than the host's wait for the list of these rows.
+    # Only rows whose nucleus may exceed the top part are sorted as a whole. On a GPU all rows are: sorting takes less
+    # time there than waiting for the list of these rows.
     vocabulary = p.shape[-1]
     if vocabulary < LARGE_VOCABULARY or p.is_cuda:
         return nucleus_of_all(p, top_p)
@@ -236,9 +236,9 @@ def nucleus(logp: Tensor, top_p: float) -> Tensor:
 
 
 def nucleus_of_all(p: Tensor, top_p: float) -> Tensor:
-    """The nucleus of probabilities (K, V), found by sorting all of them."""
+    """Finds the nucleus of probabilities (K, V) by sorting all tokens."""
     ordered, order = p.sort(descending=True, stable=True)                            # (K, V)
-    before = ordered.cumsum(-1) - ordered                                            # (K, V) of the likelier tokens
+    before = ordered.cumsum(-1) - ordered                                            # (K, V) of more likely tokens
     kept = before < top_p
     kept[..., 0] = True
     in_order_of_ids = torch.zeros_like(kept)
@@ -246,15 +246,15 @@ def nucleus_of_all(p: Tensor, top_p: float) -> Tensor:
 
 
 def nucleus_of_top_part(p: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The nucleus of probabilities (K, V) among their TOP_PART largest, and (K,) bool, True where it is incomplete: it
-    may need tokens outside this part."""
+    """Finds the nucleus of probabilities (K, V) among their TOP_PART largest. Also returns (K,) bool, True where the
+    nucleus is incomplete: it may need tokens outside this part."""
     top, ids = p.topk(TOP_PART)                                                      # (K, TOP_PART)
-    # topk lists equally likely tokens in an order that depends on the device. Sorted by id, the first comes first.
+    # topk lists equally likely tokens in an order that depends on the device. Sorting by id breaks ties by id.
     ids, order = ids.sort(-1)
     top = top.gather(-1, order)
     kept = nucleus_of_all(top, top_p)                                                # (K, TOP_PART)
-    # A nucleus that takes the least likely token of the top part, or one as likely, may go on outside it, or have to
-    # take an equally likely token there that comes first
+    # If the nucleus has the least likely token of the top part, or one as likely, it may continue outside this part, or
+    # an equally likely token outside may have a lower id
     lowest_kept = top.masked_fill(~kept, torch.inf)                                  # (K, TOP_PART)
     lowest_kept = lowest_kept.amin(-1)                                               # (K,)
     lowest = top.amin(-1)                                                            # (K,)
@@ -265,9 +265,9 @@ def nucleus_of_top_part(p: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
 
 @dataclass(eq=False)
 class KeptTokens:
-    """The tokens that truncation kept in each of K distributions: their ids, one distribution after another.
+    """The ids of the tokens that truncation kept in each of K distributions, concatenated.
 
-    They wait on the CPU until they are scored. The lists are ragged because nuclei differ so much: most have a few
+    They stay on the CPU until they are scored. The lists are ragged because nuclei differ so much: most have a few
     tokens, some have most of a vocabulary of 150,000. In a rectangle every row would be as wide as the widest.
     """
     ids: Tensor     # (E,) int32
@@ -275,7 +275,7 @@ class KeptTokens:
 
     @classmethod
     def of(cls, mask: Tensor) -> "KeptTokens":
-        """The kept tokens of a mask (K, V) bool. Waits for the device."""
+        """Builds KeptTokens from a mask (K, V) bool. Waits for the device."""
         _, ids = mask.nonzero(as_tuple=True)
         ids = ids.int().cpu()
         counts = mask.sum(1).cpu()
@@ -283,7 +283,7 @@ class KeptTokens:
 
     @classmethod
     def join(cls, parts: "Sequence[KeptTokens]") -> "KeptTokens":
-        """The parts one after another."""
+        """Concatenates the parts."""
         ids = torch.cat([part.ids for part in parts])
         counts = torch.cat([part.counts for part in parts])
         return cls(ids, counts)
@@ -292,18 +292,18 @@ class KeptTokens:
         return len(self.counts)
 
     def __getitem__(self, index):
-        """A copy of some distributions. index: (k,) integers or (K,) bool, on the CPU"""
+        """Returns a copy of some distributions. index: (k,) integers or (K,) bool, on the CPU"""
         # Slices, because an index tensor for all the ids would take more memory than the ids
         sizes = self.counts.tolist()
         slices = self.ids.split(sizes)                                               # K of them
         chosen = torch.arange(len(self))[index]                                      # (k,)
         ids = [slices[i] for i in chosen.tolist()]
-        none = self.ids[:0]  # torch.cat needs a tensor, also if no distribution is chosen
+        none = self.ids[:0]  # torch.cat needs a tensor, even if no distribution is chosen
         ids = torch.cat([none, *ids])
         return KeptTokens(ids, self.counts[index])
 
     def split(self, size: int | list[int]) -> "list[KeptTokens]":
-        """Parts of `size` distributions each, the last with the remainder; or parts of the sizes in a list."""
+        """Splits into parts of `size` distributions, the last with the remainder, or of the sizes in a list."""
         counts = self.counts.split(size)
         totals = [int(part.sum()) for part in counts]
         ids = self.ids.split(totals)
@@ -313,7 +313,7 @@ class KeptTokens:
             self,
             vocabulary: int,
             device: torch.device | str = "cpu") -> Tensor:
-        """The mask (K, V) bool."""
+        """Returns the mask (K, V) bool."""
         K = len(self)
         row = torch.arange(K).repeat_interleave(self.counts)                         # (E,)
         index = row * vocabulary + self.ids                                          # (E,) into the flattened mask
@@ -331,12 +331,12 @@ class KeptCollector:
         self.parts = []
 
     def add(self, numbers: Tensor, kept: KeptTokens) -> None:
-        """Adds k distributions. numbers: (k,) on the CPU; the final order is that of rising numbers"""
+        """Adds k distributions. numbers: (k,) on the CPU; the final order is by ascending number"""
         self.numbers.append(numbers)
         self.parts.append(kept)
 
     def joined(self) -> KeptTokens | None:
-        """All distributions by rising number; None if there are none."""
+        """Returns all distributions by ascending number; None if there are none."""
         if not self.parts:
             return None
         kept = KeptTokens.join(self.parts)

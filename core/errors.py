@@ -1,8 +1,8 @@
-"""Mistakes of the user's, which end a script in one line; bugs of this project, which keep their traceback.
+"""User mistakes end a script with a one-line error; bugs of this project keep their traceback.
 
-This project raises a Mistake for a wrong input. An exception of code of others (a library that reads a user's file, a
+This project raises a Mistake for a wrong input. An exception in foreign code (a library that reads a user's file, a
 reward, an environment, a mask, a config) becomes a Mistake in a block of `others`. Every other exception is a bug of
-ours.
+this project.
 """
 
 import functools
@@ -20,13 +20,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 CORE = os.path.dirname(os.path.realpath(__file__))
 ROOT = os.path.dirname(CORE)
-USER_FILES = "core.user_files."  # the beginning of the names of modules from the user's files
+USER_FILES = "core.user_files."  # prefix of the module names of the user's files
 OWN = (CORE + os.sep, os.path.join(ROOT, "grpo") + os.sep)
-# Files of this project that only pass on calls: an exception that leaves a function of theirs is of the code they call
+# Files of this project that only pass on calls: an exception in their functions belongs to the code that they call
 PASSING_ON = (os.path.join(CORE, "errors.py"), os.path.join(CORE, "user_files.py"))
 LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 PACKAGES = {"site-packages", "dist-packages"}
-MOST_SHOWN = 300  # characters of an error of others
+MOST_SHOWN = 300  # most characters of an error of foreign code
 HELP = {"--help", "-h", "--help=all"}
 FLOORS = {  # {module: the oldest version of its package that was tried}
     "torch": "2.11", "torch.distributed.fsdp": "2.13", "transformers": "5.17", "peft": "0.19"}
@@ -34,7 +34,7 @@ NO_MEMORY = "out of memory|can't allocate memory|ALLOC_FAILED"  # of CUDA and MP
 
 
 class Mistake(ValueError):
-    """A mistake of the user's. Its text is one line that names the key or the file, and the remedy."""
+    """A user mistake. Its text is one line that names the key or the file, and the remedy."""
     exit_code = 1
 
 
@@ -44,20 +44,21 @@ class UsageError(Mistake):
 
 
 class OutOfTime(BaseException):
-    """A time_limit is over. It is no Exception, so that user code that catches every Exception ends, too."""
+    """A time_limit has expired. It is not an Exception, so that user code that catches every Exception ends, too."""
 
 
 class others:
-    """Code of others runs in the block: its exception becomes a Mistake, "{what} ({the exception}); {remedy}".
+    """Turns an exception of foreign code in the block into a Mistake, "{what} ({the exception}); {remedy}".
 
     The Mistake begins with the innermost line of the user's code in the traceback, or else with `place`, such as the
     definition of the user's function. An interrupt passes unchanged. If no line of the user's is in the traceback, so
-    do a Mistake, too little memory, and a bug of ours: an exception in a function of this project that the block calls.
-    An exception in a line of the block itself counts as one of others, so the block should only call them.
+    do a Mistake, an out-of-memory error, and a bug of this project, which is an exception in one of its functions that
+    the block calls. An exception in a line of the block itself counts as foreign, so the block should only call foreign
+    code.
 
     quiet: hides warnings
-    ours_too: an exception in a function of this project counts as one of others, too. For a trial of a model, or of a
-        version of a package, that nobody has tried
+    ours_too: an exception in a function of this project counts as foreign, too. For models and package versions that
+        nobody has tried
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class others:
         if error is None or isinstance(error, KeyboardInterrupt):
             return
         block, *called = traceback.extract_tb(trace)
-        # A comprehension or lambda of the block is a frame of its own, comprehensions only in some versions of Python
+        # A comprehension or lambda of the block has its own frame, comprehensions only in some versions of Python
         while called and called[0].filename == block.filename and called[0].name.startswith("<"):
             called.pop(0)
         is_bug = called and is_ours(called[-1].filename) and not self.ours_too
@@ -100,7 +101,7 @@ class others:
 
 
 def calling(function: Callable, what: str) -> AbstractContextManager:
-    """The block for a call of a function that may be the user's: a block of `others`, unless the function is ours."""
+    """Returns the context for calling a function that may be the user's: `others`, or a null context for ours."""
     if is_own_function(function):
         return nullcontext()
     return others(what, "correct it", definition(function))
@@ -138,13 +139,13 @@ def check_version(name: str, found: str, why: str, install: str) -> None:
 
 
 def release(version: str) -> list[int]:
-    """[2, 13] of 2.13.0+cpu or 2.13.0a0+git."""
+    """Returns the first two numbers of a version: [2, 13] for 2.13.0+cpu or 2.13.0a0+git."""
     numbers = re.findall(r"\d+", version)
     return [int(number) for number in numbers[:2]]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for an exception of Python or torch about too little memory."""
+    """True for an out-of-memory exception of Python or torch."""
     if isinstance(error, RuntimeError):
         return re.search(NO_MEMORY, str(error)) is not None
     return isinstance(error, MemoryError)
@@ -171,12 +172,12 @@ def is_users(file: str) -> bool:
 
 
 def definition(function: Callable) -> str:
-    """The place of the definition, "FILE, line N", of a function or a class, or of the class of an object. If there is
-    none, the name."""
+    """Returns the place, "FILE, line N", that defines a function, a class, or the class of an object; without a Python
+    file, the name."""
     if isinstance(function, functools.partial):
         function = function.func
     for defined in (function, type(function)):
-        with suppress(OSError, TypeError):  # inspect's, for what is not in a file of Python
+        with suppress(OSError, TypeError):  # inspect raises them without a Python file
             _, line = inspect.getsourcelines(defined)
             file = inspect.getsourcefile(defined)
             return f"{shortest(file)}, line {line}"
@@ -184,21 +185,21 @@ def definition(function: Callable) -> str:
 
 
 def parameters_of(function: Callable, named: str) -> list[str]:
-    """The names of the parameters of a function that may be the user's. named: the setting that names it"""
+    """Lists the parameters of a function that may be the user's. named: the setting that names it"""
     with others(f"the parameters of {named} cannot be read", "write it in Python", definition(function)):
         return list(inspect.signature(function).parameters)
 
 
 def shortest(file: str) -> str:
-    """The path of a file from the working directory, if the file is in it."""
+    """Returns a path relative to the working directory if the file is in it; other paths are unchanged."""
     try:
         return file.removeprefix(os.getcwd() + os.sep)
-    except FileNotFoundError:  # a user's function may have left for a folder that is gone
+    except FileNotFoundError:  # a user's function may have changed to a folder that was deleted
         return file
 
 
 def described(error: BaseException) -> str:
-    """The type and the text of an exception in one line; only the text of a Mistake."""
+    """Describes an exception in one line, by its type and text; a Mistake only by its text."""
     message = error.msg if isinstance(error, SyntaxError) else error  # str(error) would repeat its place
     text = one_line(message)
     if isinstance(error, Mistake):
@@ -210,10 +211,10 @@ def described(error: BaseException) -> str:
 
 
 def one_line(value: object, most: int = MOST_SHOWN, write: Callable = str) -> str:
-    """A value in one printable line. most: characters; write: turns the value into a text"""
+    """Writes a value as one printable line. most: its most characters; write: turns the value into a text"""
     try:
         text = write(value)
-    except (Exception, SystemExit):  # a class of the user's may fail at that
+    except (Exception, SystemExit):  # a user's class may fail to write itself
         text = f"a {type(value).__name__} that cannot be written as text"
     words = " ".join(text[: most + 1].split())
     line = "".join(c if c.isprintable() else "?" for c in words)
@@ -223,9 +224,9 @@ def one_line(value: object, most: int = MOST_SHOWN, write: Callable = str) -> st
 def exit_code(main: Callable) -> int:
     """Calls main(argv) and returns the exit code.
 
-    A Mistake, a file that cannot be opened, too little memory and an interrupt are one line on stderr; a bug is not
-    caught. --help prints the docstring of the script before main is called: a script with settings then lists them,
-    another one refuses the argument.
+    For a Mistake, a file that cannot be opened, an out-of-memory error or an interrupt, it prints one line on stderr; a
+    bug is not caught. --help prints the docstring of the script before main is called: main then lists its settings or,
+    without settings, refuses the argument.
     """
     wants_help = not HELP.isdisjoint(sys.argv)
     if wants_help:
@@ -271,15 +272,15 @@ def libraries_first(*folders) -> None:
 
 
 def run_script(main: Callable) -> None:
-    """Runs main(argv): a mistake of the user's is one line and exit code 1 (2 for usage), a bug a traceback."""
+    """Runs main(argv). A user mistake ends in one line and exit code 1 (2 for usage), a bug in a traceback."""
     script = os.path.realpath(sys.argv[0])
     libraries_first(os.path.dirname(script))
-    sys.stdout.reconfigure(errors="backslashreplace")  # a terminal for only ASCII shows other letters as \u....
+    sys.stdout.reconfigure(errors="backslashreplace")  # an ASCII-only terminal shows other letters as \u....
     try:
         code = exit_code(main)
         sys.stdout.flush()
     except BrokenPipeError:  # the next command, such as `| head`, has read enough
-        # Python writes the rest of its output when it ends, which would be another error
+        # Python flushes its output at exit, which would raise another error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         code = 141

@@ -32,7 +32,7 @@ class ExportConfig(Settings):
     checkpoint: Name = "out-grpo/model.safetensors"
         # a causal model of ours, a Hugging Face folder (an adapter too) or hf:owner/name
     out: str = ""  # the folder to write; it must not exist yet
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the weights in it: float32, bfloat16
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the written weights: float32, bfloat16
 
     def conflicts(self):
         exists = os.path.lexists(self.out) or os.path.lexists(f"{self.out}.tmp")

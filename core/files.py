@@ -1,4 +1,4 @@
-"""Files written whole or not at all, JSON checked on reading, and the names of a run's files."""
+"""Atomic file writes, checked JSON reads, and the names of a run's files."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ REPORT = "report.html"
 CURVES = "curves.png"
 VLLM_WEIGHTS = "vllm-weights"
 RUN_FILES = (STATE, BEFORE, METRICS, SAMPLES, CONSOLE, CONFIG, REPORT, CURVES)
-HUB = "hf:"  # begins a name of the Hugging Face hub, hf:owner/name
+HUB = "hf:"  # prefix of a name on the Hugging Face hub, hf:owner/name
 UMASK = os.umask(0)  # the only way to read it is to set another one
 os.umask(UMASK)
 
@@ -46,11 +46,11 @@ def writing(path):
     try:
         yield
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-        if isinstance(error.__context__, OSError):  # torch.save ends a file with an error of its own
+        if isinstance(error.__context__, OSError):  # torch.save raises its own error when it closes the file
             error = error.__context__
         if isinstance(error, RuntimeError):
             raise
-        if isinstance(error, OSError) and error.errno is None:  # not of a file
+        if isinstance(error, OSError) and error.errno is None:  # not about a file
             raise
         reason = error.strerror if isinstance(error, OSError) else error
         raise CannotWrite(f"{path} could not be written ({reason})") from None
@@ -58,8 +58,8 @@ def writing(path):
 
 @contextlib.contextmanager
 def replacing(path):
-    """Yields the name of a new file beside `path`, which takes its place after the block. If the block fails, `path`
-    stays as it was. Raises CannotWrite."""
+    """Yields the name of a new file beside `path`, which replaces `path` after the block. If the block fails, `path` is
+    unchanged. Raises CannotWrite."""
     new = f"{path}.tmp"
     with writing(path):
         try:
@@ -72,7 +72,7 @@ def replacing(path):
 
 
 def put_in_place(new, path):
-    """Puts the file `new` in the place of `path`, once it is on the disk, with the mode that open() gives."""
+    """Replaces `path` by the file `new`, once it is flushed to disk, with the mode that open() gives."""
     with contextlib.suppress(PermissionError):  # some file systems have no modes
         os.chmod(new, 0o666 & ~UMASK)  # safetensors makes files that only their owner may read
     with open(new, "r+b") as f:
@@ -81,20 +81,21 @@ def put_in_place(new, path):
 
 
 def write_json(path, value):
-    """Writes plain values to a JSON file, whole or not at all."""
+    """Writes plain values to a JSON file atomically."""
     with replacing(path) as new, open(new, "w") as f:
         json.dump(value, f, indent=1)
 
 
 def value_from_json(text, where, remedy):
-    """The value of a JSON text. Raises Mistake if it is not JSON.
+    """Parses a JSON text. Raises Mistake if it is not JSON.
     where: names the text; remedy: what to do, the end of the error"""
     with others(f"{where} is not JSON", remedy):
         return json.loads(text)
 
 
 def object_from_json(text, where, remedy):
-    """The object {...} of a JSON text. Raises Mistake if it is none. where, remedy: as in value_from_json"""
+    """Parses a JSON text that must be an object {...}. Raises Mistake if it is not. where, remedy: as in
+    value_from_json"""
     value = value_from_json(text, where, remedy)
     if not isinstance(value, dict):
         raise Mistake(f"{where} must be an object {{...}}, not {type(value).__name__}; {remedy}")
@@ -102,7 +103,7 @@ def object_from_json(text, where, remedy):
 
 
 def read_object(path, where, remedy):
-    """The object {...} of a JSON file. where, remedy: as in value_from_json"""
+    """Reads the object {...} in a JSON file. where, remedy: as in value_from_json"""
     with open(path, "rb") as f:
         return object_from_json(f.read(), where, remedy)
 
@@ -133,7 +134,7 @@ def each_record(path, say=None):
 
 
 def each_metrics(path):
-    """Yields the records of a metrics.jsonl as each_record does. Raises Mistake for a value that is no number."""
+    """Yields the records of a metrics.jsonl as each_record does. Raises Mistake for a value that is not a number."""
     for record in each_record(path):
         for name, value in record.items():
             if value is not None and type(value) not in (int, float):
@@ -142,8 +143,8 @@ def each_metrics(path):
 
 
 def starts_of(config, path):
-    """The records of a run's starts. config: the content of its config.json at `path`. Raises Mistake for other values
-    in their place."""
+    """Returns the records of a run's starts. config: the content of its config.json at `path`. Raises Mistake if they
+    are not a list of objects."""
     starts = config.get("starts", [])
     if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
         raise Mistake(f"{path}: starts must be a list of what was written there; delete the file")
@@ -151,7 +152,7 @@ def starts_of(config, path):
 
 
 def keep_records(path, step, say=None):
-    """Drops the records of steps after `step`; at step 0, where a run begins, all of them. say: as in each_record"""
+    """Drops the records of steps after `step`; at step 0, where a run begins, all records. say: as in each_record"""
     with replacing(path) as new, open(new, "w") as f:
         for record in each_record(path, say):
             if step > 0 and record["step"] <= step:

@@ -10,18 +10,18 @@ from core.errors import Mistake, definition, is_own_function, others, parameters
 # Orders of several passes
 
 def random(noise: Tensor) -> Tensor:
-    """Every order is equally likely."""
+    """Orders places at random, all orders equally likely."""
     return noise
 
 
 def left_to_right(noise: Tensor) -> Tensor:
-    """The first places first."""
+    """Orders places from left to right."""
     M = noise.shape[-1]
     return torch.linspace(0, 1, M).expand_as(noise)
 
 
 def confidence(logp: Tensor, ids: Tensor) -> Tensor:
-    """The most likely of the drawn tokens first (LLaDA, arXiv 2502.09992)."""
+    """Orders places by the probability of their drawn tokens, highest first (LLaDA, arXiv 2502.09992)."""
     return -logp.gather(1, ids)
 
 
@@ -46,7 +46,7 @@ def depends_on_policy(unmask_order: str) -> bool:
 
 
 def order_of(unmask_order: str, *inputs: Tensor) -> Tensor:
-    """The numbers that an order of UNMASK_ORDERS gives to places, as a tensor of the shape of the last argument.
+    """Calls a function of UNMASK_ORDERS. Returns its number for each place, in the shape of the last argument.
     inputs: (noise,) or (logp, ids). Raises Mistake if a user's function returns anything else."""
     function = UNMASK_ORDERS[unmask_order]
     if is_own_function(function):
@@ -131,7 +131,7 @@ def draw_hidden(
     ids, logp, kept = draw_tokens(model, h, noise, temperature, **truncation)        # (K, G) each
 
     def at_places(x):
-        """(P, G, M): x (K, G) at the hidden places, 0 elsewhere."""
+        """Puts x (K, G) at the hidden places. Returns (P, G, M), 0 elsewhere."""
         G = x.shape[1]
         whole = x.new_zeros(*position.shape, G)                                      # (P, M, G)
         whole[text, place] = x
@@ -149,7 +149,7 @@ def order_of_tokens(
         unmask_order: str,
         h: Tensor,                 # (K, C) states
         ids: Tensor) -> Tensor:    # (K, G) the tokens drawn there
-    """The numbers (K, G) of tokens, in an order that depends on the policy."""
+    """Returns the numbers (K, G) that an order that depends on the policy gives to drawn tokens."""
     def order_of_part(h, ids):
         logp = model.project(h).log_softmax(-1)
         order = order_of(unmask_order, logp, ids)
@@ -166,7 +166,7 @@ def fill_in(
         target: Tensor) -> Tensor:  # (P, G, M)
     """Puts sampled tokens into their texts. Returns (P, G, T)."""
     G = target.shape[1]
-    # Padding of `position` is a column of the text too. The token that is there already is written to it again.
+    # Padding in `position` is a column of the text, too. Its own token is written back to it.
     unchanged = input.gather(1, position)                                            # (P, M)
     is_hidden = hidden[:, None]                                                      # (P, 1, M)
     token = torch.where(is_hidden, target, unchanged[:, None])                       # (P, G, M)

@@ -12,8 +12,8 @@ from core.fill_in import depends_on_policy, draw_hidden, fill_in, order_of
 
 
 def rank(order: Tensor, places: Tensor) -> Tensor:
-    """The rank (N, M) of each of these places by rising order, in 0 .. number of places - 1; other places have higher
-    ranks. order: (N, M) numbers; places: (N, M) bool"""
+    """Ranks the given places by ascending order, (N, M) in 0 .. number of places - 1; other places have higher ranks.
+    order: (N, M) numbers; places: (N, M) bool"""
     order = order.masked_fill(~places, torch.inf)
     place = order.argsort(dim=1, stable=True)                                        # (N, M) the place of each rank
     return place.argsort(1)                                                          # its inverse
@@ -24,8 +24,8 @@ def draw_passes(
         hidden: Tensor,                         # (N, M) bool, False on padding
         passes: int,                            # of each block
         block_length: int | None) -> Tensor:    # places of a block; None: one block
-    """Plans the pass that draws each hidden token: block after block and, within a block, by rising `order`, about
-    equally many in each pass. Returns (N, M) in 0 .. number of blocks * passes - 1, and -1 on padding."""
+    """Assigns each hidden token to a pass: block after block and, within a block, by ascending `order`, with about
+    equally many tokens in each pass. Returns (N, M) in 0 .. number of blocks * passes - 1, and -1 on padding."""
     M = order.shape[1]
     plan = []
     first = 0  # pass of the block
@@ -41,7 +41,7 @@ def draw_passes(
 
 
 def count_passes(places: int, block_length: int | None, passes: int) -> int:
-    """The passes of all blocks of a text with this many hidden places. passes: number of passes of a block"""
+    """Counts the passes over all blocks of a text with this many hidden places. passes: number of passes of a block"""
     if block_length is None:
         return passes
     blocks = math.ceil(places / block_length)
@@ -104,7 +104,7 @@ def fill_in_passes(
         if not due.any():  # every text has fewer hidden tokens than passes, or has ended
             continue
         drawn = due
-        if order_by_policy:  # the plan says only how many are due, and which they are is known once all are drawn
+        if order_by_policy:  # the plan gives only the number of tokens; they are chosen once all are drawn
             block = plan // passes == i // passes
             drawn = block & (drawn_in < 0) & ~ended
         # In the first pass the g = G completions of a problem still have the same text, which is read once for all.
@@ -133,7 +133,7 @@ def fill_in_passes(
             count = due.sum(1, keepdim=True)                                         # (N, 1)
             due = drawn & (number < count)
         if kept is not None:
-            # `kept` has an item for each True of wanted, in order; number is that of each place
+            # `kept` has an item for each True of wanted, in order; number is its index for each place
             number = wanted.flatten().cumsum(0) - 1
             number = number.view_as(wanted)                                          # (N / g, M)
             number = number.repeat_interleave(g, 0)                                  # (N, M)
@@ -149,7 +149,7 @@ def fill_in_passes(
         if end_ids:
             is_end = torch.isin(target, ids_on(device, *end_ids))                    # (N, M)
             is_drawn = drawn_in >= 0
-            complete = is_drawn.int().cumprod(1)                                     # (N, M) 1: and all before it are
+            complete = is_drawn.int().cumprod(1)                                     # (N, M) 1: all up to it are
             ended = is_end.cpu() & complete.bool()
             ended = ended.any(1, keepdim=True)                                       # (N, 1)
     drawn_in = drawn_in.to(device, non_blocking=True)

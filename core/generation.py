@@ -23,7 +23,7 @@ def generate(
         prompt: Tensor,          # (P, T) tokens, padded on the left
         padding: Tensor | None,  # (P,) number of padded columns; None: none in any row
         uniform: Tensor,         # (P, G, L) noise in [0, 1) for the tokens of each completion, at most L
-        stop: Callable,          # a Stop, or a function with its arguments: tells where rows end
+        stop: Callable,          # a Stop, or a function with its arguments: marks where rows end
         turns: Any = None,       # a grpo.environments.Episodes, which answers completions instead of ending them
         **sampling) -> "Generation":
     """Samples G completions of every prompt. Each prompt is read once, and all completions are decoded together.
@@ -60,10 +60,10 @@ class Generation:
 
 
 class Rows:
-    """The N = P * G completions of `generate` while they are written; n of them are in the batch.
+    """The N = P * G completions of `generate` while they are written; n rows are in the batch.
 
     number: (n,) the completion of each row; token: (n, 1) the tokens to read next
-    problem: (N,) the prompt of each completion; live: (N,) bool: it has not ended; remaining: number of live ones
+    problem: (N,) the prompt of each completion; live: (N,) bool, True until it ends; remaining: number of live ones
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Rows:
             token: Tensor,                      # (n,)
             logp: Tensor,                       # (n,)
             kept: KeptTokens | None) -> None:   # of the rows; None: all tokens
-        """Writes column t, and ends rows."""
+        """Writes column t, and marks the rows that end there."""
         number = self.number
         live = self.live[number]                                                     # (n,)
         drawn = live                                                                 # (n,)
@@ -125,8 +125,8 @@ class Rows:
         self.remaining = int(self.live.sum())
 
     def drop_finished(self, past: Any) -> None:
-        """Takes rows that have ended out of the batch and out of its cache `past` (a Cache or HuggingFaceCache), once
-        there are enough of them."""
+        """Removes finished rows from the batch and from its cache `past` (a Cache or HuggingFaceCache), once there are
+        enough finished rows."""
         rows = len(self.number)
         if self.remaining > DROP_SHARE * rows:
             return
@@ -140,7 +140,7 @@ class Rows:
             self.padding = self.padding[keep]
 
     def generation(self, M: int) -> Generation:
-        """The Generation, whose longest completion has M tokens."""
+        """Returns the Generation. M: length of the longest completion"""
         drawn = self.drawn[:, :M]
         return Generation(
             target=self.target[:, :M],
@@ -151,7 +151,7 @@ class Rows:
 
 
 class Stop:
-    """Ends a row at a stop token, or where its text has just come to contain a stop sequence.
+    """Ends a row at a stop token, or at the token that completes a stop sequence.
     prefix: the beginning of every answer (response_prefix), which is part of the completion's text"""
 
     def __init__(
@@ -163,8 +163,8 @@ class Stop:
         self.ids = tuple(tokenizer.stop_token_ids)
         self.sequences = sequences
         self.prefix = prefix
-        # Only the last tokens of a text are decoded, `window` of them: as many as the longest sequence can have (a
-        # token has at least a byte), and one before these, because a tokenizer may leave out a space that begins a text
+        # Only the last `window` tokens of a text are decoded: as many as the longest sequence can have (a token has at
+        # least one byte), and one before, because a tokenizer may drop a leading space
         self.window = 0
         for s in sequences:
             most_tokens = len(s.encode())
@@ -179,8 +179,8 @@ class Stop:
             tokens: Tensor,                                # (n, t) so far
             first: int,                                    # the columns from this one on are new
             turn: Sequence[int] | None = None) -> Tensor:  # n columns in which the rows' current turns begin; None: 0
-        """Marks the columns at which rows end: (n, t - first) bool. Only the first one of a row counts. A stop sequence
-        lies within one turn."""
+        """Marks the columns at which rows end: (n, t - first) bool. Only the first mark of a row counts. A stop
+        sequence lies within one turn."""
         new = tokens[:, first:]                                                      # (n, t - first)
         stop_ids = ids_on(new.device, *self.ids)
         ended = torch.isin(new, stop_ids)
@@ -200,8 +200,8 @@ class Stop:
         return ended
 
     def completes_sequence(self, ids: Sequence[int]) -> bool:
-        """True if the last token completes a stop sequence. One that was complete before it belongs to an earlier turn,
-        or to text that a template gave."""
+        """True if the last token completes a stop sequence. A sequence completed before it belongs to an earlier turn,
+        or to text from a template."""
         text = self.tokenizer.decode(ids)
         before = self.tokenizer.decode(ids[:-1])
         before = before.rstrip("\ufffd")  # the bytes so far of an unfinished character
@@ -212,7 +212,7 @@ class Stop:
         return False
 
     def text(self, ids: Sequence[int]) -> str:
-        """A completion as its reader sees it: without stop tokens, cut before the first stop sequence."""
+        """Decodes a completion as its reader sees it: without stop tokens, cut before the first stop sequence."""
         text = self.tokenizer.decode(ids)
         end = len(text)
         for s in self.sequences:

@@ -1,16 +1,16 @@
-"""A judge's score of a text: how real each token of it looks, and the text as a whole."""
+"""Scores of a judge: the realness of each token of a text, and of the text as a whole."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CHUNK = 16        # texts per forward pass on a CPU, whose cache holds no more of them
+CHUNK = 16        # texts per forward pass on a CPU; its cache holds no more
 LARGE_CHUNK = 64  # texts per forward pass on a GPU, to bound memory
 
 
 @torch.no_grad()
 def calculate_realness(judge: nn.Module, text: Tensor, cls_token_id: int | None = None) -> Tensor:
-    """The judge's probability that each token of text (N, T) is the true one, (N, T).
+    """Returns the judge's probability (N, T) that each token of text (N, T) is the true token.
 
     A cls judge reads CLS + text and gives one number for all tokens of a text: 1 - the share that was replaced, (N, 1).
     """
@@ -30,20 +30,20 @@ def calculate_realness(judge: nn.Module, text: Tensor, cls_token_id: int | None 
 
 
 def calculate_judge_scores(judge: nn.Module, text: Tensor, cls_token_id: int) -> Tensor:
-    """Score (N,) in [0, 1] of each text (N, T); 1 means that it looks written by a human. A realness judge gives the
-    mean probability that a token is the true one, a cls judge 1 - the replaced share."""
+    """Scores each text (N, T) in [0, 1], (N,); 1 means that it looks written by a human. A realness judge gives the
+    mean probability that a token is the true token, a cls judge 1 - the replaced share."""
     realness = calculate_realness(judge, text, cls_token_id)
     return realness.mean(1)
 
 
 def log_odds(probability: Tensor) -> Tensor:
-    """The log-odds of a probability, clamped so that one token of which the judge is certain does not outweigh all
-    others."""
+    """Returns the log-odds of a probability, clamped so that one token that the judge is certain about does not
+    outweigh all others."""
     return probability.clamp(1e-3, 1 - 1e-3).logit()
 
 
 def windowed_mean(x: Tensor, width: int) -> Tensor:
-    """Mean of x (N, T) over the positions inside the text that are at most `width` away. Returns (N, T)."""
+    """Averages x (N, T) over the positions in the text that are at most `width` away. Returns (N, T)."""
     T = x.shape[1]
     # The sum of a window is the difference of two running sums, so its cost does not depend on the width
     running = F.pad(x.cumsum(1), (1, 0))                                             # (N, T + 1) sums before each

@@ -18,7 +18,7 @@ COLORS = re.compile(f"({re.escape(GREEN)}|{re.escape(PLAIN)})")
 
 
 def create_logger(config, dist, total_steps, columns):
-    """A Logger that writes only on rank 0.
+    """Creates a Logger that writes only on rank 0.
     config: a RunConfig; columns: metrics of the console line, in order"""
     logger = Logger(config.absolute_out_dir, total_steps, columns, silent=not dist.is_main)
     if dist.is_main and config.trackers:
@@ -28,7 +28,7 @@ def create_logger(config, dist, total_steps, columns):
 
 
 def format_number(value):
-    """A number in at most ten characters. None, a metric that was not measured, is "-"."""
+    """Writes a number in at most ten characters. None, a metric that was not measured, becomes "-"."""
     if value is None:
         return "-"
     if abs(value) >= 1e9:
@@ -57,7 +57,7 @@ class Logger:
         self.doing = self.bar.set_postfix_str  # doing(text) shows beside the bar what the run is doing
 
     def start(self, step=0):
-        """A run begins or resumes at `step`: it will write the records of later steps again."""
+        """Begins or resumes a run at `step`, and drops the records of later steps, which it will write again."""
         if self.silent:
             return
         self.bar.update(step)
@@ -66,7 +66,7 @@ class Logger:
         keep_records(self.path, step, self.say)
 
     def tick(self):
-        """A step has ended, with its evaluation and its checkpoint, if any."""
+        """Advances the progress bar after a step, with its evaluation and checkpoint, if any."""
         self.bar.update(1)
 
     def say(self, text: str = "") -> None:
@@ -85,7 +85,7 @@ class Logger:
             f.write(visible_lines(plain) + "\n")
 
     def log(self, step: int, metrics: dict, show: bool = True) -> None:
-        """metrics: {name: number}. All go to metrics.jsonl and the trackers, `columns` to the console as well."""
+        """Logs metrics {name: number}: all to metrics.jsonl and the trackers, `columns` to the console as well."""
         if self.silent:
             return
         record = {"step": step}
@@ -99,7 +99,7 @@ class Logger:
             self._show(step, metrics)
 
     def _show(self, step, metrics):
-        """Prints the line of a step and, now and then, the names of its columns."""
+        """Prints the line of a step and, every HEADER_EVERY lines, the names of its columns."""
         names = f"{'step':>6}"
         cells = f"{step:>6}"
         for name in self.columns:
@@ -119,7 +119,7 @@ class Logger:
 
 
 def visible_lines(text):
-    """A text of several lines without control and invisible characters."""
+    """Replaces control and invisible characters by U+FFFD, except newlines and tabs."""
     return visible(text, kept="\n\t")
 
 

@@ -1,6 +1,6 @@
 """One transformer for three tasks: write the next token, fill in masked tokens, or score a text.
 
-Shapes: B texts of T tokens; L tokens, with earlier ones in a cache; M columns whose states are wanted; states of C
+Shapes: B texts of T tokens; L tokens, including those in a cache; M columns whose states are wanted; states of C
 numbers, in H heads of D = C / H.
 """
 
@@ -90,7 +90,7 @@ def attend(
         mask: Tensor | None,  # from attention_mask
         causal: bool,
         dropout: float) -> Tensor:
-    """Attention in the precision of its inputs. Returns (B, H, T, D)."""
+    """Computes attention in the precision of its inputs. Returns (B, H, T, D)."""
     is_causal = causal and mask is None and q.shape[2] > 1
     with torch.autocast(q.device.type, enabled=False):
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal)
@@ -104,8 +104,8 @@ def attention_mask(
         causal: bool = True) -> Tensor | None:
     """Marks the columns that each new position reads, among L = before + T columns.
 
-    Returns (1 or B, 1, 1 or T, L) bool, or None where `attend` needs no mask: its own causal one is faster. Every
-    position of a language model reads itself, even one of padding, because a softmax over nothing is NaN.
+    Returns (1 or B, 1, 1 or T, L) bool, or None where `attend` needs no mask: its own causal mask is faster. Every
+    position of a language model reads itself, even a padded one, because a softmax over nothing is NaN.
     """
     if padding is None and (before == 0 or T == 1 or not causal):
         return None
@@ -132,7 +132,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(C, C, bias=False)
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple:
-        """Queries, keys and values, (B, H, T, D) each, of x (B, T, C)."""
+        """Computes queries, keys and values, (B, H, T, D) each, of x (B, T, C)."""
         B, T, C = x.shape
         D = C // self.n_head
         qkv = self.qkv(x).view(B, T, 3, self.n_head, D)
@@ -160,12 +160,12 @@ class Block(nn.Module):
         self.drop = nn.Dropout(config.dropout)
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple:
-        """Computes what precedes attention: queries, keys and values."""
+        """Computes the queries, keys and values."""
         h = self.norm_1(x)                                                           # (B, T, C)
         return self.attention.project(h, cos, sin)
 
     def after(self, x: Tensor, y: Tensor) -> Tensor:
-        """Computes what follows attention. y: (B, H, T, D)"""
+        """Computes the rest of the block after attention. y: (B, H, T, D) the output of attention"""
         y = y.transpose(1, 2).reshape(x.shape)                                       # (B, T, C)
         x = x + self.drop(self.attention.out(y))
         h = self.up(self.norm_2(x))                                                  # (B, T, 4C)
@@ -187,17 +187,17 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """The interface of a model, ours or one of Hugging Face: all that the rest of the code knows of it.
+    """The interface of our and of Hugging Face models. Other code uses nothing else of a model.
 
-    mode: one of MODES; judge_head: one of JUDGE_HEADS, of a SEQUENCE_SCORER
+    mode: one of MODES; judge_head: one of JUDGE_HEADS, for a SEQUENCE_SCORER
     longest_input: tokens that fit into one row; vocabulary: number of tokens that it can write, the width of its logits
     layers: the modules between the embedding and the output layer
-    suffix: of the file that it is saved as, empty for a folder
-    reads_columns: whether it can read through a core.cache.RowCache
+    suffix: file suffix of a saved model, empty for a folder
+    reads_columns: True if it can read through a core.cache.RowCache
     states, project, weights, load_weights, identity: as in GPT; new_cache, if core.cache.Cache does not suit it
     """
 
-    grad_checkpoint = False  # whether the backward pass computes activations again instead of keeping them
+    grad_checkpoint = False  # True: the backward pass recomputes activations instead of keeping them
 
     def forward(
             self,
@@ -205,14 +205,14 @@ class Model(nn.Module):
             position: Tensor | None = None,
             past: Any = None,
             padding: Tensor | None = None) -> Tensor:
-        """Logits (B, M or T, vocabulary) in float32; of a scorer (B, M or T) for realness and (B,) for cls."""
+        """Returns float32 logits (B, M or T, vocabulary); of a scorer (B, M or T) for realness and (B,) for cls."""
         h = self.states(tokens, position, past, padding)
         if self.mode == SEQUENCE_SCORER and self.judge_head == "cls":
             h = h[:, 0]
         return self.project(h)
 
     def parameters_by_kind(self) -> dict[str, list]:
-        """Trained parameters for the optimizers: {"matrices": of the layers, "vectors": such as those of the norms,
+        """Groups the trained parameters for the optimizers: {"matrices": of the layers, "vectors": such as norm scales,
         "embeddings": all others, with the output layer}."""
         kinds = {"matrices": [], "embeddings": [], "vectors": []}
         in_layers = set(self.layers.parameters())
@@ -231,7 +231,7 @@ class Model(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def frozen(self) -> "Model":
-        """A frozen copy of this model."""
+        """Returns a frozen copy of this model."""
         return freeze(copy.deepcopy(self))
 
 
@@ -239,7 +239,7 @@ class GPT(Model):
     """A transformer: tokens in, logits out; the meaning of a logit depends on config.mode.
 
     LANGUAGE_MODEL, MASKED_FILL: logits over the base vocabulary, so that a special token has probability exactly 0.
-    SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true one.
+    SEQUENCE_SCORER, realness:   one logit per position, log-odds that the token there is the true token.
     SEQUENCE_SCORER, cls:        one logit per text, read at position 0, where the caller puts the CLS token.
     """
 
@@ -268,7 +268,7 @@ class GPT(Model):
         self.register_buffer("sin", sin, persistent=False)
         for name, p in self.named_parameters():
             std = 0.02
-            if name.endswith(("out.weight", "down.weight")):  # what is added to x, 2 n_layer times
+            if name.endswith(("out.weight", "down.weight")):  # their outputs are added to x, 2 n_layer times
                 std /= (2 * config.n_layer) ** 0.5
             if p.dim() == 2:
                 nn.init.normal_(p, std=std)
@@ -279,11 +279,11 @@ class GPT(Model):
             position: Tensor | None = None,
             past: Any = None,
             padding: Tensor | None = None) -> Tensor:
-        """Final hidden states.
+        """Computes the final hidden states.
 
         tokens: (B, T) ids below vocab_size
         position: (B, M) columns of tokens whose states are wanted, or None for all
-        past: a Cache of the tokens that these rows read before; the new ones are added to it
+        past: a Cache of the tokens that these rows read before; the new tokens are added to it
         padding: (B,) number of leading columns of past and tokens that hold no token, or None
         Returns (B, M or T, C)
         """
@@ -297,7 +297,7 @@ class GPT(Model):
         else:
             causal = self.mode == LANGUAGE_MODEL
             mask = attention_mask(0, T, padding, tokens.device, causal)
-        column = getattr(past, "column", slice(before, end))  # the rows of a RowCache are at different ones, (B, 1)
+        column = getattr(past, "column", slice(before, end))  # rows of a RowCache are at different columns, (B, 1)
         cos = self.cos[column]                                                       # (T, D) or (B, 1, D)
         sin = self.sin[column]
         x = self.drop(self.embed(tokens))                                            # (B, T, C)
@@ -315,7 +315,7 @@ class GPT(Model):
         return self.norm(x)
 
     def project(self, h: Tensor) -> Tensor:
-        """Logits in float32 from states (..., C): (..., base_vocab_size); of a scorer one number per state, (...)."""
+        """Computes float32 logits of states (..., C): (..., base_vocab_size); for a scorer, one per state, (...)."""
         if self.mode == SEQUENCE_SCORER:
             return at_least_float32(self.head(h).squeeze(-1))
         if self.config.tied:
@@ -326,8 +326,8 @@ class GPT(Model):
         dtype = h.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-        # Autocast would cast the weight once for all calls and add up their gradients in its own precision. Cast here,
-        # each call's gradient is added to the others in float32.
+        # Autocast would cast the weight once for all calls and sum their gradients in its own precision. With a cast in
+        # each call, the gradients are summed in float32.
         with torch.autocast(kind, enabled=False):
             h = h.to(dtype)
             weight = weight.to(dtype)
@@ -339,26 +339,26 @@ class GPT(Model):
         return self.blocks
 
     def compile_layers(self) -> None:
-        """Compiles what the layers compute before and after their attention."""
+        """Compiles the layers, except their attention."""
         for block in self.blocks:
             block.before = partial(run_compiled, Block.before, block)
             block.after = partial(run_compiled, Block.after, block)
 
     def weights(self) -> dict[str, Tensor]:
-        """{name: tensor} of the trained weights, sharing memory with the model."""
+        """Returns {name: tensor} of the trained weights, sharing memory with the model."""
         return {name: p.detach() for name, p in self.named_parameters()}
 
     def load_weights(self, weights: dict) -> None:
         self.load_state_dict(weights)
 
     def identity(self) -> dict:
-        """Values that must be equal for a saved state to fit this model, besides names and shapes of its weights."""
+        """Returns values that a saved state must match to fit this model, besides names and shapes of its weights."""
         return {}
 
 
 def run_compiled(function: Callable, block: Block, x: Tensor, *inputs) -> Any:
-    """Calls a method of Block, compiled for texts. In decoding, token by token, the shapes change too often to compile,
-    and weights are packed instead."""
+    """Calls a method of Block, compiled if x has more than one token. In token-by-token decoding the shapes change too
+    often to compile, and weights are packed instead."""
     if x.shape[1] > 1:
         function = compiled(function)
     return function(block, x, *inputs)
@@ -366,7 +366,7 @@ def run_compiled(function: Callable, block: Block, x: Tensor, *inputs) -> Any:
 
 @cache
 def compiled(function: Callable) -> Callable:
-    """One compiled function for the layers of all models, so that a policy and its reference compute alike."""
+    """Compiles a function once for the layers of all models, so that a policy and its reference compute alike."""
     torch._dynamo.config.recompile_limit = 64  # beyond it, functions silently run uncompiled, with other rounding
     return torch.compile(function, dynamic=True)
 

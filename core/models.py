@@ -1,6 +1,6 @@
 """Models and tokenizers of every kind: a model file of ours, a folder in Hugging Face format, or hf:owner/name.
 
-Only this file distinguishes our models from those of Hugging Face, whose code is imported where one is used. A model
+Only this file distinguishes our models from those of Hugging Face, whose code is imported only when needed. A model
 file of ours is a safetensors file whose header holds the GPTConfig, the tokenizer and facts about the training.
 """
 
@@ -48,13 +48,13 @@ def is_small(path):
 def load_model(
         path,
         device="cpu",
-        mode=None,             # the mode that it must have; None: any
-        tokenizer=None,        # the tokenizer whose vocabulary it must have; None: any
+        mode=None,             # the required mode; None: any
+        tokenizer=None,        # with the required vocabulary; None: any
         key="checkpoint",      # the setting that names it
-        adapter=None,          # a RunConfig, which says whether an adapter of a Hugging Face model is trained
-        dtype=torch.float32):  # of the weights beside an adapter
-    """A model in eval mode, in float32, and facts about its training. Raises Mistake naming `key`, the path and the
-    fault."""
+        adapter=None,          # a RunConfig with the adapter settings of a Hugging Face model
+        dtype=torch.float32):  # of the base weights of an adapter
+    """Loads a model in eval mode, in float32, and facts about its training. Raises Mistake naming `key`, the path and
+    the fault."""
     if is_huggingface(path, key):
         from core.huggingface.load import FULL, load_huggingface
         model = load_huggingface(
@@ -106,7 +106,7 @@ def freeze_and_cast(dtype, model):
 
 
 def load_tokenizer(path, key="checkpoint"):
-    """The tokenizer of a model."""
+    """Loads the tokenizer of a model."""
     if not is_huggingface(path, key):
         return from_description(read_header(path, key)["tokenizer"], path)
     from core.huggingface.tokenizer import load_huggingface_tokenizer
@@ -118,10 +118,10 @@ def save_model(
         model,
         tokenizer,
         dtype=torch.float32,
-        weights=None,  # model.weights() in float32, gathered from all ranks if it is sharded; None: those of the model
+        weights=None,  # model.weights() in float32, gathered from all ranks if it is sharded; None: read from the model
         **facts):      # plain values for the header of a file of ours (step, metrics)
-    """Writes the model with its tokenizer, whole or not at all: a file of ours, or a folder in Hugging Face format,
-    which holds only the adapter if there is one."""
+    """Writes the model with its tokenizer atomically: a file of ours, or a folder in Hugging Face format, which holds
+    only the adapter if there is one."""
     if not isinstance(model, GPT):
         from core.huggingface.load import save_huggingface
         save_huggingface(path, model, tokenizer, dtype, weights)
@@ -142,7 +142,7 @@ def save_model(
 
 
 def read_header(path, key):
-    """The header of a model file. key: the setting that named it, for the error"""
+    """Reads the header of a model file. key: the setting that named it, for the error"""
     if not os.path.isfile(path):
         raise Mistake(f"{key}={path} does not exist; correct the path, train it (config/pretrain_*.py, "
                       f"--export={path}), or name a model of the hub {key}={HUB}owner/name")

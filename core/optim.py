@@ -16,8 +16,8 @@ def build_optimizers(
         learner: Any,
         config: Settings,
         device_type: str = "cpu") -> list:
-    """AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest. Muon's update is
-    scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Vectors do not decay.
+    """Builds AdamW, or Muon for the matrices of the blocks (Jordan et al. 2024) and AdamW for the rest. Muon's update
+    is scaled to AdamW's size (arXiv 2502.16982), so one learning_rate serves both. Vectors do not decay.
 
     learner: a model or a policy, with parameters_by_kind; config: optimizer, learning_rate, weight_decay, beta1, beta2
     """
@@ -73,7 +73,8 @@ def set_learning_rate(optimizers: list, lr: float) -> None:
 
 
 def clip_gradients(parameters: Iterable[Tensor], grad_clip: float) -> Tensor:
-    """Clips gradients, already summed over ranks, to a norm of grad_clip; 0: no clipping. Returns the norm before."""
+    """Clips gradients, already summed over ranks, to a norm of grad_clip; 0: no clipping. Returns the unclipped
+    norm."""
     limit = grad_clip if grad_clip > 0 else math.inf
     norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
     if is_sharded(norm):

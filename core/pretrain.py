@@ -3,7 +3,7 @@
 python core/pretrain.py config/pretrain_generator.py
 python core/pretrain.py config/pretrain_judge.py --out_dir=out-judge
 python core/pretrain.py --init_from=FOLDER --dataset=my.jsonl --optimizer=adamw --learning_rate=1e-5
-The last one fine-tunes a Hugging Face model on prompt records; with --lora_rank=16 an adapter of it.
+The last command fine-tunes a Hugging Face model on prompt records; with --lora_rank=16, it trains an adapter.
 """
 
 import pathlib
@@ -36,7 +36,7 @@ def main(argv):
 
 
 def plan(config, origin, model, data, dist):
-    """The plan of a run, in lines for the user."""
+    """Describes the planned run, in lines for the user."""
     windows = config.batch_size * config.gradient_accumulation_steps * dist.world
     millions = model.num_parameters() / 1e6
     lines = describe(config, origin)

@@ -29,13 +29,13 @@ MOST_SHOWN = 300  # characters of the first prompt that the start of a run shows
 # Templates
 
 def plain(messages: Messages) -> str:
-    """The contents, with a blank line between two messages: for a model that was trained on plain text."""
+    """Joins the contents, with a blank line between messages: for a model that was trained on plain text."""
     return "\n\n".join(message["content"] for message in messages)
 
 
 def chat(messages: Messages, rules: str = "") -> str:
-    """Turns with the names of their roles, up to the beginning of the assistant's next turn. A last message of the
-    assistant is continued. rules: a first system message"""
+    """Renders turns with the names of their roles, up to the beginning of the assistant's next turn. If the last
+    message is the assistant's, the model continues it. rules: a first system message"""
     turns = []
     if rules:
         turns.append(f"System: {rules}")
@@ -48,8 +48,8 @@ def chat(messages: Messages, rules: str = "") -> str:
 
 
 def with_rules(messages: Messages, rules: str, role: str) -> Messages:
-    """Adds the rules of a task to the first message of the role. If there is none before the assistant's, they are a
-    message of their own."""
+    """Adds the rules of a task to the first message of the role, if it precedes the assistant's; otherwise puts them in
+    their own message at the start."""
     messages = list(messages)
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
@@ -62,8 +62,8 @@ def with_rules(messages: Messages, rules: str, role: str) -> Messages:
 
 
 def as_messages(prompt: Prompt, system_prompt: str | None = None, prompt_format: str | None = None) -> Messages:
-    """A prompt as a list of messages, with a system message if there is a system_prompt. prompt_format changes the last
-    message, or the one before an answer that the prompt begins."""
+    """Converts a prompt to a list of messages, with a system message if there is a system_prompt. prompt_format changes
+    the last message, or the message before an answer that the prompt begins."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
     messages = list(prompt)
@@ -79,7 +79,7 @@ def as_messages(prompt: Prompt, system_prompt: str | None = None, prompt_format:
 
 
 def prefill(prompt: Prompt) -> str:
-    """The beginning of the answer, if a prompt ends with a message of the assistant, or else ""."""
+    """Returns the beginning of the answer if a prompt ends with an assistant message, else ""."""
     match prompt:
         case [*_, {"role": "assistant", "content": begun}]:
             return begun
@@ -99,8 +99,8 @@ class PromptFormat:
 
     @classmethod
     def of(cls, config: Settings) -> Self:
-        """The format with the settings of these names. A setting that is None, or that a config lacks, has the default
-        of the format."""
+        """Builds the format from the settings of the same names. Settings that are None or missing keep their
+        defaults."""
         settings = {}
         for f in fields(cls):
             value = getattr(config, f.name, None)
@@ -109,8 +109,8 @@ class PromptFormat:
         return cls(**settings)
 
     def encode(self, prompt: Prompt, tokenizer: Tokenizer, notes: Counter | None = None) -> tuple[str, list[int]]:
-        """(text, token ids) of a prompt. The beginning of the answer, by prefill and response_prefix, is in the ids but
-        not in the text. notes: as in core/records.py"""
+        """Returns (text, token ids) of a prompt. The beginning of the answer (prefill and response_prefix) is in the
+        ids but not in the text. notes: as in core/records.py"""
         messages = as_messages(prompt, self.system_prompt, self.prompt_format)
         text = self.render(messages, tokenizer)
         input = text + self.response_prefix
@@ -129,8 +129,8 @@ class PromptFormat:
         return text.removesuffix(begun), ids
 
     def render(self, messages: Messages, tokenizer: Tokenizer) -> str:
-        """The text of messages up to the beginning of the next answer, or up to the end of an assistant's message that
-        is continued."""
+        """Renders messages up to the beginning of the next answer, or up to the end of an assistant message that is
+        continued."""
         if self.template == "plain":
             return plain(messages)
         if self.template in TEMPLATES:
@@ -145,7 +145,7 @@ class PromptFormat:
         return tokenizer.render_chat(messages, **settings)
 
     def after_turn(self, messages: Messages, tokenizer: Tokenizer) -> str:
-        """The text of messages that follow a turn of the model: from the end of that turn to the beginning of the next.
+        """Renders messages that follow a turn of the model, from the end of this turn to the beginning of the next.
 
         Only the template knows the text between two turns. A chat is therefore rendered with a mark as the model's
         turn, and cut at the mark.
@@ -163,7 +163,7 @@ class PromptFormat:
 # Prompts as problems and as training examples
 
 def as_columns(records: Collection[dict]) -> tuple[list[str], dict[str, list]]:
-    """(rendered prompts, {field: values}) of records of PromptConsumer: the arguments of rewards."""
+    """Returns the arguments of rewards for records of PromptConsumer: (rendered prompts, {field: values})."""
     prompts = [record["text"] for record in records]
     columns = {}
     for field in set().union(*records) - NOT_FOR_REWARDS:
@@ -172,7 +172,7 @@ def as_columns(records: Collection[dict]) -> tuple[list[str], dict[str, list]]:
 
 
 def percentile(lengths: Collection[int], share: float) -> int:
-    """The smallest of the lengths such that at least this share of them are not longer."""
+    """Returns the smallest length such that at least this share of the lengths are not longer."""
     for count, length in enumerate(sorted(lengths), 1):
         if count / len(lengths) >= share:
             return length
@@ -185,8 +185,8 @@ class PromptConsumer:
     problems(split, step, micro) is {"input": (B, T) prompts padded on the left, "padding": (B,), "number": (B,),
     "record": (B,) objects}; batch(split, step, micro) is {"input", "target", "mask", "number"}, each (B, T): the whole
     text shifted by one, the mask True on its completion and stop token.
-    Problem i of a step is drawn from (seed, step, its number in the step), however a step is cut into ranks and
-    micro-batches, and no problem occurs twice in a step unless there are too few.
+    Problem i of a step is drawn from (seed, step, its number in the step), for any number of ranks and micro-batches,
+    and no problem occurs twice in a step unless there are too few.
     """
 
     dataset: str                         # a prepared folder, a file of records, or hf:owner/name (core/records.py)
@@ -194,7 +194,7 @@ class PromptConsumer:
     seed: int = 1337
     rank: int = 0
     world: int = 1
-    tokenizer: Tokenizer | None = None   # the model's; None: the one that meta.json of the folder describes
+    tokenizer: Tokenizer | None = None   # the model's; None: from the folder's meta.json
     format: PromptFormat = PromptFormat()
     block_size: int | None = None        # the longest input of a supervised model
     masked: bool = False                 # `batch` is for a model that fills in masks
@@ -282,7 +282,7 @@ class PromptConsumer:
                 raise Mistake(f"{record['where']}: no completion, which supervised training needs")
 
     def size(self) -> str:
-        """The numbers of prompts, in words, for the start of a run."""
+        """Describes the numbers of prompts, for the start of a run."""
         train = len(self.records["train"])
         val = len(self.records["val"])
         return (f"{train} training and {val} validation prompts of at most {self.longest} tokens; training prompts of "
@@ -291,7 +291,7 @@ class PromptConsumer:
 
     def describe_prompts(self, problems: int) -> Iterator[str]:
         """Yields lines for the start of a run: the notes on records, repetitions of prompts in a step, the end of the
-        first prompt, and the tokens that end a completion. problems: their number in a step"""
+        first prompt, and the tokens that end a completion. problems: number of problems in a step"""
         yield from in_words(self.notes)
         tokenizer = self.tokenizer
         if MODEL_TEMPLATES.get(self.format.template):
@@ -314,7 +314,7 @@ class PromptConsumer:
         yield f"a completion ends with token {' or '.join(stops)}"
 
     def _drawn(self, split, step, micro):
-        """(records, numbers) of this rank's share of a micro-batch."""
+        """Draws this rank's share of a micro-batch. Returns (records, numbers)."""
         numbers = numbers_of_rank(self, micro)
         records = self.records[split]
         rng = rng_of(self.seed, split, step)
@@ -323,12 +323,12 @@ class PromptConsumer:
         return [records[i] for i in drawn], numbers
 
     def problems(self, split: str, step: int, micro: int = 0) -> Batch:
-        """Prompts to complete, this rank's share of a micro-batch."""
+        """Draws this rank's share of a micro-batch, as prompts to complete."""
         records, numbers = self._drawn(split, step, micro)
         return self.pack(records, numbers)
 
     def pack(self, records: list[dict], numbers: np.ndarray) -> Batch:
-        """The records as a batch of problems, padded on the left."""
+        """Packs records into a batch of problems, padded on the left."""
         shape = len(records), self.longest
         lengths = [len(record["tokens"]) for record in records]
         padding = self.longest - np.array(lengths)                                   # (B,)
@@ -339,13 +339,13 @@ class PromptConsumer:
         return {"input": input, "padding": padding, "number": np.asarray(numbers), "record": records}
 
     def _example(self, record):
-        """Prompt, completion and stop token as token ids, cut to the block size of the model."""
+        """Encodes prompt, completion and stop token, cut to the block size of the model."""
         completion = str(record.get("completion", ""))
         ids = [*record["tokens"], *self.tokenizer.encode(completion), self.tokenizer.stop_token_id]
         return ids[: self.most_tokens]
 
     def _masked_batch(self, split, step, micro):
-        """Training examples for a masked-fill model: the prompt, the record's "completion", and stop tokens up to
+        """Draws training examples for a masked-fill model: the prompt, the record's "completion", and stop tokens up to
         block_size. A share t of the positions after the prompt, uniform in (0, 1], is masked, and each masked token
         weighs 1 / t: the likelihood bound of arXiv 2406.07524 and 2502.09992."""
         records, numbers = self._drawn(split, step, micro)
@@ -364,7 +364,7 @@ class PromptConsumer:
         return {"input": input, "target": target, "mask": weight, "number": numbers}
 
     def batch(self, split: str, step: int, micro: int = 0) -> Batch:
-        """Training examples: the prompt, the record's "completion" and the stop token."""
+        """Draws training examples: the prompt, the record's "completion" and the stop token."""
         if self.masked:
             return self._masked_batch(split, step, micro)
         records, numbers = self._drawn(split, step, micro)

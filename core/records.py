@@ -31,7 +31,7 @@ LARGEST_CELL = 2**31 - 1  # characters of a cell of a CSV file
 # One record
 
 def is_message(value):
-    """True for {"role", "content"}, both of them texts, perhaps with more keys."""
+    """True for {"role", "content"} with text values, perhaps with more keys."""
     match value:
         case {"role": str(), "content": str()}:
             return True
@@ -46,7 +46,7 @@ def are_messages(value):
 
 
 def is_text_part(part):
-    """True for a part of a content that has several: {"type": "text", "text": ...}."""
+    """True for a text part of a multi-part content: {"type": "text", "text": ...}."""
     match part:
         case {"type": "text", "text": str()}:
             return True
@@ -54,7 +54,7 @@ def is_text_part(part):
 
 
 def with_text(message):
-    """A message whose content is a list of text parts, with one text in its place. Anything else stays as it is."""
+    """Joins the content of a message to one text if it is a list of text parts. Anything else is unchanged."""
     match message:
         case {"content": list(parts)} if all(map(is_text_part, parts)):
             texts = [part["text"] for part in parts]
@@ -63,16 +63,16 @@ def with_text(message):
 
 
 def with_texts(value):
-    """Messages with texts as their contents, as with_text makes them. Anything else stays as it is."""
+    """Applies with_text to the messages of a list. Anything else is unchanged."""
     if not isinstance(value, list):
         return value
     return [with_text(message) for message in value]
 
 
 def check_record(row, where, notes):
-    """The record of a row, with our names for its prompt, answer and completion. Raises Mistake without a prompt.
+    """Turns a row into a record, with our names for prompt, answer and completion. Raises Mistake without a prompt.
 
-    row: an object or, in JSON, a prompt by itself
+    row: an object or, in JSON, just a prompt
     where: the file and line of the row, for errors
     notes: a Counter {a change that was made, in words: number of records}
     """
@@ -121,7 +121,7 @@ def check_record(row, where, notes):
 
 
 def names_in(record, field):
-    """The names of FIELDS under which a record has a field."""
+    """Lists the names of a field (FIELDS) that a record uses."""
     return [name for name in FIELDS[field] if name in record]
 
 
@@ -144,7 +144,7 @@ def take_prompt_from_messages(record, notes):
 
 
 def join_input(record, where, notes):
-    """Appends the input of a record in Alpaca's form to its instruction. Rewards get it as a field, too."""
+    """Appends the input of a record in Alpaca's form to its instruction. Rewards still get the field input."""
     parts = [record["instruction"], record["input"]]
     if not all(isinstance(part, str) for part in parts):
         raise Mistake(f"{where}: instruction and input make the prompt together, and must be texts")
@@ -153,7 +153,7 @@ def join_input(record, where, notes):
 
 
 def remedy_of(record, row):
-    """The remedy for a record without a prompt. row: the record as it was written"""
+    """Returns the remedy for a record without a prompt. row: the record as it was written"""
     if "conversations" in row:
         return 'call that field messages, with "role" and "content" in place of "from" and "value"'
     if record.get("messages"):
@@ -248,8 +248,8 @@ def is_split(name):
 
 
 def keys_of_lists(whole):
-    """The keys of the lists of records in a JSON object: all splits, or else the first one of LISTS. A record, or any
-    other value, has none."""
+    """Returns the keys of the lists of records in a JSON object: all splits, or else the first key of LISTS. A record,
+    or any other value, has no such keys."""
     if not isinstance(whole, dict) or "messages" in whole or names_in(whole, "prompt"):
         return []
     splits = [key for key in whole if is_split(key)]
@@ -337,8 +337,8 @@ def read_hub(dataset, notes):
 
 
 def in_our_splits(records, notes):
-    """The records with train, val or no split. If there are several splits for validation, only the first one of
-    VALIDATION_NAMES is kept. Raises Mistake for another name of a split."""
+    """Renames the splits of records to train and val. If there are several validation splits, keeps only the first in
+    VALIDATION_NAMES. Raises Mistake for an unknown split."""
     names = {record.get("split") for record in records}
     validation = next((name for name in VALIDATION_NAMES if name in names), None)
     kept = []
@@ -360,8 +360,8 @@ def in_our_splits(records, notes):
 # Answers, copies and splits
 
 def answer_texts(answer):
-    """The correct texts of an answer: of each alternative, if it is a list. "7.0" is also correct as "7": pandas writes
-    a whole number so if another cell of its column is empty."""
+    """Returns the correct texts of an answer or of a list of alternatives. For "7.0", "7" is correct, too: pandas
+    writes whole numbers this way if another cell of the column is empty."""
     if isinstance(answer, (list, tuple)):
         texts = []
         for alternative in answer:
@@ -375,7 +375,7 @@ def answer_texts(answer):
 
 
 def with_completion(record):
-    """The record with a completion to learn from: its own, or else its first answer."""
+    """Returns a record with a completion to learn from: its own, or else its first answer."""
     answer = record.get("answer")
     if record.get("completion") is not None or not isinstance(answer, (str, int, float, list)):
         return record
@@ -386,18 +386,18 @@ def with_completion(record):
 
 
 def prompt_key(record):
-    """The prompt of a record as a text, equal for equal prompts."""
+    """Returns the prompt of a record as a text, equal for equal prompts."""
     return json.dumps(record["prompt"])
 
 
 def unique_prompts(records):
-    """The records with each prompt once: its last record, in the place of its first. For generated problems."""
+    """Keeps one record per prompt: the last, at the position of the first. For generated problems."""
     last = {prompt_key(record): record for record in records}
     return list(last.values())
 
 
 def unique_records(records, notes):
-    """A copy of each record that differs from all earlier ones; the places of equal records may differ."""
+    """Copies the records, leaving out records that equal an earlier record in everything but "where"."""
     unique = {}
     for record in records:
         written = {name: value for name, value in record.items() if name != "where"}
@@ -410,7 +410,7 @@ def unique_records(records, notes):
 
 
 def split_of(prompt):
-    """The split of a prompt by its hash, 'train' or 'val': the same in every file and Python version."""
+    """Chooses the split of a prompt by its hash, 'train' or 'val': the same in every file and Python version."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     percent = int(digest[:8], 16) % 100
@@ -418,9 +418,9 @@ def split_of(prompt):
 
 
 def choose_splits(records, notes):
-    """Gives a split to each record without one: the split of a record with the same prompt, or else the choice of a
-    hash of the prompt. If no record names a split, and the hash would leave one empty, all records stay without: they
-    are in both."""
+    """Assigns a split to each record without a split: the split of a record with the same prompt, or else by a hash of
+    the prompt. If no record names a split, and the hash would leave one empty, no record gets a split: all are in
+    both."""
     named = {}  # {prompt: its split, by a record}
     for record in records:
         if record.get("split"):
@@ -443,7 +443,7 @@ def choose_splits(records, notes):
 
 
 def of_split(records, split):
-    """The records of a split. A record without one is in both."""
+    """Returns the records of a split. A record without a split is in both."""
     return [record for record in records if record.get("split", split) == split]
 
 
@@ -463,7 +463,7 @@ def write_prompts(folder, records, tokenizer, **facts):
 
 
 def in_words(notes):
-    """A line for each of the notes."""
+    """Returns one line per note."""
     lines = []
     for what, count in notes.items():
         noun = "record" if count == 1 else "records"

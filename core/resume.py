@@ -18,8 +18,8 @@ OF_A_START = ("resume", "out_dir", "dry_run", "doctor", "starts")  # keys of con
 
 
 def resume_command(out_dir):
-    """The command that resumes the run in a folder, for the shell that started this process; in Python or a notebook
-    only the two settings.
+    """Returns the command that resumes the run in a folder, for the shell that started this process; in Python or a
+    notebook only the two settings.
 
     out_dir: an absolute path
     """
@@ -40,7 +40,7 @@ def resume_command(out_dir):
 
 
 def earlier_runs(out_dir):
-    """The folders of earlier runs that were set aside in out_dir, the newest first."""
+    """Lists the folders of earlier runs that were set aside in out_dir, newest first."""
     folder = os.path.join(out_dir, PREVIOUS)
     if not os.path.isdir(folder):
         return []
@@ -50,10 +50,10 @@ def earlier_runs(out_dir):
 
 
 def changed_since(saved, config, ranks):
-    """Lists in one line the settings, and the number of ranks, that differ from the last start; "" if none does.
+    """Lists in one line the settings, and the number of ranks, that differ from the last start; "" if nothing does.
 
     saved: the content of config.json, perhaps of a version with other settings
-    ranks: those of this start
+    ranks: the number of ranks of this start
     """
     defaults = {f.name: f.default for f in dataclasses.fields(config)}
     before = as_json(defaults) | saved  # saved lacks a setting that its version did not have
@@ -76,7 +76,7 @@ def changed_since(saved, config, ranks):
 
 
 def as_json(settings):
-    """Settings as a JSON file gives them back: tuples are lists."""
+    """Converts settings to the values that a JSON file returns, with lists for tuples."""
     return json.loads(json.dumps(settings))
 
 

@@ -46,10 +46,10 @@ LOCK = "lock"
 MODEL_OR_EVENTS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models, TensorBoard's files
 SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{MODEL_OR_EVENTS})(\.tmp)?")
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
-FIRST_FILE = f"{CONFIG}.tmp"  # of a run of an earlier version: all that is left of one that was killed at once
+FIRST_FILE = f"{CONFIG}.tmp"  # left by a run of an earlier version that was killed at its start
 SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows has no SIGHUP
 NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
-BUILT_MODELS = ("data/smollm2/model",)  # the prepare.py beside such a model makes it
+BUILT_MODELS = ("data/smollm2/model",)  # built by the prepare.py in their folder
 MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
           "grad_checkpoint", "dtype", "lora_rank", "load_in_4bit")  # settings on which the memory of a run depends
 
@@ -60,7 +60,7 @@ MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_bat
 def job(config: Settings, checkpoint: str | None, check: Callable | None = None):
     """Checks everything that needs no model and no data. Yields the ranks and the device, a Distributed.
 
-    checkpoint: the model that the script starts from, or None; check: config -> None, checks more
+    checkpoint: the model that the script starts from, or None; check: config -> None, for further checks
     """
     check_run_folder(config.absolute_out_dir, config.resume)
     if config.trackers:
@@ -87,8 +87,7 @@ def launch(
         plan: list[str],
         columns: Sequence[str],
         dist: Distributed) -> None:
-    """Makes a Run and runs it in out_dir, which no other run can use meanwhile, with its record. A dry run only prints
-    the plan.
+    """Makes a Run, and runs and records it in out_dir, which is locked for other runs. A dry run only prints the plan.
 
     make: (logger, dist) -> Run; origin, plan: as in `recorded`; columns: metrics of the console line
     """
@@ -111,13 +110,13 @@ def launch(
         run.run(record)
 
 
-# Before a run: what is missing is built
+# Before a run: missing datasets and models are built
 
 def build_missing(config, checkpoints, dist, plan=()):
-    """Builds a missing dataset, if its folder has a prepare.py, and missing BUILT_MODELS. A dry run only says so, with
-    the plan. Returns True if something is still missing, the same on every rank: then the dry run ends.
+    """Builds a missing dataset, if its folder has a prepare.py, and missing BUILT_MODELS. A dry run only reports what
+    is missing, with the plan. Returns True on every rank if something is still missing: the dry run must end.
 
-    checkpoints: the names of the settings that name models; plan: its lines that need none of them
+    checkpoints: the names of the settings that name models; plan: the lines of the plan that need neither
     """
     is_missing = False
     if dist.is_main:
@@ -153,7 +152,7 @@ def build(key, path, recipe):
         raise Mistake(f"{key}: building {path} with {recipe} failed, see above; start again")
 
 
-# Its folder
+# The folder of a run
 
 def check_run_folder(out_dir: str, resume: bool | str = False) -> None:
     """Raises Mistake if the folder holds files but no run, or no state although resume is True."""
@@ -196,7 +195,7 @@ def set_aside(out_dir: str) -> str | None:
     folder = os.path.join(out_dir, PREVIOUS, str(number))
     with writing(folder):
         os.makedirs(folder)
-        for name in reversed(names):  # states before models: if this is cut short, no run resumes with another's
+        for name in reversed(names):  # states before models: if this is cut short, no run finds another run's model
             old = os.path.join(out_dir, name)
             new = os.path.join(folder, name)
             os.replace(old, new)
@@ -210,29 +209,29 @@ def listed(folder: str) -> list[str]:
 
 
 class StopSignal:
-    """Notes a signal during the block: SIGTERM, of a machine that is taken away, SIGINT (Ctrl-C), or SIGHUP, of a
-    terminal that is closed. A second one ends the process at once, without saving."""
+    """Notes a signal during the block: SIGTERM (the machine is taken away), SIGINT (Ctrl-C) or SIGHUP (the terminal is
+    closed). A second signal ends the process at once, without saving."""
 
     def __init__(self, dist):
         self.dist = dist
-        self.number = 0  # of the signal that came
+        self.number = 0  # of the signal received
         self.before = {}  # {signal: its handler outside the block}
         self.process = os.getpid()
 
     def __enter__(self):
         for number in SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells ask for that
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells set this
                 self.before[number] = signal.signal(number, self.note)
         return self
 
     def __exit__(self, kind, *_):
         if kind is not None and self.dist.world > 1:
-            return  # a rank has failed: the SIGTERM of torchrun must not end this one before it has told why
+            return  # a rank has failed: the SIGTERM of torchrun must not end this rank before it has reported why
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
     def note(self, number, frame):
-        """The handler. A second signal has its default action, even while this process waits for other ranks."""
+        """Handles a signal. A second signal has its default action, even while this process waits for other ranks."""
         if os.getpid() != self.process:  # a fork, made by a reward's Pool, which ends its processes by SIGTERM
             signal.signal(number, self.before[number])
             os.kill(os.getpid(), number)
@@ -245,7 +244,7 @@ class StopSignal:
                 os.write(2, NOTICE)  # print is not safe in a handler
 
     def received(self) -> str | None:
-        """The name of the signal that any rank has received, or None. Every rank must call it."""
+        """Returns the name of the signal that any rank has received, or None. Every rank must call it."""
         number = self.dist.agree(self.number)
         return signal.Signals(number).name if number else None
 
@@ -286,13 +285,13 @@ class Run:
             identity,
             dist.is_main)
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
-        self.step = 0  # optimizer steps that were taken
+        self.step = 0  # optimizer steps taken
         self.skipped_steps = 0
-        self.last_evaluation = {}  # its metrics
+        self.last_evaluation = {}
         self.evaluated = True  # False: the evaluation of this step has not been made yet
         self.stopped_by = None  # the signal that ended the run early
 
-    # Each trainer defines its own
+    # Defined by each trainer
 
     def train_step(self) -> dict:
         """Takes one optimizer step and counts it. Returns its metrics."""
@@ -303,7 +302,7 @@ class Run:
         raise NotImplementedError
 
     def evaluation_is_due(self) -> bool:
-        """True if this step is followed by an evaluation, as the last one always is."""
+        """True if this step is followed by an evaluation, as the last step always is."""
         raise NotImplementedError
 
     def evaluate(self) -> None:
@@ -311,28 +310,28 @@ class Run:
         raise NotImplementedError
 
     def state(self) -> dict:
-        """The rest of a saved state. Every rank calls it."""
+        """Returns the values that this trainer adds to a saved state. Every rank calls it."""
         return {}
 
     def load_state(self, state: dict) -> None:
         """Restores what `state` returned."""
 
     def open(self) -> None:
-        """Starts processes beside this one. An earlier run in out_dir is not set aside yet."""
+        """Starts helper processes. An earlier run in out_dir is not set aside yet."""
 
     def close(self) -> None:
-        """Ends them, after an error in the steps too."""
+        """Ends the helper processes, also after an error in the steps."""
 
     def begin(self) -> None:
-        """Is called before the first step of this start."""
+        """Prepares for the first step of this start."""
 
     def finish(self) -> None:
-        """Is called after the last step; stopped_by names the signal that stopped the run, if any."""
+        """Completes the run after the last step; stopped_by names the signal that stopped the run, if any."""
 
     def write_page(self) -> None:
-        """Writes the page about the run anew, if it has one."""
+        """Rewrites the page about the run, if it has one."""
 
-    # The same for all
+    # Shared by all trainers
 
     def run(self, record: AbstractContextManager | None = None) -> None:
         """Trains to max_iters optimizer steps, or to the step in which a signal came, and saves.
@@ -384,7 +383,7 @@ class Run:
                 return
 
     def run_evaluation(self) -> None:
-        """The evaluation of a step, for which the other ranks wait."""
+        """Evaluates on rank 0, while the other ranks wait."""
         with self.dist.gathered():
             if self.dist.is_main:
                 self.evaluate()
@@ -411,7 +410,7 @@ class Run:
         self.load_state(state)
 
 
-# Its record
+# The record of a run
 
 @contextlib.contextmanager
 def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
@@ -419,7 +418,7 @@ def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
     without the name of the user. Only rank 0 calls it.
 
     An earlier run in the folder, unless this one resumes it, is set aside only when the block begins: a start that
-    fails before does not touch it.
+    fails earlier does not touch it.
     resumes: the run has resumed; origin: {key: the file or argument that set it}; plan: lines for the user
     """
     config = run.config
@@ -459,8 +458,8 @@ def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
 
 
 def starts_before(run, path):
-    """The starts of a run that resumes, as its config.json at `path` records them. Says where it resumes, and which
-    settings have changed."""
+    """Reads the starts of a run that resumes from its config.json at `path`. Prints the step where it resumes, and the
+    settings that have changed."""
     config = run.config
     say = run.logger.say
     message = f"resuming from {shortest(run.checkpoints.last)}, step {run.step} of {config.max_iters}"
@@ -481,7 +480,7 @@ def starts_before(run, path):
 
 
 def start(config, origin, dist, step):
-    """The record of a start. step: the number of steps before it, above 0 in a run that resumes"""
+    """Makes the record of a start. step: the number of steps before it, above 0 in a run that resumes"""
     record = {
         "time": now(),
         "step": step,
@@ -507,7 +506,7 @@ def now():
 
 
 def without_home(text):
-    """A text with ~ in place of the home folder, whose name is the user's; /home/alice is not in /home/al."""
+    """Replaces the home folder, which holds the user's name, by ~; /home/al does not match in /home/alice."""
     home = os.path.expanduser("~")
     if home == "/":
         return text
@@ -515,7 +514,7 @@ def without_home(text):
 
 
 def commit():
-    """The commit of this code, with -dirty if files were changed; "" if it is in no repository of its own."""
+    """Returns the commit of this code, with -dirty if files were changed, or "" outside its own repository."""
     repository = os.path.join(ROOT, ".git")
     if not os.path.exists(repository) or not shutil.which("git"):
         return ""

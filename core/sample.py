@@ -1,4 +1,4 @@
-"""Fills in a text of yours, where each _ is one hidden token, or completes it from left to right.
+"""Fills in a text, where each _ is one hidden token, or completes it from left to right.
 
 python core/sample.py --checkpoint=data/char_diffusion/pretrained/generator.safetensors --text='The ____ of the ____'
 python core/sample.py --checkpoint=data/arithmetic/pretrained/generator.safetensors --text='347+85='
@@ -46,10 +46,10 @@ class SampleConfig(Settings):
     checkpoint: Name = "out-grpo/model.safetensors"  # a model file, a Hugging Face folder, or hf:owner/name
     text: str = ""  # the text to complete, or to fill in, where each _ is one hidden token
     template: Annotated[str | None, PROMPT_TEMPLATES] = None
-        # how a prompt is rendered, as in training; None: as in its run, else model (its chat template), or plain
+        # template of the prompt, as in training; None: from its run, else model (its chat template), or plain
     unmask_steps: Count = 1  # passes in which a masked-fill model fills in
     unmask_order: Annotated[str, UNMASK_ORDERS] = "random"
-        # order of the passes: random, left_to_right, or confidence, the likeliest first
+        # order of the passes: random, left_to_right, or confidence, the most likely first
     max_new_tokens: Count = 128  # of a completion
     num_samples: Annotated[int, "[1, 1e4]"] = 5  # number of samples to print
     temperature: Temperature = 0.8  # below 1 prefers likely tokens, above 1 flattens
@@ -59,10 +59,10 @@ class SampleConfig(Settings):
 
 
 def hidden_tokens(text, tokenizer):
-    """The token ids of a text, with the mask token for each HIDDEN."""
+    """Encodes a text, with the mask token for each HIDDEN."""
     mask = tokenizer.mask_token_id
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        # In one piece, as in training: the mask token may take in the space before it
+        # In one piece, as in training: the mask token may absorb the space before it
         ids = tokenizer.encode(text.replace(HIDDEN, tokenizer.backend.mask_token))
     else:
         ids = []
@@ -75,8 +75,8 @@ def hidden_tokens(text, tokenizer):
 
 
 def format_of_prompt(config, tokenizer):
-    """The PromptFormat of the command, else of the run that wrote the checkpoint, else the usual one. Says on stderr if
-    it is that of the run."""
+    """Returns the PromptFormat of the command, else of the run that wrote the checkpoint, else the default. Prints a
+    line on stderr if it comes from the run."""
     if config.template:
         return PromptFormat(config.template)
     folder = os.path.dirname(config.checkpoint.rstrip("/"))
@@ -126,7 +126,7 @@ def fills(model, tokenizer, config, device):
     mask = text == tokenizer.mask_token_id
     position, hidden = masked_positions(mask, device)                                # (1, M) each
     text = text.to(device)
-    # An order that depends on the policy draws every hidden token anew in each pass, with noise of the pass
+    # An order that depends on the policy redraws every hidden token in each pass, with new noise
     passes = 1
     if depends_on_policy(config.unmask_order):
         passes = config.unmask_steps

@@ -1,4 +1,4 @@
-"""Tokenizers of every kind, characters and byte pairs among them, by name or rebuilt from meta.json or a checkpoint."""
+"""Tokenizers of characters, of byte pairs and of Hugging Face, by name or rebuilt from meta.json or a checkpoint."""
 
 import re
 import unicodedata
@@ -74,7 +74,7 @@ class OwnTokenizer:
         self.stop_token_names = (stop_name,)
 
     def special_ids(self) -> dict[str, int]:
-        """{name: id} of the special tokens and the sizes of the vocabulary, for a description."""
+        """Returns {name: id} of the special tokens and the sizes of the vocabulary, for a description."""
         return {
             "base_vocab_size": self.base_vocab_size,
             "vocab_size": self.vocab_size,
@@ -83,11 +83,11 @@ class OwnTokenizer:
             "cls_token_id": self.cls_token_id}
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a whole prompt: this project's tokenizers put no token before it."""
+        """Encodes a whole prompt: this project's tokenizers put no token before it."""
         return self.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids without the stop token; every other special token is an underscore."""
+        """Decodes ids, without the stop token; every other special token becomes an underscore."""
         pieces = []
         for i in ids:
             if i < self.words:
@@ -125,7 +125,7 @@ class CharTokenizer(OwnTokenizer):
             self.number_specials(self.words, None, "STOP")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of tags and characters; a character outside the vocabulary is folded to ASCII or left out."""
+        """Encodes tags and characters; a character outside the vocabulary is folded to ASCII or left out."""
         pieces = []
         for part in self.at_tags.split(text):
             if part in self.tags:
@@ -139,7 +139,7 @@ class CharTokenizer(OwnTokenizer):
         return self.pieces[i].encode()
 
     def description(self) -> dict:
-        """Plain values from which from_description makes this tokenizer again; equal for equal vocabularies."""
+        """Returns plain values from which from_description rebuilds this tokenizer; equal for equal vocabularies."""
         out = {"kind": "char", "characters": self.characters}
         if self.tags or self.stop_token_id is not None:  # fill-in checkpoints have neither key
             out |= {"tags": list(self.tags), "stop_token_id": self.stop_token_id}
@@ -160,7 +160,7 @@ class BPETokenizer(OwnTokenizer):
         self.number_specials(self.bpe.n_vocab, self.bpe.eot_token, "<|endoftext|>")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text; the name of a special token in it is read as plain characters."""
+        """Encodes a text; the name of a special token in it is read as plain characters."""
         return self.bpe.encode_ordinary(text)
 
     def piece(self, i: int) -> bytes:
@@ -175,7 +175,7 @@ def named_tokenizer(
         name: str,
         tags: Sequence[str] = (),
         key: str = "tokenizer") -> Tokenizer:
-    """The tokenizer of a name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', a folder or hf:owner/name.
+    """Makes a tokenizer by name: 'char' (with tags and a stop token), 'gpt2', 'cl100k_base', a folder or hf:owner/name.
     key: the setting that names it, for errors"""
     if name == "char":
         return CharTokenizer(tags=tags, stop=True)
@@ -186,10 +186,10 @@ def named_tokenizer(
 
 
 def from_description(description: dict, where: str) -> Tokenizer:
-    """The tokenizer that wrote `description`. where: names its file, for the error"""
+    """Rebuilds the tokenizer that wrote `description`. where: the name of its file, for the error"""
     kind = description.get("kind")
     with others(f"{where}: its tokenizer of kind={shown(kind)} cannot be read", AGAIN):
-        # str makes a text of any value. The vocabulary then differs from the described one, which is refused below
+        # str accepts any value. A damaged value then gives another vocabulary, which is refused below
         if kind == "char":
             tags = [str(tag) for tag in description.get("tags", ())]
             stop = description.get("stop_token_id") is not None
@@ -203,7 +203,7 @@ def from_description(description: dict, where: str) -> Tokenizer:
 
 
 def same_vocabulary(description: dict, tokenizer: Tokenizer) -> bool:
-    """True if a description is that of the tokenizer, or of one with the same words in another folder."""
+    """True if a description fits the tokenizer, or a tokenizer with the same vocabulary in another folder."""
     own = tokenizer.description()
     if description.get("kind") == own["kind"] == "huggingface":
         return description.get("vocabulary") == own["vocabulary"]
@@ -211,7 +211,7 @@ def same_vocabulary(description: dict, tokenizer: Tokenizer) -> bool:
 
 
 def character_ends(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    """The number of characters in the text of the tokens up to each one, this one included."""
+    """Returns, for each token, the number of characters in the text up to and including this token."""
     ends = []
     for end in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[:end])
@@ -223,7 +223,7 @@ def masked_spans(
         tokenizer: Tokenizer,
         ids: list[int],
         masked: list[bool]) -> list[list[int]]:
-    """[[first, end]] of the characters of each masked token in the text of ids."""
+    """Returns [[first, end]], the characters of each masked token in the text of ids."""
     spans = []
     first = 0
     ends = character_ends(tokenizer, ids)

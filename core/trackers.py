@@ -1,4 +1,4 @@
-"""Trackers: metrics go to wandb, tensorboard and trackio, and a tracker that fails is dropped."""
+"""Sends metrics to wandb, tensorboard and trackio; a tracker that fails is dropped."""
 
 import dataclasses
 import importlib.util
@@ -12,7 +12,7 @@ class Wandb:
     def __init__(self, config, settings):
         import wandb
         # By default wandb sends the console, the command line and the git diff, which may show prompts. Metrics are
-        # written each second, so that a run that is killed loses no more. Its end waits five minutes for the upload
+        # written each second, so that a run that is killed loses no more. finish waits five minutes for the upload
         of_wandb = wandb.Settings(
             console="off",
             x_disable_meta=True,
@@ -85,7 +85,7 @@ class Trackers:
     def start(self):
         """Starts the trackers; a resumed run is a new one for them. Raises Mistake if one does not start."""
         settings = dataclasses.asdict(self.config)
-        # Texts of the user's are not sent
+        # The user's texts are not sent
         del settings["system_prompt"]
         del settings["prompt_format"]
         for name in self.config.trackers:
@@ -94,7 +94,7 @@ class Trackers:
                 self.running[name] = tracker(self.config, settings)
 
     def log(self, step, metrics):
-        """metrics: {name: number}"""
+        """Logs metrics {name: number}."""
         self._call_each(lambda tracker: tracker.log(step, metrics))
 
     def finish(self):
@@ -105,6 +105,6 @@ class Trackers:
         for name, tracker in list(self.running.items()):
             try:
                 call(tracker)
-            except Exception as error:  # an error of any kind in code of others, which must not end the run
+            except Exception as error:  # no error in foreign code may end the run
                 del self.running[name]
                 self.say(f"{name} failed ({described(error)}); the run continues without it")

@@ -22,7 +22,8 @@ COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_
 # tokens is the sum of all losses divided by the sum of all counts; a mean of means would differ.
 
 def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple:
-    """Sums over a batch, three tensors (): the loss, the correct predictions, and the number of predictions.
+    """Returns sums over a batch, three scalar tensors: the loss, the correct predictions, and the number of
+    predictions.
 
     input, target: (B, T), for a cls judge input (B, 1 + T)
     mask: (B, T) True where the loss counts, or the weight of each token
@@ -35,13 +36,13 @@ def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple
 
 
 def token_sums(model, input, target, mask):
-    """Cross-entropy of the masked tokens. The logits are computed in parts, to bound memory."""
+    """Computes the cross-entropy of the masked tokens. The logits are computed in parts, to bound memory."""
     position, _ = masked_positions(mask > 0, input.device)                           # (B, M)
     h = model.states(input, position)                                                # (B, M, C)
     target = target.gather(1, position)                                              # (B, M)
 
     def predicted(h, target):
-        """Log-probability of each true token, and True where it is the likeliest one."""
+        """Returns the log-probability of each true token, and True where it is the most likely token."""
         logp = model.project(h).log_softmax(-1)                                      # (K, V)
         is_correct = logp.argmax(-1) == target                                       # (K,)
         return token_logp(logp, target), is_correct
@@ -57,7 +58,7 @@ def token_sums(model, input, target, mask):
 
 
 def realness_sums(model, input, target):
-    """Binary cross-entropy of 'this token is the true one' at every position (ELECTRA, arXiv 2003.10555)."""
+    """Computes the binary cross-entropy of 'this is the true token' at every position (ELECTRA, arXiv 2003.10555)."""
     is_true = input == target                                                        # (B, T)
     logits = model(input)                                                            # (B, T)
     loss = F.binary_cross_entropy_with_logits(logits, is_true.float(), reduction="sum")
@@ -67,11 +68,11 @@ def realness_sums(model, input, target):
 
 
 def replaced_share_sums(model, input, target):
-    """Squared error of a cls judge, which learns y = x^4 - 2x^3 + 2x, where x is the replaced share of a text. An error
-    below 0.1 counts as correct. input: (B, 1 + T), CLS and the filled text"""
+    """Computes the squared error of a cls judge, which learns y = x^4 - 2x^3 + 2x, where x is the replaced share of a
+    text. An error below 0.1 counts as correct. input: (B, 1 + T), CLS and the filled text"""
     is_replaced = input[:, 1:] != target                                             # (B, T)
     x = is_replaced.float().mean(1)                                                  # (B,)
-    y = x**4 - 2 * x**3 + 2 * x  # rises with x, most where few tokens are replaced
+    y = x**4 - 2 * x**3 + 2 * x  # rises with x, steepest where few tokens are replaced
     error = model(input).sigmoid() - y                                               # (B,)
     loss = error.square().sum()
     is_correct = error.abs() < 0.1
@@ -85,8 +86,8 @@ def training_step(
         optimizers: list,
         grad_clip: float,
         dist) -> dict:
-    """One optimizer step on micro-batches [(input, target, mask)]: the mean loss over all of them on all ranks.
-    Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}"""
+    """Takes one optimizer step on micro-batches [(input, target, mask)], for the mean loss over all predictions of all
+    ranks. Returns {"loss", "accuracy", "grad_norm", "skipped_steps"}"""
     sums = torch.zeros(3, device=dist.device)
     for input, target, mask in batches:
         with dist.autocast():
@@ -95,13 +96,13 @@ def training_step(
         sums += torch.stack((loss.detach(), correct, predictions))
     sums = dist.total(sums)
     dist.sum_gradients(model.parameters())
-    # So far the gradient is that of a sum. The number of predictions on all ranks, which makes it that of the mean, is
-    # known only now
+    # So far this is the gradient of a sum. The number of predictions on all ranks, which turns it into the gradient of
+    # the mean, is known only now
     gradients = [p.grad for p in model.parameters() if p.requires_grad]
     torch._foreach_div_(gradients, sums[2].clamp(min=1))
     norm = clip_gradients(model.parameters(), grad_clip)
     numbers = torch.stack((*sums, norm.float()))
-    loss, correct, predictions, norm = numbers.tolist()  # the one wait for the device in a step
+    loss, correct, predictions, norm = numbers.tolist()  # the only wait for the device in a step
     is_finite = math.isfinite(loss) and math.isfinite(norm)
     outcome = step_optimizers(optimizers, is_finite, predictions)
     predictions = max(1.0, predictions)

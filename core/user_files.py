@@ -1,9 +1,9 @@
-"""Imports a Python file of the user's as a module of its own. Only imports in this file, and in the files and packages
-beside it, its neighbours, find the neighbours.
+"""Imports a user's Python file as its own module. Its neighbours, the files and packages beside it, are found only by
+imports in the file and in its neighbours.
 
 The file /me/mine.py is the package core.user_files.%2Fme%2Fmine%2Epy, and helper.py beside it is the module `helper` of
-that package. A process that unpickles a function of the user's by its name therefore imports this file first, which
-then finds the user's. Nothing is put on sys.path, where libraries and this project would find a neighbour called
+that package. A process that unpickles a user's function by its name therefore imports core/user_files.py first, which
+then finds the user's file. Nothing is put on sys.path, where libraries and this project would find a neighbour called
 datasets.py or metrics.py, and two files never share a neighbour.
 
 The statement `import helper` and the function __import__ find the neighbours, at any time. importlib.import_module
@@ -39,14 +39,14 @@ def load_user_file(path: str) -> ModuleType:
 
 
 def module_of(path: str) -> str:
-    """The name of the module of a file. It has no dot after USER_FILES, for any path."""
+    """Returns the name of the module of a file. It has no dot after USER_FILES, for any path."""
     path = os.fsencode(os.path.abspath(path))
     quoted = urllib.parse.quote(path, safe="")
     return USER_FILES + quoted.replace(".", "%2E")
 
 
 def file_of(root: str) -> str:
-    """The path of the file of the module with this name."""
+    """Returns the path of the file of the module with this name."""
     quoted = root.removeprefix(USER_FILES)
     return os.fsdecode(urllib.parse.unquote_to_bytes(quoted))
 
@@ -76,7 +76,7 @@ class Finder:
         if isinstance(spec.loader, SourceFileLoader):
             spec.loader = Loader(name, spec.origin)
         if spec.origin is None and depth == 1:
-            # Python joins all folders of a name that have no __init__.py. The user's may be called data, as ours is
+            # Python merges all folders of one name without __init__.py. The user's may be called data, as ours is
             usual = PathFinder.find_spec(name, sys.path)
             if usual is not None and usual.origin is None:
                 users = spec.submodule_search_locations
@@ -85,7 +85,7 @@ class Finder:
 
 
 class Builtins(dict):
-    """Builtins of a module. A name that is added to Python's later, as gettext does, is found there."""
+    """Builtins of a module. Names added later to Python's builtins, as gettext does, are found there."""
 
     def __missing__(self, name):
         return vars(builtins)[name]
@@ -97,7 +97,7 @@ class Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         root, *_ = self.name.removeprefix(USER_FILES).split(".")
         own_import = functools.partial(import_for, USER_FILES + root)
-        # A function takes its builtins from the globals of its module, so that an import that it makes later is ours
+        # A function takes its builtins from the globals of its module, so that its later imports use own_import
         vars(module)["__builtins__"] = Builtins(vars(builtins), __import__=own_import)
         super().exec_module(module)
 
@@ -124,7 +124,7 @@ def import_for(
 
 
 def neighbour(root: str, top: str) -> str | None:
-    """The name of the module that `import top` means in the user's file `root`; None if it is no neighbour."""
+    """Returns the name of the module that `import top` means in the user's file `root`; None if it is no neighbour."""
     name = f"{root}.{top}"
     if name in sys.modules:
         return name
@@ -136,7 +136,7 @@ def neighbour(root: str, top: str) -> str | None:
         return root
     try:
         usual = importlib.util.find_spec(top)
-    except ValueError:  # of a module without a spec, as a script is
+    except ValueError:  # for a module without a spec, such as a script
         usual = None
     if usual is None:
         return name
