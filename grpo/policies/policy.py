@@ -56,7 +56,7 @@ class Policy:
             rollouts: Rollouts,
             temperature: float,
             learn_entropy: bool = False) -> Scores:  # True: the entropy has a gradient
-        """Scores the sampled tokens, reading each once. Logits are computed only for these tokens, in parts if need be."""
+        """Scores the sampled tokens, reading each once. Computes logits of these tokens only, in parts if need be."""
         h = self.states(rollouts)                                                    # (K, C)
         index = rollouts.index()                                                     # (K, g)
         index = index.to(h.device, non_blocking=True)
