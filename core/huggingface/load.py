@@ -34,7 +34,7 @@ def load_huggingface(
         key,
         adapter,
         dtype):
-    """Loads a Hugging Face model for core.models.load_model: in float32; below an adapter, in `dtype`."""
+    """Loads a Hugging Face model for core.models.load_model, in float32. An adapter's frozen weights are in `dtype`."""
     named = f"{key}={path}"
     own = load_huggingface_tokenizer(path, key)
     if adapter.has_adapter:

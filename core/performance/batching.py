@@ -22,7 +22,7 @@ def parts_of_like_length(length, overhead):
     D = len(lengths)
     before = np.zeros(D + 1, dtype=int)                                              # rows of the first j lengths
     before[1:] = count.cumsum()
-    cost = np.zeros(D + 1)                                                           # of the best split of them
+    cost = np.zeros(D + 1)                                                           # of the best split up to j
     start = np.zeros(D + 1, dtype=int)                                               # i of the last part in this split
     for j in range(1, D + 1):
         rows = before[j] - before[:j]                                                # (j,) in a last part from i on

@@ -168,7 +168,7 @@ def texts_to_score(
         texts_read: Tensor,         # (N, S, T) from fill_in_passes with S passes
         estimator: str) -> tuple:
     """Returns the texts in which the tokens of each problem are scored, (P, W, T), and the index of each token's text,
-    (P, G, M) on the CPU, or None if W = 1.
+    (P, G, M) on the CPU, or None for one_step.
 
     estimator:
     trajectory: each token is scored in the text that its pass read, which is exact (LLaDA arXiv 2502.09992 for

@@ -106,7 +106,7 @@ def enter_namespaces():
 
 
 def drop_privileges():
-    """Drops all capabilities, even root's. Programs started by this process cannot regain them."""
+    """Drops all capabilities, even root's. Programs started by this process cannot gain any."""
     call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     call("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))  # _LINUX_CAPABILITY_VERSION_3
 
