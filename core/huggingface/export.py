@@ -1,7 +1,7 @@
-"""Converts a causal generator of ours, with its tokenizer, to a Qwen3 folder that gives equal logits.
+"""Exports one of our causal generators and its tokenizer as a Qwen3 folder with the same logits.
 
 Qwen3's gated network is our squared relu if both of its inputs come from the same matrix: silu(s h) * h / s differs
-from relu(h) ** 2 by at most 0.48 / s ** 2. With relu itself it would be equal, but vLLM's Qwen3 only has silu.
+from relu(h) ** 2 by at most 0.48 / s ** 2. With relu they would be equal, but vLLM's Qwen3 supports only silu.
 """
 
 import re
@@ -18,7 +18,7 @@ SHARPNESS = 4096.0  # s of the gated network: a power of two, so that no weight 
 
 
 def write_generator(model, tokenizer, folder, dtype=torch.float32):
-    """Writes a causal generator of ours and its tokenizer into a folder, in Hugging Face's format."""
+    """Writes one of our causal generators and its tokenizer to a folder in Hugging Face format."""
     transformers = require("transformers", "the export to Hugging Face's format")
     transformers.logging.disable_progress_bar()  # sampler='vllm' writes a folder at every sync
     if model.mode != LANGUAGE_MODEL or not isinstance(tokenizer, CharTokenizer):
@@ -33,8 +33,8 @@ def write_generator(model, tokenizer, folder, dtype=torch.float32):
 
 
 def qwen3_config(model, stop_token_id):
-    """The shape of the model as a config of Qwen3, without the special tokens. Our models have Qwen3's defaults for
-    rotary positions and the activation."""
+    """Returns a Qwen3 config with the shape of the model. Rotary positions and the activation are Qwen3's defaults, as
+    in our models."""
     from transformers import Qwen3Config
     config = model.config
     return Qwen3Config(
@@ -52,10 +52,10 @@ def qwen3_config(model, stop_token_id):
 
 
 def qwen3_weights(model):
-    """{name in Qwen3: tensor} of the model.
+    """Returns the weights of the model under Qwen3's names: {name: tensor}.
 
-    Here queries and keys are normalised with the eps of float32; in Qwen3, with the eps of all other norms. Because
-    RMSNorm(s * x, eps) is RMSNorm(x, eps / s ** 2), a factor on their projections makes up for the difference.
+    Our models normalise queries and keys with the eps of float32; Qwen3 uses the eps of its other norms. Because
+    RMSNorm(s * x, eps) is RMSNorm(x, eps / s ** 2), scaling the query and key projections by s cancels the difference.
     """
     config = model.config
     s = (model.norm.eps / torch.finfo(torch.float32).eps) ** 0.5
@@ -83,12 +83,12 @@ def qwen3_weights(model):
 
 
 def as_fast_tokenizer(tokenizer, longest):
-    """A fast tokenizer of transformers with the ids of a CharTokenizer. Tags are found first; the rest is folded to
-    ASCII and cut into characters, without those outside the vocabulary.
+    """Builds a fast transformers tokenizer with the ids of a CharTokenizer. It matches tags first, folds the rest to
+    ASCII, drops characters outside the vocabulary and splits the text into characters.
 
-    As in ours, the name of the stop token in a text is plain characters (split_special_tokens). The library has another
-    version of Unicode's tables: it folds a dozen of the newest characters differently.
-    longest: tokens that fit into the model
+    As in CharTokenizer, the name of the stop token in a text is plain characters (split_special_tokens). The library
+    has a different version of the Unicode tables, so it folds a dozen of the newest characters differently.
+    longest: the longest input of the model, in tokens
     """
     import tokenizers as t
     from tokenizers.normalizers import NFKD, Replace, Sequence

@@ -1,9 +1,9 @@
-"""Folders in Hugging Face format and names of the hub: reads their configs, and refuses unsafe files.
+"""Reads the configs of Hugging Face folders and hub names, and refuses unsafe files.
 
-Published diffusion language models are opened with the causal classes of transformers, which can also read in both
-directions. Three values of a config describe them. is_causal=False: every token reads every other one.
-shifted_logits=True: the state of a token predicts the next one, as in the causal model that it was made from.
-attention_block=B: a token reads the tokens of its own block of B and of the blocks before it.
+Published diffusion language models are opened with the causal classes of transformers, which also support
+bidirectional attention. Three config values describe them. is_causal=False: every token attends to every other token.
+shifted_logits=True: the state of a token predicts the next token, as in the causal model it was initialised from.
+attention_block=B: a token attends to its own block of B tokens and to all earlier blocks.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from core.settings.optional import local_name, opening, quiet_transformers
 from core.settings.setting import shown
 
 ADAPTER = "adapter_config.json"
-INDEX = "model.safetensors.index.json"  # lists the files of weights, if there are several
-COUNTS = ("num_hidden_layers", "max_position_embeddings", "attention_block")  # values of a config that are 1 or more
-LEFT_OUT = ("model_type", "architectures", "auto_map", "transformers_version")  # of a published config
+INDEX = "model.safetensors.index.json"  # lists the weight files, if there are several
+COUNTS = ("num_hidden_layers", "max_position_embeddings", "attention_block")  # config values that must be at least 1
+LEFT_OUT = ("model_type", "architectures", "auto_map", "transformers_version")  # not copied from a published config
 
 LLADA_SETTINGS = {
     "d_model": "hidden_size",
@@ -31,7 +31,7 @@ LLADA_SETTINGS = {
     "max_sequence_length": "max_position_embeddings",
     "weight_tying": "tie_word_embeddings",
     "embedding_size": "vocab_size",
-    "vocab_size": None}  # its embedding has more rows, embedding_size
+    "vocab_size": None}  # the embedding has embedding_size rows, which is more
 LLADA_MUST_BE = {
     "block_type": "llama",
     "layer_norm_type": "rms",
@@ -58,26 +58,26 @@ for theirs, ours in LLADA_LAYER.items():
 
 
 class Published(NamedTuple):
-    """A family of published models, and how a family of transformers opens them in place of their own code."""
-    family: str                   # the model_type of transformers
-    settings: dict = {}           # {name in their config.json: name in that family, None: left out}
-    must_be: dict = {}            # {name: required value}, where config.json has the name
-    names: dict = {}              # {regular expression: replacement} for the names of weights
-    more: dict = {}               # values for config.json if it lacks them
-    tokenizer: str | None = None  # the model_type whose tokenizer replaces theirs, if theirs needs code
+    """A family of published models, opened with a transformers family instead of its own code."""
+    family: str                   # model_type in transformers
+    settings: dict = {}           # {name in the published config.json: name in that family; None: dropped}
+    must_be: dict = {}            # {name: required value}, checked only if config.json has the name
+    names: dict = {}              # {regular expression: replacement} for weight names
+    more: dict = {}               # values used if config.json lacks them
+    tokenizer: str | None = None  # model_type of a replacement tokenizer, if the published one needs code
 
 
-PUBLISHED = {  # model_type: row, and its arXiv number
+PUBLISHED = {  # {model_type in the published config.json: its row}; arXiv numbers on the right
     "llada": Published("llama", LLADA_SETTINGS, LLADA_MUST_BE, LLADA_NAMES),                    # 2502.09992
     "Dream": Published("qwen2", more={"shifted_logits": True}, tokenizer="qwen2"),              # 2508.15487
     "sdar": Published("qwen3", {"block_size": "attention_block"}, more={"attention_block": 4}),  # 2510.06303
-    "a2d-llama": Published("llama"),                                                            # library dllm
+    "a2d-llama": Published("llama"),                                                            # from the library dllm
     "a2d-qwen2": Published("qwen2"),
     "a2d-qwen3": Published("qwen3")}
 
 
 def config_value(config, name):
-    """A value of a transformers config; None if its family has no such value, or the folder does not set it."""
+    """Returns a value of a transformers config, or None if the family lacks it or the folder does not set it."""
     return getattr(config, name, None)
 
 
@@ -87,7 +87,7 @@ def is_adapter(path):
 
 
 def base_of(path, key):
-    """The base model of an adapter's folder, as its adapter_config.json names it; the path of a model itself."""
+    """Returns the base model that an adapter folder's adapter_config.json names. For a model, returns `path`."""
     if not is_adapter(path):
         return path
     name = "base_model_name_or_path"
@@ -102,7 +102,8 @@ def base_of(path, key):
 
 
 def declared_in(path, file, key):
-    """The values of a JSON file of the model at `path`, which the setting `key` names; {} without such a file."""
+    """Returns the values of a JSON file of the model at `path`, or {} if the file is missing. key: the setting that
+    names the model"""
     find = quiet_transformers(path, key).utils.cached_file
     with opening(path, key):
         found = find(local_name(path), file, _raise_exceptions_for_missing_entries=False)
@@ -112,14 +113,14 @@ def declared_in(path, file, key):
 
 
 def published_as(path, key):
-    """The row of PUBLISHED for a folder or hub name, or None."""
+    """Returns the row of PUBLISHED for a folder or hub name, or None."""
     values = declared_in(path, "config.json", key)
     return PUBLISHED.get(str(values.get("model_type")))
 
 
 def read_config(path, key):
-    """The model's config. Raises Mistake for a model that needs code of its own, for an unknown variant of a published
-    diffusion model, and for impossible values."""
+    """Reads the config of a model. Raises Mistake if the model needs its own code, is an unknown variant of a published
+    diffusion model, or has impossible values."""
     named = f"{key}={path}"
     transformers = quiet_transformers(path, key)
     values = declared_in(path, "config.json", key)
@@ -129,7 +130,7 @@ def read_config(path, key):
             config = transformers.AutoConfig.from_pretrained(local_name(path), trust_remote_code=False)
         else:
             config = published_config(values, published, named)
-    # Other kernels take no mask from us: they would ignore the blocks without an error
+    # Other attention kernels would silently ignore our block mask
     takes_masks = config._attn_implementation in (None, "sdpa")
     if config_value(config, "attention_block") is not None and not takes_masks:
         raise Mistake(f"{named} has attention_block in its config.json, which needs attn_implementation='sdpa' there, "
@@ -148,7 +149,7 @@ def read_config(path, key):
 
 
 def published_config(values, published, named):
-    """The config of transformers for the values of a published config.json."""
+    """Builds a transformers config from the values of a published config.json."""
     import transformers
     for name, wanted in published.must_be.items():
         if values.get(name, wanted) != wanted:
@@ -164,13 +165,14 @@ def published_config(values, published, named):
 
 
 def reads_both_ways(config):
-    """True for a config of a causal class of transformers whose tokens also read later ones."""
+    """True if the config belongs to a causal transformers class used with bidirectional attention."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as FILLS
     return config_value(config, "is_causal") is False and config.model_type not in FILLS
 
 
 def check_weights(path, key, config):
-    """Raises Mistake unless the weights of a folder or hub name are safetensors files in it, which run no code."""
+    """Raises Mistake unless all weights of a folder or hub name are safetensors files inside it: loading them runs no
+    code."""
     index = declared_in(path, INDEX, key)
     files = [config_value(config, "transformers_weights") or "model.safetensors"]
     with opening(path, key):
@@ -182,7 +184,7 @@ def check_weights(path, key, config):
 
 
 def check_target(folder, adapter):
-    """Raises Mistake if export=folder would put a model beside an adapter, or an adapter beside a model."""
+    """Raises Mistake if export=folder would put a model and an adapter in the same folder."""
     other = "model*.safetensors" if adapter else "adapter_*.safetensors"
     found = [file.name for file in pathlib.Path(folder).glob(other)]
     if found:
@@ -192,8 +194,9 @@ def check_target(folder, adapter):
 
 @contextlib.contextmanager
 def writing_folder(path):
-    """Gives a new folder to write into, which becomes `path`. If `path` exists, the new files replace its files of the
-    same name, so that it never holds half a file. After an error the new folder is removed. Raises CannotWrite."""
+    """Yields a temporary folder that becomes `path` at the end of the block. If `path` exists, the new files replace
+    files of the same name one by one, so `path` never holds a partial file. After an error the temporary folder is
+    removed. Raises CannotWrite."""
     path = os.path.normpath(path)
     new = f"{path}.tmp"
     shutil.rmtree(new, ignore_errors=True)
@@ -202,7 +205,7 @@ def writing_folder(path):
             os.makedirs(new)
             yield new
             for file in pathlib.Path(new).glob("*.*"):
-                put_in_place(file, file)  # from memory to the disk
+                put_in_place(file, file)  # flushes the file to disk
             if not os.path.exists(path):
                 os.rename(new, path)
                 return

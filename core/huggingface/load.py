@@ -34,11 +34,11 @@ def load_huggingface(
         key,
         adapter,
         dtype):
-    """The model of core.models.load_model: in float32, or with an adapter on weights in `dtype`."""
+    """Loads a Hugging Face model for core.models.load_model, in float32. An adapter's frozen weights are in `dtype`."""
     named = f"{key}={path}"
     own = load_huggingface_tokenizer(path, key)
     if adapter.has_adapter:
-        require("peft", adapter.adapter_setting)  # before the weights are read, which may take minutes
+        require("peft", adapter.adapter_setting)  # before reading the weights, which may take minutes
     if tokenizer is not None and not same_vocabulary(own.description(), tokenizer):
         raise Mistake(f"{named} has a vocabulary of {own.vocab_size} tokens that is not that of the dataset or the "
                       "generator; use models with the same tokenizer")
@@ -62,7 +62,7 @@ def load_huggingface(
     fault = f"{named}: {type(net).__name__} does not work with hidden states only"
     with others(fault, FAMILIES, quiet=True, ours_too=True):
         model = HuggingFaceModel(net, own, mode, adapter.has_adapter).eval()
-        if not adapter.load_in_4bit:  # those weights were loaded onto the device
+        if not adapter.load_in_4bit:  # 4-bit weights are already on the device
             model.to(device)
         check_outputs(model, named)
     return model
@@ -75,8 +75,8 @@ def open_transformer(
         adapter=FULL,
         dtype=torch.float32,
         device="cpu"):
-    """(transformers model, mode) of a folder or hub name, in float32, or in `dtype` if an adapter is trained on it. An
-    adapter's folder gives its base model, with the adapter merged into the weights."""
+    """Opens a folder or hub name. Returns (transformers model, mode); the model is in float32, or in `dtype` if an
+    adapter is trained on it. For an adapter folder, returns the base model with the adapter merged into it."""
     named = f"{key}={path}"
     if is_adapter(path):
         if adapter.has_adapter:
@@ -111,25 +111,25 @@ def open_transformer(
         settings["key_mapping"] = published.names
     net = read_weights(kind, path, key, **settings)
     if published is not None:
-        net._weight_conversions = None  # it is saved with the names of transformers
+        net._weight_conversions = None  # otherwise it would be saved under the published names
     for part in net.modules():
-        # bitsandbytes would pack the weights for AVX-512 in place, once it is called in eval mode without gradients. A
-        # later training step would take the gradient of weights in another order
+        # In eval mode without gradients, bitsandbytes would repack the weights for AVX-512 in place, and later training
+        # steps would compute gradients from the reordered weights
         if type(part).__name__ == "Linear4bit":
             part.support_avx512bf16_for_cpu = False
     return net, found
 
 
 def model_mode(path, key):
-    """The mode of a folder or hub name, from its config only; an adapter has the mode of its base model."""
+    """Returns the mode of a folder or hub name from its config only. An adapter has the mode of its base model."""
     base = base_of(path, key)
     config = read_config(base, key)
     return mode_of(config, path, key)
 
 
 def mode_of(config, path, key):
-    """The mode of a model with this config, by its family and the class that saved it. Raises Mistake for a model of
-    another kind."""
+    """Returns the mode of a model from its family and the class that saved it. Raises Mistake if the model has none of
+    our modes."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as WRITES
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as FILLS
     fills = config.model_type in FILLS
@@ -151,15 +151,15 @@ def mode_of(config, path, key):
 
 
 def read_weights(kind, path, key, **settings):
-    """Reads a model of a class of transformers. Raises Mistake unless all of its weights are there and finite.
-    settings: of from_pretrained"""
+    """Loads a model with a transformers class. Raises Mistake unless all its weights are present and finite.
+    settings: arguments of from_pretrained"""
     with opening(path, key):
         net, report = kind.from_pretrained(
             local_name(path),
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are in the report
+            ignore_mismatched_sizes=True,  # the report lists them, and they are refused below
             **settings)
     lacking = list(report["missing_keys"])
     for name, *_ in report["mismatched_keys"]:
@@ -172,7 +172,7 @@ def read_weights(kind, path, key, **settings):
 
 
 def four_bits(transformers, dtype, device):
-    """Arguments of from_pretrained that hold the weights in 4 bits."""
+    """Returns the arguments of from_pretrained that load the weights in 4 bits."""
     if torch.device(device).type == "mps":
         raise Mistake("load_in_4bit=True is for CUDA and CPUs; set load_in_4bit=False")
     require("bitsandbytes", "load_in_4bit=True", "bitsandbytes")
@@ -185,7 +185,7 @@ def four_bits(transformers, dtype, device):
 
 
 def check_vocabulary(net, tokenizer, named):
-    """Raises Mistake if a tokenizer has more tokens than a transformers model reads."""
+    """Raises Mistake if a tokenizer has more tokens than the input embedding of a transformers model."""
     rows = net.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > rows:
         raise Mistake(f"{named} has a tokenizer of {tokenizer.vocab_size} tokens, but the model reads {rows}; copy "
@@ -194,11 +194,11 @@ def check_vocabulary(net, tokenizer, named):
 
 @torch.no_grad()
 def check_outputs(model, named):
-    """Raises Mistake if the body and the output layers, called separately, give other logits than the whole model.
+    """Raises Mistake if calling the body and the output layers separately gives different logits than the whole model.
 
-    HuggingFaceModel calls the two halves of a model separately. A family may do more between them than pass on the last
-    hidden states: scale them, or ask for another output of its layers. Nobody has tried every family, so every model is
-    tried on six tokens when it is loaded.
+    HuggingFaceModel calls the body and the output layers separately. A family may do more between them than pass on the
+    last hidden states: scale them, or use another output of the body. Not every family has been tested, so every model
+    is checked on six tokens when it is loaded.
     """
     if model.mode == LANGUAGE_MODEL and model.cache_name is None:
         raise Mistake(f"{named} would complete without its prompt: {type(model.body).__name__} takes no cache "
@@ -217,7 +217,8 @@ def check_outputs(model, named):
 
 
 def save_huggingface(path, model, tokenizer, dtype, weights):
-    """core.models.save_model for a folder that from_pretrained or peft opens. An adapter stays in float32."""
+    """Implements core.models.save_model for Hugging Face models: writes a folder for from_pretrained or, with an
+    adapter, for peft. An adapter stays in float32."""
     with writing_folder(path) as folder:
         if model.has_adapter:
             save_adapter(model.net, weights or model.weights(), folder)
@@ -226,9 +227,9 @@ def save_huggingface(path, model, tokenizer, dtype, weights):
             if dtype != torch.float32:
                 net = copy.deepcopy(net).to(dtype)
             if weights is not None:
-                weights = dict(weights)  # save_pretrained takes tied ones out of it
+                weights = dict(weights)  # save_pretrained removes tied weights from it
             net.save_pretrained(
                 folder,
                 state_dict=weights,
-                max_shard_size="1000GB")  # one file, which can be replaced at once
+                max_shard_size="1000GB")  # one file, so that it can be replaced atomically
         tokenizer.save(folder)

@@ -1,4 +1,4 @@
-"""LoRA (arXiv 2106.09685): small trainable matrices beside frozen weights, by the library peft."""
+"""LoRA adapters (arXiv 2106.09685): small trainable matrices added to frozen weights with the library peft."""
 
 import os
 import re
@@ -15,20 +15,20 @@ from core.settings.optional import local_name, require, say_opening
 from core.settings.setting import check_finite
 
 BASE = "the base model's weights (generator_checkpoint or init_from)"
-SUMMED = 64  # elements of each base weight that are summed
+SUMMED = 64  # elements of each base weight in the sum of adapter_identity
 WEIGHTS = "adapter_model.safetensors"
-MAMBA = "mamba2"  # peft refuses an adapter of its out_proj, which a fused kernel would not read
+MAMBA = "mamba2"  # peft refuses an adapter on its out_proj, because a fused kernel would ignore the adapter
 ALL_LINEAR = "all-linear"
-FULL = SimpleNamespace(has_adapter=False, load_in_4bit=False)  # in a config's place: all weights are trained
+FULL = SimpleNamespace(has_adapter=False, load_in_4bit=False)  # replaces a config when all weights are trained
 POLICY = "default"  # name of the adapter that is trained
-REFERENCE = "reference"  # name of the frozen copy beside it
+REFERENCE = "reference"  # name of its frozen copy
 
 
 def add_adapter(net, adapter):
-    """The transformers model `net` with an adapter, the only part of it that is trained. adapter: a RunConfig
+    """Adds an adapter to the transformers model `net`; only the adapter is trained. adapter: a RunConfig
 
-    A new adapter changes nothing yet: one of its two matrices is zero. If the run has a reference that starts from an
-    adapter or moves, a second, frozen adapter is the reference.
+    A new adapter does not change the output, because one of its two matrices is zero. If the reference starts from an
+    adapter or is updated, a second, frozen adapter serves as the reference.
     """
     torch.manual_seed(adapter.seed)
     if adapter.lora_init_from:
@@ -43,7 +43,7 @@ def add_adapter(net, adapter):
 
 
 def new_adapter(net, adapter):
-    """The model with a new adapter of the layers that lora_targets names."""
+    """Adds a new adapter to the layers that lora_targets names."""
     peft = require("peft", adapter.adapter_setting)
     left_out = None
     if adapter.lora_targets == ALL_LINEAR:
@@ -56,7 +56,7 @@ def new_adapter(net, adapter):
         targets = [name.strip() for name in adapter.lora_targets.split(",")]
         layers = [f".{name}" for name, _ in net.named_modules()]
         for name in targets:
-            if not any(layer.endswith(f".{name}") for layer in layers):  # peft would leave it out silently
+            if not any(layer.endswith(f".{name}") for layer in layers):  # peft would silently skip it
                 raise Mistake(f"{named} names layers that the model does not have ({name}); name linear layers, as in "
                               "q_proj,v_proj")
     settings = peft.LoraConfig(
@@ -72,7 +72,8 @@ def new_adapter(net, adapter):
 
 
 def open_adapter(net, path, key, trainable=False):
-    """The model with the adapter of a folder or hub name, a safetensors file that was trained on this model."""
+    """Adds the adapter of a folder or hub name, stored as safetensors. Raises Mistake if it was not trained on this
+    model."""
     named = f"{key}={path}"
     name = local_name(path)
     say_opening(path, key)
@@ -98,7 +99,7 @@ def open_adapter(net, path, key, trainable=False):
 
 
 def check_tied_weights(net, named):
-    """Raises Mistake if an adapter is on tied weights: merged into one layer, it would also change the other."""
+    """Raises Mistake if an adapter is on tied weights: merging it into one layer would also change the other layer."""
     base = net.get_base_model()
     embedding = base.get_input_embeddings()
     output = base.get_output_embeddings()
@@ -111,7 +112,7 @@ def check_tied_weights(net, named):
 
 
 def save_adapter(net, weights, folder):
-    """Writes a folder that peft opens. weights: those of the trained adapter, from adapter_weights"""
+    """Writes a folder that peft can open. weights: the trained weights, as adapter_weights returns them"""
     net.peft_config[POLICY].save_pretrained(folder)
     stored = {}
     for name, x in weights.items():
@@ -121,8 +122,8 @@ def save_adapter(net, weights, folder):
 
 
 def adapter_weights(net, name):
-    """{name of the weight in peft's files: tensor} of one adapter; empty without an adapter (None)."""
-    own = re.compile(rf"(\.lora_(?:embedding_)?[AB])\.{name}(?=\.|$)")  # of embeddings, {name} is the end
+    """Returns the weights of one adapter: {name in peft's files: tensor}; {} for None, no adapter."""
+    own = re.compile(rf"(\.lora_(?:embedding_)?[AB])\.{name}(?=\.|$)")  # for embeddings, the adapter name comes last
     found = {}
     for key, p in net.named_parameters():
         if own.search(key):
@@ -132,18 +133,18 @@ def adapter_weights(net, name):
 
 @torch.no_grad()
 def copy_weights(source, target):
-    """Copies the values of {name: tensor} `source` into those of `target`."""
+    """Copies the values of `source` into the tensors of `target`, both {name: tensor}."""
     for name, p in target.items():
         p.copy_(source[name])
 
 
 @torch.no_grad()
 def adapter_identity(net):
-    """Plain values that tell whether the saved weights of an adapter belong to this model.
+    """Returns plain values that identify the base model and the scale of the adapter.
 
-    A state holds only the adapter, so it would load beside any base model of the same shape. The values are the scale
-    of the adapter, which is in no weight, and the sum of the first numbers of each weight of the base model, rounded
-    to bfloat16: a run may resume with a base model in the other precision.
+    A saved state holds only the adapter, so it would load with any base model of the same shape. The values are the
+    adapter's scale, which no weight contains, and the sum of the first SUMMED elements of every base weight. The
+    elements are rounded to bfloat16, because a run may resume with its base model in another precision.
     """
     first = []
     for name, p in net.get_base_model().named_parameters():
@@ -159,7 +160,7 @@ def adapter_identity(net):
 
 @contextmanager
 def using(net, name):
-    """A block in which a model computes with the adapter of that name, or without one (None)."""
+    """Within the block, the model uses the adapter `name`, or none for None."""
     if name == POLICY:
         yield
     elif name is None:

@@ -1,4 +1,4 @@
-"""A Hugging Face model as a core.model.Model: its hidden states, its logits, its cache."""
+"""Wraps a Hugging Face model as a core.model.Model: hidden states, logits and cache."""
 
 import copy
 import functools
@@ -27,18 +27,18 @@ from core.huggingface.lora import (
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, Model
 from core.performance.sharding import layers_of, weights_of
 
-BANNED = -1e9         # logit of a token that is never sampled: its probability is 0, and products with 0 stay finite
-UNLIMITED = 2**30     # longest input of a model whose config names none
-CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # the argument; the last two up to transformers 5.23
+BANNED = -1e9         # logit of a banned token: its probability is 0, and its products with 0 are finite
+UNLIMITED = 2**30     # longest input if the config names none
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # argument names; the last two: up to transformers 5.23
 
 
 class HuggingFaceModel(Model):
-    """A model of transformers with its HuggingFaceTokenizer.
+    """A transformers model behind the interface of core.model.Model.
 
-    net: the model, or peft's model around it; undivided: the model itself
-    body: the part of it before the output layers; layers: those of the body
-    A masked-fill model and a judge read a text between the tokenizer's start and end tokens. These are added here: the
-    tokens and states of the interface are those of the text only.
+    net: the transformers model, or peft's wrapper around it; undivided: the transformers model
+    body: the model without its output layers; layers: the layers of the body
+    Masked-fill models and judges read a text between the tokenizer's start and end tokens. This class adds the tokens;
+    callers pass tokens and get states of the text only.
     """
 
     judge_head = "realness"
@@ -50,7 +50,7 @@ class HuggingFaceModel(Model):
         self.mode = mode
         self.vocabulary = tokenizer.base_vocab_size
         self.has_adapter = has_adapter
-        self.adapter = POLICY  # the adapter that it computes with, if it has any
+        self.adapter = POLICY  # name of the active adapter, if the model has one
         undivided = net.get_base_model() if has_adapter else net
         body = undivided.base_model
         # Not registered as modules: state_dict() would list the weights of net again under their names
@@ -82,10 +82,10 @@ class HuggingFaceModel(Model):
 
     @property
     def reads_columns(self):
-        """True if it can read through a core.cache.RowCache, whose rows are at different columns."""
+        """True if the model can read through a core.cache.RowCache, in which each row has its own current column."""
         from transformers.cache_utils import DynamicLayer
         rope = str(config_value(self.config, "rope_parameters"))
-        if "dynamic" in rope or "longrope" in rope:  # the angles of all rows depend on the longest one
+        if "dynamic" in rope or "longrope" in rope:  # the angles of all rows depend on the longest row
             return False
         if self.config._attn_implementation != "sdpa" or self.block or not self.takes_position:
             return False
@@ -122,15 +122,15 @@ class HuggingFaceModel(Model):
         return h
 
     def inputs_of_texts(self, tokens, before, past, padding):
-        """Arguments of transformers for tokens (B, T) after `before` tokens of a HuggingFaceCache, or without one."""
+        """Returns transformers arguments for tokens (B, T), after `before` tokens of a HuggingFaceCache, if any."""
         B, T = tokens.shape
         start = tokens.new_tensor(self.start_ids).expand(B, -1)
         end = tokens.new_tensor(self.end_ids).expand(B, -1)
         if T == 1 and before and past.is_recurrent and torch.is_grad_enabled():
-            # For a single token some recurrent layers (Mamba-2) have a path of their own, meant for sampling: it
-            # changes the states in place, and their gradient is lost, so a prompt would learn nothing from completions
-            # of one token. Two tokens take the path of training. The second one is a copy: nobody reads its state, or
-            # the cache after it, because training continues no row.
+            # Some recurrent layers (Mamba-2) read a single token on a sampling path, which updates the states in place
+            # and loses their gradient: a prompt would get no gradient from one-token completions. Two tokens take the
+            # training path. The second is a copy; its state and the cache after it are never read, because training
+            # continues no row.
             end = tokens
         tokens = torch.cat((start, tokens, end), 1)
         inputs = self.inputs(tokens, before, padding)
@@ -141,14 +141,14 @@ class HuggingFaceModel(Model):
         return inputs
 
     def inputs(self, tokens, before=0, padding=None):
-        """Arguments of transformers for tokens (B, T), start and end tokens included, after `before` cached ones."""
+        """Returns transformers arguments for tokens (B, T), with start and end tokens, after `before` cached tokens."""
         inputs = {"input_ids": tokens}
         B, T = tokens.shape
         if padding is None:
             if not self.block:
                 return inputs
             padding = tokens.new_zeros(B)
-        # Padding is counted from the first token of a text. The start tokens, in columns below 0, are never padding
+        # Padding is counted from the first column of a text. Start tokens, in columns below 0, are never padding
         column = torch.arange(before + T, device=tokens.device) - len(self.start_ids)
         is_token = (column >= padding[:, None]) | (column < 0)                       # (B, before + T)
         if self.block:
@@ -161,12 +161,11 @@ class HuggingFaceModel(Model):
         return inputs
 
     def inputs_of_rows(self, tokens, rows, padding):
-        """Arguments of transformers for the next token (n, 1) of each row of a RowCache."""
+        """Returns transformers arguments for the next token (n, 1) of each row of a RowCache."""
         from transformers.cache_utils import DynamicCache, DynamicLayer
         content = DynamicCache()
         for i, buffers in enumerate(rows.layers):
             layer = DynamicLayer()
-            # Each layer of the model writes to its buffers of the RowCache
             layer.update = functools.partial(rows.add, i, buffers)
             content.layers.append(layer)
         place = rows.column - padding[:, None]                                       # (n, 1)
@@ -178,7 +177,7 @@ class HuggingFaceModel(Model):
             self.cache_name: content}
 
     def project(self, h):
-        """Float32 logits (..., vocabulary) from states (..., C); of a judge the log-odds (...) that a token is true."""
+        """Float32 logits (..., vocabulary) of states (..., C); for a judge, the log-odds (...) that a token is true."""
         logits = self.head_logits(h)
         if self.mode == SEQUENCE_SCORER:
             return -logits.view(h.shape[:-1])  # the model gives the log-odds that a token was replaced
@@ -189,21 +188,21 @@ class HuggingFaceModel(Model):
         return logits.view(*h.shape[:-1], self.vocabulary)
 
     def head_logits(self, h):
-        """Float32 logits of the output layers at K states (..., C): (K, rows of the output layer), of a judge (K,).
+        """Float32 logits of the output layers at K states (..., C): (K, rows of the output layer); for a judge, (K,).
 
-        States are needed at a few columns of a batch, and logits of a large vocabulary at all columns would not fit
-        into memory. So `states` calls the body of the model, and this method the rest. But families do different
-        things after the body: a dense layer and a norm before the output matrix (BERT), a scale (Granite), a soft cap
-        (Gemma). Rather than rewriting each of them, it calls the undivided model while the forward of its body is
-        replaced by a function that returns the states. check_outputs (core/huggingface/load.py) compares the logits
-        with those of the model as it is.
+        Logits are needed only at a few columns of a batch, and the logits of all columns would not fit into memory.
+        So `states` calls the body, and this method calls the rest of the model. Families differ after the body: a
+        dense layer and a norm before the output matrix (BERT), a scale (Granite), a soft cap (Gemma). Instead of
+        reimplementing each family, this method calls the whole model with the forward of its body replaced by a
+        function that returns the states. check_outputs (core/huggingface/load.py) compares the result with the
+        logits of the unmodified model.
         """
         kind = h.device.type
         C = h.shape[-1]
         output = Output([h.reshape(1, -1, C)])                                       # (1, K, C)
         unread = torch.zeros(1, 1, dtype=torch.long, device=h.device)
-        # Autocast would cast the output matrix once for all calls of its block and add up their gradients in bfloat16.
-        # Without its cache each call casts the matrix, and the gradients are added up in float32.
+        # With its cache, autocast would cast the output matrix once per block and sum the gradients of all calls in
+        # bfloat16. Without the cache each call casts the matrix, and gradients are summed in float32.
         autocast = torch.autocast(
             kind,
             enabled=torch.is_autocast_enabled(kind),
@@ -213,20 +212,20 @@ class HuggingFaceModel(Model):
             with using(self.net, self.adapter), autocast:
                 logits = self.undivided(input_ids=unread).logits[0]
         finally:
-            del self.body.forward  # its class has the real one
+            del self.body.forward  # restores the method of the class
         return at_least_float32(logits)
 
     def answer_prompts(self):
-        """Makes a masked-fill model answer prompts: a template frames them, and it may sample end tokens."""
+        """Prepares a masked-fill model for prompts: it adds no start and end tokens and may sample end tokens."""
         self.longest_input += len(self.start_ids) + len(self.end_ids)
         self.start_ids = self.end_ids = ()
         self.banned_ids = tuple(i for i in self.banned_ids if i not in self.stop_ids)
 
     @contextmanager
     def checkpointing(self, past):
-        """A block in which, with grad_checkpoint, every layer keeps only its inputs.
+        """Within the block, with grad_checkpoint, every layer stores only its inputs.
 
-        transformers has this too, but its version turns the cache off, through which a group reads its prompt.
+        The transformers version disables the cache, but a group reads its prompt through the cache.
         """
         if not self.grad_checkpoint or not torch.is_grad_enabled():
             yield
@@ -250,7 +249,7 @@ class HuggingFaceModel(Model):
         return HuggingFaceCache(content)
 
     def weights(self):
-        """{name: tensor} of what training changes: with an adapter, only the adapter."""
+        """Returns the trained weights {name: tensor}: with an adapter, only the adapter."""
         if self.has_adapter:
             return adapter_weights(self.net, self.adapter)
         return weights_of(self.net)
@@ -265,7 +264,7 @@ class HuggingFaceModel(Model):
         return adapter_identity(self.net) if self.has_adapter else {}
 
     def frozen(self):
-        """This model as it is now: a copy, or the same weights with the adapter off or with the second one."""
+        """Returns a frozen model: a copy; with an adapter, the same weights with the reference adapter or with none."""
         if not self.has_adapter:
             return super().frozen()
         twin = copy.copy(self)
@@ -274,22 +273,22 @@ class HuggingFaceModel(Model):
 
 
 class Output(tuple):
-    """The output of a body, with its states only. Models also copy other values from it, whose names depend on the
-    family (past_key_values, attentions, router_logits): each of them is None."""
+    """The output of a body, holding only its states. Depending on the family, models also copy other attributes from
+    it (past_key_values, attentions, router_logits), which are all None."""
 
     def __getattr__(self, name):
         return self[0] if name == "last_hidden_state" else None
 
 
 def checkpointed(forward, cached, i):
-    """The forward of layer i, which keeps only its inputs: the backward pass calls it a second time.
+    """Returns a forward of layer i that stores only its inputs and is recomputed in the backward pass.
 
-    The layers `cached` of the cache then hold the keys and states that the first call added. The second one would read
-    each token twice, and continue from the states after it. So each call begins with a copy of what the cache held
-    before the first.
+    By then the cache layers `cached` hold the keys and states that the first call added: the second call would read
+    each token twice and continue from the final states. So each call starts from a copy of the cache layer as it was
+    before the first call.
     """
     def run(*args, **settings):
-        if i >= len(cached):  # no cache; or an upper layer of Gemma 4, which reads the keys of another
+        if i >= len(cached):  # no cache, or an upper layer of Gemma 4, which reads the keys of another layer
             return checkpoint(forward, *args, use_reentrant=False, **settings)
         before = copy.copy(cached[i])
 
@@ -302,11 +301,11 @@ def checkpointed(forward, cached, i):
 
 
 def block_mask(padding, length, block):
-    """(B, 1, length, length) bool: a token reads its own block and all earlier ones. Blocks are counted from the first
-    token after the padding. padding: (B,) number of leading columns without a token"""
+    """(B, 1, length, length) bool mask: a token attends to its own block and all earlier blocks. Blocks are counted
+    from the first token after the padding. padding: (B,) number of leading columns without a token"""
     place = torch.arange(length, device=padding.device) - padding[:, None]           # (B, T)
     number = place.div(block, rounding_mode="floor")                                 # (B, T) of the block
-    # Padding is the last block, which no token reads. It reads the others, so that no softmax is empty
+    # Padding forms the last block, so no token reads it. Its columns read the other blocks, so no softmax is empty
     number = number.masked_fill(place < 0, length)
     own = number[:, :, None]                                                         # (B, T, 1)
     reads = own >= number[:, None]                                                   # (B, T, T)
@@ -314,8 +313,8 @@ def block_mask(padding, length, block):
 
 
 def shifted(h, padding):
-    """Moves each state (B, T, C) to the next token, which it predicts. The first token of a text, which none predicts,
-    keeps its own state. padding: (B,) number of leading columns without a token, or None"""
+    """Moves each state (B, T, C) to the token that it predicts, the next one. No state predicts the first token of a
+    text, so it keeps its own state. padding: (B,) number of leading columns without a token, or None"""
     first = 0 if padding is None else padding[:, None]
     is_first = torch.arange(h.shape[1], device=h.device) == first                    # (T,) or (B, T)
     return torch.where(is_first[..., None], h, h.roll(1, 1))
@@ -332,7 +331,7 @@ def most_tokens(net):
 
 
 def first_position(net):
-    """The position of the first token: RoBERTa and its like count from padding_idx + 1."""
+    """Returns the position id of the first token: 0, or padding_idx + 1 for RoBERTa and similar models."""
     for name, table in net.named_modules():
         if name.endswith("position_embeddings") and isinstance(table, nn.Embedding):
             if table.padding_idx is not None:
@@ -341,14 +340,14 @@ def first_position(net):
 
 
 class HuggingFaceCache:
-    """A cache of transformers, `content`, with the methods of core.cache.Cache."""
+    """Wraps a transformers cache, `content`, with the methods of core.cache.Cache."""
 
     def __init__(self, content, length=0):
         self.content = content
         self.length = length
 
     def expand(self, rows, room=0):
-        """See core.cache.Cache.expand. Layers that cannot be written in place grow with each token."""
+        """See core.cache.Cache.expand. Layers that cannot be written in place still grow with each token."""
         from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
         content = copy.copy(self.content)
         content.layers = []
@@ -367,12 +366,12 @@ class HuggingFaceCache:
         return HuggingFaceCache(content, self.length)
 
     def keep(self, rows):
-        """Drops all rows but these."""
+        """Keeps only these rows."""
         self.content.reorder_cache(rows)
 
     @property
     def layers(self):
-        """(keys, values) of each layer, in the precision in which later tokens read them."""
+        """The (keys, values) of each layer, in the precision of autocast."""
         layers = []
         for layer in self.content.layers:
             keys = in_autocast(layer.keys)
@@ -387,8 +386,8 @@ class HuggingFaceCache:
 
 
 def with_methods(methods, layer):
-    """A copy of a layer of a transformers cache, with the methods of a class before those of the layer's own class.
-    The own class depends on the family, so a subclass of both is made when it is first needed."""
+    """Returns a copy of a transformers cache layer, with the methods of the class `methods` overriding its own. The
+    layer's class depends on the family, so a subclass of both classes is made on first use."""
     out = object.__new__(subclass(methods, type(layer)))
     vars(out).update(vars(layer))
     return out
@@ -400,17 +399,17 @@ def subclass(methods, kind):
 
 
 class RecurrentLayer:
-    """Methods of a layer with recurrent states.
+    """Methods for a cache layer with recurrent states.
 
-    A group continues the states of its prompt, so a copy of the layer is made for each part of the group. Without
-    these methods the copy would share its dict of states with the prompt, and new states would be written into the old
-    tensors: the completions of the first part would change the prompt of the second, and autograd would refuse the
-    backward pass, which needs the overwritten values.
+    A group continues from the states of its prompt, so the layer is copied for each part of the group. Without these
+    methods a copy would share its dict of states with the prompt and overwrite the state tensors in place: completions
+    of the first part would change the prompt of the second, and autograd would reject the backward pass, which needs
+    the overwritten values.
     """
 
     def __copy__(self):
         twin = object.__new__(type(self))
-        own = tree_map_only(torch.Tensor, torch.clone, vars(self))  # new dicts, too
+        own = tree_map_only(torch.Tensor, torch.clone, vars(self))  # this also copies the dicts
         vars(twin).update(own)
         return twin
 
@@ -421,7 +420,7 @@ class RecurrentLayer:
 
 
 def in_autocast(x):
-    """Keys or values in the precision of autocast, which would cast those in float32 again for each token."""
+    """Casts keys or values to the precision of autocast, which would otherwise cast float32 ones at each token."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         return x.to(torch.get_autocast_dtype(kind))
@@ -429,14 +428,14 @@ def in_autocast(x):
 
 
 class LayerWithRoom:
-    """Methods of a layer of keys and values that writes new columns in place.
+    """Methods for a cache layer that writes new keys and values in place.
 
-    transformers appends: it copies all keys of a layer for each token, and with long prompts a step takes 1.3 times as
-    long. `keys` and `values` stay those of the tokens read so far, because families read these attributes too.
+    transformers appends: it copies all keys of a layer for each token, which makes a step 1.3 times as long with long
+    prompts. `keys` and `values` cover only the tokens read so far, because some families access these attributes.
     """
 
     def reserve(self, room):
-        """Makes room for `room` columns after the present ones."""
+        """Allocates room for `room` more columns."""
         more = (0, 0, 0, room)
         keys = in_autocast(self.keys)
         values = in_autocast(self.values)
@@ -453,6 +452,6 @@ class LayerWithRoom:
         return self.keys, self.values
 
     def reorder_cache(self, rows):
-        """Keeps only these rows. The next update takes keys and values from the kept ones."""
+        """Keeps only these rows. `keys` and `values` follow at the next update."""
         self.all_keys = self.all_keys[rows]
         self.all_values = self.all_values[rows]

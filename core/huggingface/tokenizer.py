@@ -1,4 +1,4 @@
-"""A tokenizer in Hugging Face format, behind the interface of core/tokenizer.py."""
+"""Wraps a Hugging Face tokenizer in the interface of core/tokenizer.py."""
 
 import hashlib
 import json
@@ -16,11 +16,11 @@ CAUSAL = "ForCausalLM|ForConditionalGeneration|LMHeadModel"  # in the class name
 
 
 class HuggingFaceTokenizer:
-    """The tokenizer of a model of transformers. A model may sample every id of the vocabulary that is not banned.
+    """The tokenizer of a transformers model. The model may sample every id of the vocabulary that is not banned.
 
-    backend: the tokenizer of transformers; path: where it came from
-    end_ids_of_model: the end ids that the model's own files declare; fills: whether the model fills in masks
-    start_ids, end_ids: the ids that it puts before and after a text (BERT: [CLS] and [SEP]; Llama: BOS and none)
+    backend: the transformers tokenizer; path: the folder or hub name it was loaded from
+    end_ids_of_model: the end ids declared in the model's files; fills: True if the model fills in masks
+    start_ids, end_ids: ids added before and after a text (BERT: [CLS] and [SEP]; Llama: BOS and none)
     """
 
     def __init__(self, backend, path, end_ids_of_model, fills):
@@ -31,11 +31,11 @@ class HuggingFaceTokenizer:
         self.base_vocab_size = self.vocab_size
         self.mask_token_id = backend.mask_token_id
         self.cls_token_id = backend.cls_token_id
-        self.pad_token_id = 0  # attention never reads it: any id of the vocabulary will do
+        self.pad_token_id = 0  # attention never reads padding, so any id works
         self.start_ids, self.end_ids = ids_around(backend)
 
-        ends = dict.fromkeys([backend.eos_token_id, *end_ids_of_model])  # each once, in this order
-        ends.pop(None, None)  # the id of an end token that it does not have
+        ends = dict.fromkeys([backend.eos_token_id, *end_ids_of_model])  # without duplicates, in this order
+        ends.pop(None, None)  # the backend may have no end token
         self.stop_token_ids = tuple(ends)
         self.stop_token_id = self.stop_token_ids[0] if ends else None
         self.stop_token_names = self.names_of(ends)
@@ -45,7 +45,7 @@ class HuggingFaceTokenizer:
             if token.special:
                 added.add(i)
         self.special_ids = added.union(backend.all_special_ids)
-        self.special_ids.discard(None)  # the id of a token that it does not have
+        self.special_ids.discard(None)  # the id of a missing token
         shown = ids_to_show(backend, added).difference(ends)
         self.shown_tokens = self.names_of(sorted(shown))
         self.hidden_ids = self.special_ids.difference(shown, [self.mask_token_id])
@@ -57,7 +57,7 @@ class HuggingFaceTokenizer:
         self.banned_token_ids = tuple(sorted(banned))
 
         newline = self.encode("\n")
-        self.newline_token_id = -1  # no single token is a newline
+        self.newline_token_id = -1  # -1: no single token is a newline
         if len(newline) == 1 and newline != [backend.unk_token_id]:
             self.newline_token_id = newline[0]
 
@@ -69,16 +69,17 @@ class HuggingFaceTokenizer:
         return tuple(self.backend.convert_ids_to_tokens(list(ids)))
 
     def encode(self, text):
-        """Ids of the text only; the name of a special token in it is read as that token, as chat templates need it."""
+        """Encodes a text without start and end tokens. Names of special tokens in the text become these tokens, as chat
+        templates need."""
         return self.backend.encode(text, add_special_tokens=False, verbose=False)
 
     def encode_prompt(self, text):
-        """Ids of a whole prompt: after the start token, if there is one, and without an end token."""
+        """Encodes a whole prompt: with the start tokens, if any, and without end tokens."""
         return [*self.start_ids, *self.encode(text)]
 
     def decode(self, ids):
-        """Text of the ids. A masked token is shown as an underscore; end tokens and other special tokens are left out,
-        except shown_tokens."""
+        """Decodes ids. A mask token becomes an underscore; special tokens, including end tokens, are dropped, except
+        shown_tokens."""
         ids = [int(i) for i in ids if int(i) not in self.hidden_ids]
         if self.mask_token_id not in ids:
             return self.backend.decode(ids, clean_up_tokenization_spaces=False)
@@ -108,8 +109,8 @@ class HuggingFaceTokenizer:
             return False
 
     def render_chat(self, messages, **chat_template_kwargs):
-        """The text of a chat by the model's own chat template: up to where the assistant's turn begins or, if its
-        message is the last one, to the end of that message."""
+        """Renders a chat with the model's chat template. The text ends with the start of the assistant's turn; if the
+        last message is the assistant's, with the end of that message."""
         is_begun = messages[-1]["role"] == "assistant"
         fault = f"template: the chat template of {self.path} does not render a prompt"
         with others(fault, "change the prompt or chat_template_kwargs, or use template='chat'"):
@@ -124,7 +125,7 @@ class HuggingFaceTokenizer:
         self.backend.save_pretrained(folder)
 
     def description(self):
-        """Plain values from which core/tokenizer.py loads this tokenizer again."""
+        """Returns plain values from which core/tokenizer.py can reload this tokenizer."""
         return {
             "kind": "huggingface",
             "name": self.path,
@@ -133,12 +134,12 @@ class HuggingFaceTokenizer:
 
 
 def ids_to_show(backend, special):
-    """The ids of special tokens that were added to the tokenizer and are part of a text, such as <think>. Tokens that
-    the chat template puts around turns are not, nor are tokens of a role, such as the beginning of a text or padding.
+    """Returns the ids of added special tokens that are part of a text, such as <think>. This excludes tokens that the
+    chat template puts around turns, and tokens with a role, such as the beginning of a text or padding.
 
     special: ids of the special tokens
     """
-    found = {i for i in special if i >= backend.vocab_size}  # after the vocabulary that it was trained with
+    found = {i for i in special if i >= backend.vocab_size}  # ids beyond the original vocabulary
     names = [str(token) for token in backend.extra_special_tokens]
     found.update(backend.convert_tokens_to_ids(names))
     roles = list(backend.special_tokens_map.values())
@@ -156,7 +157,7 @@ def ids_to_show(backend, special):
 
 
 def ids_around(backend):
-    """(ids before, ids after) that the tokenizer puts around one text."""
+    """Returns (ids before, ids after) that the tokenizer adds around a single text."""
     bare = backend.encode("a", add_special_tokens=False)
     whole = backend.encode("a", add_special_tokens=True)
     for start in range(len(whole)):
@@ -167,10 +168,11 @@ def ids_around(backend):
 
 
 def load_huggingface_tokenizer(path, key="checkpoint"):
-    """The tokenizer of a folder or hf:owner/name, else of an adapter's base model. Its own code is never run."""
+    """Loads the tokenizer of a folder or hf:owner/name; for an adapter without a tokenizer, of the base model. Custom
+    tokenizer code is never run."""
     named = f"{key}={path}"
     transformers = quiet_transformers(path, key)
-    model = base_of(path, key)  # its files declare the end tokens
+    model = base_of(path, key)  # the base model's files declare the end tokens
     files = [os.path.join(path, name) for name in FILES]
     if not on_hub(path) and not any(map(os.path.isfile, files)):
         if model != path:
@@ -195,7 +197,7 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         if max(ends, default=0) > last:
             raise Mistake(f"{named} has a tokenizer that lacks the end tokens {ends} which the model declares; copy "
                           "the tokenizer files that belong to the model")
-        # The tokenizer of a causal model may have a mask token too, but the model was never trained to fill one in
+        # The tokenizer of a causal model may have a mask token too, but the model was not trained to fill in masks
         classes = " ".join(config.get("architectures") or [])
         is_causal = published is None and config.get("is_causal") is not False and re.search(CAUSAL, classes)
         fills = backend.mask_token_id is not None and not is_causal
@@ -203,7 +205,7 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
 
 
 def declared_ends(config, generation):
-    """The end ids that a model's config.json and generation_config.json declare. Each may have one, a list or none."""
+    """Returns the end ids that a model's config.json and generation_config.json declare: one, a list or none each."""
     found = []
     for values in (config, config.get("text_config") or {}, generation):
         ids = values.get("eos_token_id")

@@ -1,18 +1,18 @@
-"""Batches rows of like length, so that there is little padding and memory stays bounded."""
+"""Batches rows of similar length, to reduce padding and bound memory."""
 
 import numpy as np
 import torch
 
 
 def parts_of_like_length(length, overhead):
-    """Cuts rows into parts of like length, each padded to its longest row. Of all cuts it takes the cheapest: the cost
-    is the number of tokens, padding included, and `overhead` for each part.
+    """Splits rows into parts of similar length, each padded to its longest row. It returns the cheapest split: the cost
+    is the number of tokens, including padding, plus `overhead` per part.
 
     length: (n,) on the CPU; overhead: in tokens
     Returns a list of index tensors, the longest rows first; each is in ascending order
     """
-    # Rows of equal length stay together, so the D different lengths, from the longest on, are cut into runs. The best
-    # cut of the first j lengths is the best cut of the first i, for some i, and then one part of lengths i to j - 1.
+    # Rows of equal length stay together, so the D distinct lengths, in descending order, are split into runs. The best
+    # split of the first j lengths is, for some i, the best split of the first i and a part of lengths i to j - 1.
     falling = -np.asarray(length)
     values, which, count = np.unique(
         falling,
@@ -22,10 +22,10 @@ def parts_of_like_length(length, overhead):
     D = len(lengths)
     before = np.zeros(D + 1, dtype=int)                                              # rows of the first j lengths
     before[1:] = count.cumsum()
-    cost = np.zeros(D + 1)                                                           # of the best cut of these rows
-    start = np.zeros(D + 1, dtype=int)                                               # i of its last part
+    cost = np.zeros(D + 1)                                                           # of the best split up to j
+    start = np.zeros(D + 1, dtype=int)                                               # i of the last part in this split
     for j in range(1, D + 1):
-        rows = before[j] - before[:j]                                                # (j,) in a part from i on
+        rows = before[j] - before[:j]                                                # (j,) in a last part from i on
         tokens = lengths[:j] * rows                                                  # (j,)
         costs = cost[:j] + tokens + overhead                                         # (j,)
         start[j] = costs.argmin()
@@ -41,8 +41,8 @@ def parts_of_like_length(length, overhead):
 
 
 def parts_of_tokens(size, most):
-    """Cuts rows, the largest first, into parts of at most `most` tokens, where padding to the largest row of a part
-    counts. A row of more tokens is a part of its own.
+    """Splits rows, the largest first, into parts of at most `most` tokens, including padding to the largest row of the
+    part. A row of more tokens gets its own part.
 
     size: (n,) tokens of each row, on the CPU
     Returns a list of index tensors, each in ascending order

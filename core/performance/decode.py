@@ -1,7 +1,7 @@
-"""Decodes completions on a GPU with CUDA graphs, in a batch of fixed shape whose finished rows are refilled.
+"""Decodes completions on a GPU with CUDA graphs, in a fixed-shape batch that refills finished rows.
 
-The result is that of core.generation.generate. The Decoder is the device half: buffers, one step, its CUDA graphs. The
-Scheduler is the host half: it knows which completion each row writes, which ones come next, and which have ended.
+The result equals core.generation.generate's. The Decoder runs on the device: buffers, one step, its CUDA graphs. The
+Scheduler runs on the host: it tracks which completion each row writes, which come next, and which have ended.
 """
 
 import math
@@ -21,54 +21,53 @@ from core.generation import Generation
 from core.performance.sharding import has_parts
 
 POLL_STEPS = 16  # steps between two polls
-ROWS = 8         # a batch is not halved below this
-COLUMNS = 256    # caches are read in multiples of so many columns, because each width needs graphs of its own
-REFILL = 1 / 8   # rows without a completion are refilled once they are this share of the batch
+ROWS = 8         # a batch is never halved below this size
+COLUMNS = 256    # cache widths are multiples of this, because each width needs its own graphs
+REFILL = 1 / 8   # free rows are refilled once they make up this share of the batch
 
 
 def can_decode(model):
-    """True if a Decoder can run this language model: it is not sharded, and its layers cache all tokens."""
+    """True if a Decoder can run this language model: it is not sharded and can read through a RowCache."""
     return not has_parts(model) and model.reads_columns
 
 
 class Sizes(NamedTuple):
     """The sizes of the buffers."""
-    rows: int = 0         # of the batch
-    columns: int = 0      # of a cache
-    completions: int = 0  # of a call
-    tokens: int = 0       # of a completion
+    rows: int = 0         # in the batch
+    columns: int = 0      # in a cache
+    completions: int = 0  # in a call
+    tokens: int = 0       # in a completion, at most
     vocabulary: int = 0   # 0 without truncation
 
 
 class RowBuffers(NamedTuple):
-    """The state of each row of the batch, (n, 1) each except the last two. CUDA graphs hold these addresses, so the
-    tensors are written in place and never replaced."""
-    number: Tensor   # the completion, -1 for none
+    """The state of each row of the batch, (n, 1) each except the last two. CUDA graphs store the addresses of these
+    tensors, so they are written in place and never replaced."""
+    number: Tensor   # index of the completion, -1 for none
     token: Tensor    # the token to read next
     t: Tensor        # the column of the completion that the next step draws
     padding: Tensor  # leading columns of the cache without a token
-    recent: Tensor   # (n, POLL_STEPS) a ring of the last tokens: that of column t is at t % POLL_STEPS
-    kept: Tensor     # (n, POLL_STEPS, V) bool: the tokens that truncation left for each of these draws
+    recent: Tensor   # (n, POLL_STEPS) ring buffer of the last tokens: column t is at t % POLL_STEPS
+    kept: Tensor     # (n, POLL_STEPS, V) bool: the tokens that truncation kept at each of these columns
 
 
 class CompletionBuffers(NamedTuple):
-    """The input and output of a call for each completion, (N + 1, L + 1) each.
+    """Inputs and outputs of a call for each completion, (N + 1, L + 1) each.
 
-    The extra row takes what rows without a completion write; the extra column, what rows write after L tokens. Nobody
-    reads either.
+    Rows without a completion write to the extra row; rows past L tokens, to the extra column. Neither is ever read.
     """
-    given: Tensor  # tokens of answers, -1 where the policy writes
+    given: Tensor  # tokens of the environment's answers, -1 where the policy writes
     logp: Tensor   # float32: log-probability of the drawn token
     noise: Tensor  # float64 in [0, 1)
 
 
 class Decoder:
-    """Decodes completions with one model. Its buffers and graphs stay from call to call.
+    """Decodes completions with one model. Buffers and graphs persist across calls.
 
     row, completion: RowBuffers and CompletionBuffers
     caches: the keys of layer 0, its values, the keys of layer 1, and so on; (rows, H, columns, D) each
-    prompt, padding: those of the call; start: (1,) the column of the cache that holds the last token of a prompt
-    graphs: {arguments of a step: a function that takes one}; captures: False once a step could not be captured
+    prompt, padding: arguments of the current call; start: (1,) the cache column of the last prompt token
+    graphs: {arguments of a step: function that runs it}; captures: False once capturing a step has failed
     cast: {linear layer: its weights in the precision of autocast}
     """
 
@@ -79,7 +78,7 @@ class Decoder:
         self.free_buffers()
 
     def free_buffers(self):
-        """Frees the buffers, if there are any, and the graphs, which hold them."""
+        """Frees the buffers and the graphs, which use them."""
         self.sizes = Sizes()
         self.row = self.completion = self.pool = None
         self.caches = []
@@ -95,7 +94,7 @@ class Decoder:
             turns=None,
             rows=ROWS,
             **sampling):
-        """Returns the Generation of core.generation.generate. rows: the most completions in the batch at a time"""
+        """Returns the same Generation as core.generation.generate. rows: the maximum number of rows in the batch"""
         self.device = prompt.device
         self.prompt = prompt
         self.padding = padding
@@ -120,8 +119,8 @@ class Decoder:
 
     @contextmanager
     def cast_weights(self):
-        """In the block, linear layers hold their weights in the precision of autocast. Otherwise autocast would cast
-        them again for each token; the products are the same."""
+        """Within the block, linear layers hold their weights in the precision of autocast, which would otherwise cast
+        them again for each token. The products are the same."""
         kind = self.device.type
         is_on = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind)
@@ -134,10 +133,10 @@ class Decoder:
                 if layer not in self.cast:
                     cast = weight.to(dtype)
                     self.cast[layer] = nn.Parameter(cast, requires_grad=False)
-                # In later calls the weight may have changed; it is written in place, because graphs hold the address
+                # Training changes the weight between calls. The cast is updated in place: graphs hold its address
                 self.cast[layer].copy_(weight)
                 layer.weight = self.cast[layer]
-            # Autocast's own cache is off: a graph would hold tensors in it that are freed at the end of the block
+            # No autocast cache: it is freed at the end of the block, but graphs would still use its tensors
             with torch.autocast(kind, dtype, is_on, cache_enabled=False):
                 yield
         finally:
@@ -148,14 +147,14 @@ class Decoder:
         return torch.as_tensor(x).to(self.device, non_blocking=True)
 
     def begin(self, sizes, noise):
-        """Empties the buffers for a call, and makes larger ones if need be. sizes: those of the call; noise: (N, L)"""
+        """Clears the buffers for a call, and enlarges them if needed. sizes: the sizes of the call; noise: (N, L)"""
         larger = [max(old, new) for old, new in zip(self.sizes, sizes)]
         sizes = Sizes(*larger)
         if sizes != self.sizes:
-            self.free_buffers()  # first, because memory may not hold both the old and the new ones
+            self.free_buffers()  # first, because memory may not hold both old and new buffers
             self.allocate(sizes)
-        # Even columns that no row reads must not hold NaN of an earlier call: attention multiplies them by 0. `assign`
-        # fills completion.given
+        # Columns that no row reads must be cleared too: attention multiplies them by 0, and NaN from an earlier call
+        # would stay NaN. `assign` fills completion.given
         for x in (*self.row, *self.caches, *self.completion):
             x.zero_()
         self.row.number.fill_(-1)
@@ -164,7 +163,8 @@ class Decoder:
         self.start.fill_(self.prompt.shape[1] - 1)  # the first step reads the last token of a prompt
 
     def allocate(self, sizes):
-        """Makes the buffers except the caches, which `prefill` makes once it knows the shapes of keys and values."""
+        """Allocates all buffers except the caches. `prefill` allocates the caches once it knows the shapes of keys and
+        values."""
         self.sizes = sizes
         zeros = partial(torch.zeros, dtype=torch.long, device=self.device)
         column = (sizes.rows, 1)
@@ -184,8 +184,8 @@ class Decoder:
         self.start = zeros(1)
 
     def prefill(self, places, given, problems):
-        """Fills the caches of rows with their prompts, all but the last token, and assigns completions to the rows.
-        Each prompt is read once.
+        """Fills the caches of rows with their prompts, except the last token, and assigns completions to the rows. Each
+        prompt is read once.
 
         places, given: as in assign; problems: (k,) the prompt of each row, in ascending order without gaps
         """
@@ -227,7 +227,7 @@ class Decoder:
         self.completion.given[number, :L] = self.on_device(given)
 
     def steps(self, *shape, **sampling):
-        """Takes POLL_STEPS steps, with the arguments of `step`."""
+        """Runs POLL_STEPS steps with the given arguments of `step`."""
         arguments = (*shape, *sampling.items())
         step = self.graphs.get(arguments)
         is_new = step is None
@@ -235,19 +235,19 @@ class Decoder:
             step = partial(self.step, *shape, **sampling)
         for _ in range(POLL_STEPS):
             step()
-        if is_new:  # only now: a graph must not hold what kernels set up when they first run
+        if is_new:  # after the steps: a graph must not capture the one-time setup of kernels
             self.graphs[arguments] = self.captured(step)
 
     def step(self, n, width, L, **sampling):
-        """Reads a token and draws the next one in each of the first n rows. No value comes to the host.
+        """Reads a token and draws the next one in each of the first n rows, without synchronising with the host.
 
-        width: columns of the caches that are read; L: most tokens of a completion
+        width: cache columns to read; L: maximum number of tokens in a completion
         """
         views = [x[:n] for x in self.row]
         row = RowBuffers(*views)
         completion = self.completion
         place = (row.number, row.t)                                                  # (n, 1) each
-        # Shapes are fixed, so a finished row keeps drawing until it is refilled; clamped, it stays within the cache
+        # Shapes are fixed, so a finished row keeps drawing until it is refilled; the clamp keeps it within the cache
         last = min(width, self.model.longest_input) - 1
         column = (self.start + row.t).clamp(max=last)                                # (n, 1) of the cache
         caches = [x[:n, :, :width] for x in self.caches]
@@ -271,8 +271,8 @@ class Decoder:
         row.t.add_(1).clamp_(max=L)
 
     def captured(self, step):
-        """Returns a function that does what step() does: on a GPU it launches a CUDA graph. All graphs share the memory
-        of intermediate results, because what a step leaves is in the buffers."""
+        """Captures step() as a CUDA graph on a GPU. Returns a function that replays the graph, or `step` if there is no
+        graph. All graphs share memory for intermediate results, because a step stores its results in the buffers."""
         if self.device.type != "cuda" or not self.captures:
             return step
         self.pool = self.pool or torch.cuda.graph_pool_handle()
@@ -296,10 +296,10 @@ class Decoder:
 
 
 class Scheduler:
-    """The host's record of one call of a Decoder: N = P * G completions of at most L tokens.
+    """Schedules one call of a Decoder on the host: N = P * G completions of at most L tokens.
 
-    n: rows of the next steps; running: {row: its completion}; begun: number of completions that have had a row
-    written: the tokens of each completion at the last poll; truncated: False for each one that has ended
+    n: rows of the next steps; running: {row: its completion}; begun: number of completions started so far
+    written: the tokens of each completion at the last poll; truncated: per completion, False once it has ended
     given: (N, L) as in CompletionBuffers, on the CPU; stop, turns: as in core.generation.generate
     """
 
@@ -309,7 +309,7 @@ class Scheduler:
             shape,        # (P, G, L)
             stop,
             turns,
-            rows,         # the most in the batch
+            rows,         # maximum rows in the batch
             vocabulary):  # 0 without truncation
         self.decoder = decoder
         self.stop = stop
@@ -318,7 +318,7 @@ class Scheduler:
         self.N = P * self.group_size
         self.given = turns.given if turns else torch.full((self.N, self.L), -1)
         self.n = rows
-        while self.n // 2 >= max(ROWS, self.N):  # only halves of `rows`: each number of rows needs graphs of its own
+        while self.n // 2 >= max(ROWS, self.N):  # only halvings of `rows`: each number of rows needs its own graphs
             self.n //= 2
         self.running = {}
         self.begun = 0
@@ -333,23 +333,23 @@ class Scheduler:
         self.collector = KeptCollector()
 
     def columns(self, tokens):
-        """The columns of a cache that a prompt and this many tokens take, rounded up to a multiple of COLUMNS."""
+        """Returns the cache columns for a prompt and this many tokens, rounded up to a multiple of COLUMNS."""
         needed = self.decoder.prompt.shape[1] + tokens
         return math.ceil(needed / COLUMNS) * COLUMNS
 
     def width(self):
-        """The columns of the caches that the next steps can reach."""
+        """Returns the number of cache columns that the next steps can reach."""
         longest = max(len(self.written[number]) for number in self.running.values())
         reached = self.columns(longest + POLL_STEPS)
         return min(reached, self.decoder.sizes.columns)
 
     def free(self):
-        """The rows without a completion."""
+        """Returns the rows without a completion."""
         return [row for row in range(self.n) if row not in self.running]
 
     def refill(self):
-        """Gives free rows the next completions, once there are enough of them. Returns whether any row has one. The
-        completions of a prompt are neighbours, so that it is read once for all."""
+        """Gives the next completions to the free rows, once enough rows are free. Returns True if any row has a
+        completion. Completions of the same prompt are consecutive, so that it is read once for all of them."""
         free = self.free()
         rows = free[: self.N - self.begun]
         if rows and len(free) >= REFILL * self.n:
@@ -364,8 +364,8 @@ class Scheduler:
         return bool(self.running)
 
     def poll(self):
-        """Appends the tokens of the last steps to their completions, lets the environment answer turns that ended, and
-        frees the rows of finished completions, which keep drawing until they are refilled."""
+        """Appends the tokens of the last steps to their completions, lets the environment answer finished turns, and
+        frees the rows of finished completions. Free rows keep drawing until they are refilled."""
         recent = self.decoder.row.recent[: self.n]                                   # (n, POLL_STEPS)
         recent = recent.tolist()  # the only wait for the device in these steps
         new = []
@@ -391,8 +391,8 @@ class Scheduler:
             self.collect(torch.tensor(new))
 
     def cut_at_end(self, number, first):
-        """Cuts a completion after the first new token that ends it or its current turn. Returns whether there is such a
-        token; tokens of answers are none. first: the column of the first new token"""
+        """Cuts a completion after the first new token that ends it or its current turn. Returns True if there is such a
+        token; tokens of the environment's answers do not count. first: the column of the first new token"""
         written = self.written[number]
         if self.stop.sequences:
             turn = 0  # the column in which the current turn begins
@@ -410,7 +410,7 @@ class Scheduler:
         return False
 
     def collect(self, new):
-        """Collects the kept tokens of the last draws. new: (k, 3) row, completion and column of each new token"""
+        """Collects the tokens that truncation kept. new: (k, 3) row, completion and column of each new token"""
         decoder = self.decoder
         _, number, column = new.unbind(1)                                            # (k,) each
         is_drawn = self.given[number, column] < 0
@@ -429,11 +429,11 @@ class Scheduler:
         if self.begun == self.N and ROWS <= half and 0 < len(used) <= half:
             rows = used + self.free()
             self.decoder.shrink(rows[:half])
-            self.running = dict(enumerate(self.running.values()))  # row used[i] is now row i
+            self.running = dict(enumerate(self.running.values()))  # row used[i] moved to row i
             self.n = half
 
     def generation(self):
-        """Returns the Generation, whose longest completion has M tokens."""
+        """Returns the Generation. M is the length of the longest completion."""
         tokens = [torch.tensor(written) for written in self.written]
         target = pad_sequence(tokens, batch_first=True, padding_value=-1)            # (N, M)
         N, M = target.shape

@@ -1,4 +1,4 @@
-"""Packs weights, while they do not change, in the layout that a CPU multiplies fastest with."""
+"""Packs constant weights in the layout that is fastest for CPU matrix products."""
 
 from contextlib import contextmanager
 
@@ -7,13 +7,13 @@ from torch import nn
 
 from core.model import GPT
 
-PACK_FROM = 2**17  # smaller weights are not packed, because it does not pay
+PACK_FROM = 2**17  # elements; packing smaller weights does not pay off
 
 
 @contextmanager
 def prepacked(module):
-    """In the block, large linear layers on a CPU use packed copies of their weights, which must not change. No
-    gradients."""
+    """Within the block, large linear layers on a CPU use packed copies of their weights. The weights must not change,
+    and there are no gradients."""
     dtype = torch.float32
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
@@ -28,7 +28,7 @@ def prepacked(module):
 
 
 def can_pack(layer, dtype):
-    """True if the weights of a layer can be packed for products in this precision, and packing them pays."""
+    """True if a layer's weights can be packed for products in this precision and are large enough to benefit."""
     if type(layer) is not nn.Linear or "forward" in vars(layer):
         return False
     if not torch.backends.mkldnn.is_available():
@@ -42,7 +42,7 @@ def can_pack(layer, dtype):
 
 
 def packed(layer, dtype):
-    """Returns the forward of a linear layer with a packed copy of its weights in this precision."""
+    """Returns a forward for a linear layer that uses a copy of its weights packed in this precision."""
     weight = layer.weight.detach().to(dtype)
     weight = torch.ops.mkldnn._reorder_linear_weight(weight)
     bias = layer.bias
@@ -57,7 +57,7 @@ def packed(layer, dtype):
 
 
 def has_fast_bfloat16(model):
-    """True if `pack_in_bfloat16` makes a model faster: a GPT on a CPU with instructions for bfloat16."""
+    """True if `pack_in_bfloat16` speeds up a model: a GPT on a CPU with bfloat16 instructions."""
     if not isinstance(model, GPT) or model.embed.weight.device.type != "cpu":
         return False
     has_instructions = torch.cpu.get_capabilities().get("avx512_bf16", False)
@@ -65,7 +65,7 @@ def has_fast_bfloat16(model):
 
 
 def pack_in_bfloat16(model):
-    """Makes the blocks of a frozen GPT multiply in bfloat16 from now on, with packed copies of their weights."""
+    """Switches the linear layers in the blocks of a frozen GPT to bfloat16, with packed copies of their weights."""
     for layer in model.blocks.modules():
         if isinstance(layer, nn.Linear):
             layer.forward = packed(layer, torch.bfloat16)

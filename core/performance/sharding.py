@@ -1,8 +1,8 @@
-"""Sharding: each rank keeps one part of every weight (PyTorch's FSDP2).
+"""Shards models: each rank keeps one part of every weight (PyTorch's FSDP2).
 
-In training a layer is gathered while it is computed, and its gradient is summed over ranks and sharded again. All ranks
-take part in that, so each must call the model equally often (`micro_batches`). To sample or to evaluate, all ranks
-gather the models at once (`gathered`).
+In training, each layer is gathered while it is computed, and its gradient is summed over the ranks and sharded again.
+These are collective operations, so all ranks must call the model equally often (`micro_batches`). For sampling and
+evaluation, all ranks gather whole models (`gathered`).
 """
 
 import warnings
@@ -15,22 +15,22 @@ from core.distributed import is_sharded
 
 
 def has_parts(model):
-    """True for a model, or a layer of one, that `shard` has sharded."""
+    """True for a model or layer that `shard` has sharded."""
     return hasattr(model, "unshard")
 
 
 def shard(model, dist):
-    """Shards a model that is whole on every rank: each keeps one part of each weight, in the precision of the weight.
-    With dist.dtype bfloat16, weights are gathered in bfloat16 and gradients are summed in float32.
+    """Shards a model that is whole on every rank: each rank keeps one part of each weight, in the weight's precision.
+    If dist.dtype is bfloat16, weights are gathered in bfloat16 and gradients are summed in float32.
 
-    model: a core.model.Model, or a transformers model that reads token ids
+    model: a core.model.Model, or a transformers model that takes token ids
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
     if any(map(has_parts, model.modules())):
         return  # a reference may be the policy's model with another adapter
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nothing changes it in place
-    # All ranks must keep parts of the same weights, even if one has loaded others. The weights are still on the CPU,
-    # where the default group exchanges
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # no code writes to the view
+    # All ranks must shard the same weights, even if a rank has loaded different ones. The weights are still on the CPU,
+    # where the default process group communicates
     for p in model.parameters():
         torch.distributed.broadcast(p.data, src=0)
     if dist.dtype == torch.bfloat16:
@@ -39,11 +39,11 @@ def shard(model, dist):
         precision = MixedPrecisionPolicy(cast_forward_inputs=False)
     for part in (*layers_of(model), model):
         fully_shard(part, mesh=dist.mesh, mp_policy=precision)
-        part.set_gradient_divide_factor(1.0)  # a loss carries its normalisation: see Distributed
+        part.set_gradient_divide_factor(1.0)  # losses are already normalised: see Distributed
         part.set_force_sum_reduction_for_comms(True)
-    model.set_reduce_scatter_unused_params(True)  # the ranks must agree on what they sum, and one may have no work
-    # The first call tells FSDP that the model is the root, and not the layer that training happens to call first. A
-    # frozen model is only called when it is gathered, so its `states` need not gather it
+    model.set_reduce_scatter_unused_params(True)  # all ranks must reduce the same gradients, even idle ones
+    # FSDP treats the first module that is called as the root: it must be the model, not a layer. A frozen model is
+    # called only while it is gathered, so its `states` need not gather it
     first_call = model
     if any(p.requires_grad for p in model.parameters()):
         register_fsdp_forward_method(model, "states")
@@ -57,7 +57,7 @@ def shard(model, dist):
 
 
 def layers_of(model):
-    """The modules of a model that are gathered one at a time in training: the largest of its lists of modules."""
+    """Returns the layers of a model, which training gathers one at a time: its largest ModuleList."""
     lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
 
     def size(part):
@@ -67,15 +67,16 @@ def layers_of(model):
 
 
 def one_token(dist):
-    """The shortest text, (1, 1)."""
+    """Returns a text of one token, (1, 1)."""
     return torch.zeros(1, 1, dtype=torch.long, device=dist.device)
 
 
 def touch(states, unused, model):
     """Adds 0 times the unused states of a prompt to the states of its completions.
 
-    FSDP gathers a layer for its backward pass when a gradient reaches the layer's output. Completions read the keys and
-    values of a prompt, but not the output of its last layer: without this, its weights would still be sharded then.
+    FSDP gathers a layer for the backward pass when a gradient reaches the layer's output. Completions use the keys and
+    values of a prompt, but not the output of the last layer. Without this term, the last layer would still be sharded
+    in the prompt's backward pass.
     """
     if not has_parts(model):
         return states
@@ -83,23 +84,23 @@ def touch(states, unused, model):
 
 
 def reshard(model):
-    """Returns to one part on each rank, as training needs."""
+    """Shards a gathered model again, for training."""
     model.set_reshard_after_forward(True)
     model.set_reshard_after_forward(False, recurse=False)  # the output layer reads after `states` has returned
     model.reset_iter_state()
 
 
 class Shards:
-    """The sharded models of a run: what every rank must do with them at the same time."""
+    """The sharded models of a run, and the collective operations on them."""
 
     def __init__(self, dist):
         self.dist = dist
         self.models = []
-        self.idle = 0.0  # the loss of the idle calls of the present micro-batch
+        self.idle = 0.0  # the loss of the idle calls in the current micro-batch
 
     @contextmanager
     def gathered(self):
-        """In the block, every sharded model is whole on every rank, without gradients. All ranks must enter it."""
+        """Within the block, every sharded model is whole on every rank, without gradients. All ranks must enter it."""
         try:
             for model in self.models:
                 model.set_reshard_after_forward(False)
@@ -113,9 +114,9 @@ class Shards:
     def micro_batches(self, parts, policy, rollouts):
         """Yields the micro-batches of an optimizer step, and makes every rank call a sharded model equally often.
 
-        policy: calls(rollouts) is the number of times that its model is called for them
-        A rank that calls the model less often for its part than another rank adds idle calls, whose loss of 0 is added
-        to that of the part in `backward`. A rank that has no parts left makes idle calls only.
+        policy: policy.calls(rollouts) is the number of model calls for the rollouts
+        A rank that needs fewer model calls than another rank for its part makes additional idle calls. Their loss of 0
+        is added to the loss of the part in `backward`. A rank without parts left makes only idle calls.
         """
         rounds = self.dist.agree(len(parts))
         if rounds == 0:
@@ -134,7 +135,7 @@ class Shards:
                 self.idle.backward()
 
     def idle_loss(self, model, times):
-        """The loss, 0, of `times` calls of a model: this rank takes part in gathering the model for the others."""
+        """Calls a model `times` times, so that this rank joins the gathers of the other ranks. Returns the loss, 0."""
         loss = 0.0
         with self.dist.autocast():
             for _ in range(times):
@@ -144,9 +145,9 @@ class Shards:
 
 @torch.no_grad()
 def gathered_state(state, wanted=True):
-    """Replaces the sharded tensors in `state`, nested dicts and lists, by whole ones on the CPU. All ranks must call
-    it; one for which `wanted` is False gets None in their place."""
-    found = {}  # by storage: tied weights stay one tensor, in the file too
+    """Replaces the sharded tensors in `state`, nested dicts and lists, by whole tensors on the CPU. All ranks must call
+    it; ranks with wanted=False get None instead of the tensors."""
+    found = {}  # by storage: tied weights stay one tensor, also in the file
 
     def gather(x):
         if not is_sharded(x):
@@ -162,7 +163,7 @@ def gathered_state(state, wanted=True):
 
 @torch.no_grad()
 def shard_like(x, own):
-    """Shards the whole tensor x as `own` is sharded. If `own` is not, or x already is, it returns x itself."""
+    """Shards the whole tensor x in the same way as `own`. Returns x unchanged if `own` is whole or x is sharded."""
     if not is_sharded(own) or is_sharded(x):
         return x
     from torch.distributed.tensor import distribute_tensor
@@ -171,8 +172,7 @@ def shard_like(x, own):
 
 
 def weights_of(net):
-    """{name: tensor} of net.state_dict(). Of the parts of the model, because a call of state_dict would reshard a model
-    that is gathered at the time."""
+    """Returns the same {name: tensor} as net.state_dict(), which would reshard a gathered model."""
     tensors = {}
     for name, part in net.named_modules(remove_duplicate=False):
         prefix = f"{name}." if name else ""
@@ -181,7 +181,7 @@ def weights_of(net):
 
 
 def shard_state(saved, optimizer):
-    """Shards the whole tensors in an optimizer's state_dict, in place, as its parameters are sharded."""
+    """Shards the whole tensors in an optimizer's state_dict in place, in the same way as the parameters."""
     parameters = []
     for group in optimizer.param_groups:
         parameters += group["params"]
@@ -191,4 +191,4 @@ def shard_state(saved, optimizer):
             if x.shape == p.shape:
                 state[name] = shard_like(x, p)
             else:
-                state[name] = x.clone()  # x itself would keep the file mapped
+                state[name] = x.clone()  # without the clone, x would keep the file mapped

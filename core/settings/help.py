@@ -1,4 +1,4 @@
-"""The text of --help: settings with their defaults and what they are for, read from the page of a class."""
+"""Builds the text of --help: settings with their defaults and comments, read from the source of a config class."""
 
 import ast
 import inspect
@@ -13,8 +13,8 @@ ALL = "--help=all adds the settings that have an effect only with another one."
 
 
 def help_lines(cls, every):
-    """Yields the lines of --help that follow the docstring of a script: its settings under their headings. Without
-    `every` settings that have an effect only with another one are left out."""
+    """Yields the lines of --help after the docstring of a script: its settings under their headings. If `every` is
+    False, settings that have an effect only with another setting are omitted."""
     defaults = object.__new__(cls)  # without __post_init__, which may demand settings that have no default
     switches = {}
     for _, switch, keys in defaults.features():
@@ -40,9 +40,9 @@ def help_lines(cls, every):
 
 
 def page_of(cls):
-    """[(heading, setting, its comment)] of a class and its bases, read from their source.
-    A comment begins behind a setting and continues in the comments right below it. A comment below an empty line is a
-    heading"""
+    """Returns [(heading, setting, its comment)] of a class and its bases, read from their source.
+    The comment of a setting starts on its line and continues in the comment lines directly below. A comment after an
+    empty line is a heading."""
     page = {}
     for part in reversed(cls.__mro__[:-1]):  # the last one is object
         source = textwrap.dedent(inspect.getsource(part))
@@ -51,7 +51,7 @@ def page_of(cls):
 
 
 def page_of_source(source):
-    """{name: (the heading above it, the name, its comment)} of the fields in the source of a class."""
+    """Returns {name: (heading, name, comment)} of the fields in the source of a class."""
     lines = [*source.splitlines(), ""]
     page = {}
     heading = ""
@@ -72,5 +72,5 @@ def page_of_source(source):
 
 
 def is_comment(line):
-    """True for a line that is only a comment."""
+    """True if a line contains only a comment."""
     return line.lstrip().startswith("#")

@@ -1,4 +1,4 @@
-"""Optional packages: imported where they are used; one that is missing or too old is an error with the pip command."""
+"""Imports optional packages on first use. A missing or outdated package is an error with the pip command."""
 
 import functools
 import importlib
@@ -10,13 +10,13 @@ import warnings
 from core.errors import FLOORS, Mistake, check_version, described, others
 from core.files import HUB, on_hub
 
-# transformers must not find this package: with it, it fetches code from the hub and runs it
+# Hides the package kernels: if transformers finds it, it downloads code from the hub and runs it
 sys.modules.setdefault("kernels", None)
 
 
 def require(name, why, install="-r requirements-hf.txt"):
-    """The package of that name. Raises Mistake with the pip command if it is not installed, too old, or does not load.
-    why: the setting that asks for it, with its value; install: the arguments of pip install"""
+    """Imports a package. Raises Mistake with the pip command if it is missing, too old, or does not load.
+    why: the setting that needs it, with its value; install: the arguments of pip install"""
     package = name.split(".")[0]
     try:
         module = importlib.import_module(name)
@@ -24,7 +24,7 @@ def require(name, why, install="-r requirements-hf.txt"):
         missing = (error.name or "").split(".")[0]
         if isinstance(error, ModuleNotFoundError) and missing == package:
             raise Mistake(f"{why} needs the package {package}: pip install {install}") from None
-        # A package that it needs is missing or of another version
+        # One of its dependencies is missing or incompatible
         raise Mistake(f"{why}: {package} does not load ({described(error)}): pip install {install}") from error
     if name in FLOORS:
         check_version(name, module.__version__, why, install)
@@ -32,7 +32,8 @@ def require(name, why, install="-r requirements-hf.txt"):
 
 
 def local_name(path):
-    """The name for Hugging Face's libraries: owner/name, or an absolute path, which other working directories find."""
+    """Returns the name for Hugging Face's libraries: owner/name, or an absolute path, which does not depend on the
+    working directory."""
     if on_hub(path):
         return path.removeprefix(HUB)
     return os.path.abspath(path)
@@ -40,14 +41,14 @@ def local_name(path):
 
 @functools.cache
 def say_opening(path, key):
-    """Prints on rank 0, once for each path, that a name of the hub is opened: without a network the hub's library gives
-    up only after a minute or two."""
+    """Prints on rank 0, once per path, that a hub name is being opened: without a network, the hub library gives up
+    only after a minute or two."""
     if on_hub(path) and os.environ.get("RANK", "0") == "0":
         print(f"opening {key}={path}; if the hub does not answer, the error may take two minutes", flush=True)
 
 
 def quiet_transformers(path, key):
-    """The package transformers, without its progress bars and warnings, to open what the setting `key` names."""
+    """Imports transformers, with progress bars and warnings disabled. path, key: the model to open and its setting"""
     say_opening(path, key)
     transformers = require("transformers", f"{key}={path}")
     quiet_hub(f"{key}={path}").utils.disable_progress_bars()
@@ -59,8 +60,8 @@ def quiet_transformers(path, key):
 
 
 def opening(path, key, what=""):
-    """The block in which a library opens what the setting `key` names: its error becomes a Mistake.
-    what: the part of it that is opened"""
+    """Returns a context manager that turns a library's errors on opening `path` into a Mistake.
+    key: the setting that names the path; what: the part that is opened"""
     remedy = "copy its files again, as save_pretrained wrote them"
     if on_hub(path):
         remedy = "check the name and the network, or download it elsewhere (hf download) and name its folder"
@@ -69,7 +70,7 @@ def opening(path, key, what=""):
 
 
 def quiet_hub(why):
-    """The package huggingface_hub, without its warnings, such as a line for each attempt at a connection."""
+    """Imports huggingface_hub, with warnings disabled, such as a line for every connection attempt."""
     hub = require("huggingface_hub", why)
     hub.logging.set_verbosity_error()
     return hub

@@ -1,9 +1,9 @@
-"""Names of settings in TRL, verl, transformers and nanoGPT, and the answer to each; docs/coming_from.md says more.
-with_settings_of_today knows the names of earlier versions of this project.
+"""Maps settings of TRL, verl, transformers and nanoGPT to ours; docs/coming_from.md explains more.
+with_settings_of_today translates settings of earlier versions of this project.
 
-A line of TABLE: names | our settings, perhaps with a value | what differs or, if there is no such setting, what to do.
-Names with dots are verl's: the last part without the rest may mean several things.
-A line of VALUES: values that a setting of ours does not have | what to do instead.
+A line of TABLE: names | our settings, optionally with a value | the difference or, without such a setting, what to do.
+Names with dots are verl's: their last part would be ambiguous.
+A line of VALUES: values that our setting does not have | what to do instead.
 """
 
 import difflib
@@ -168,8 +168,8 @@ objective=reinforce_plus_plus_baseline | it is reinforce++_baseline
 
 
 def with_settings_of_today(saved, path, say=None):
-    """Translates the settings in the config.json of a run, perhaps of an earlier version, to the settings of today.
-    Raises Mistake where none mean the same. say: prints a line about each that was replaced"""
+    """Translates the settings in a run's config.json, possibly from an earlier version, to current settings. Raises
+    Mistake if there is no equivalent. say: a function that prints a line about each replaced setting"""
     today = {"template": "plain"} | saved  # a run without the setting had plain prompts
     normalisation = today.get("reward_normalisation")
     if normalisation in ("none", "group"):
@@ -187,7 +187,7 @@ def with_settings_of_today(saved, path, say=None):
 
 
 def names_elsewhere():
-    """{a name elsewhere: (our names, what differs)}"""
+    """Returns {name in another library: (our settings, note)} from TABLE."""
     found = {}
     for line in TABLE.split("\n"):
         if line:
@@ -198,7 +198,7 @@ def names_elsewhere():
 
 
 def answer_to_value(key, value):
-    """The answer to a value that the setting `key` cannot have: what to set instead, or "" if VALUES has none."""
+    """Returns the advice for a value that the setting `key` does not have, or "" if VALUES has no entry."""
     for line in VALUES.split("\n"):
         values, _, answer = line.partition(" | ")
         if f"{key}={value}".lower() in values.split():
@@ -207,8 +207,8 @@ def answer_to_value(key, value):
 
 
 def answer_to(key, known):
-    """The answer to a key that is not in `known`, the settings of a script: our setting of that meaning or of a similar
-    name, or what to do instead, or "" if there is none. Of a name with dots the longest end that TABLE has counts."""
+    """Returns the advice for a key that is not in `known`, the settings of a script: our equivalent setting, a setting
+    with a similar name, what to do instead, or "". Names with dots are matched by the longest suffix in TABLE."""
     table = names_elsewhere()
     parts = key.replace("-", "_").split(".")
     if "critic" in parts:
@@ -226,8 +226,8 @@ def answer_to(key, known):
 
 
 def wrong_form(argument, argv, known):
-    """The error about an argument that is neither a config file nor --key=value, as in `--beta 0.1` or verl's
-    `data.train_files=my.parquet`. It answers all keys of the command that are not in `known`, the settings."""
+    """Returns the error about an argument that is neither a config file nor --key=value, as in `--beta 0.1` or verl's
+    `data.train_files=my.parquet`. It covers all keys of the command line that are not in `known`, the settings."""
     keys = {}
     for each in argv:
         if each.startswith("--") or "=" in each:
@@ -239,8 +239,8 @@ def wrong_form(argument, argv, known):
 
 
 def unknown_keys(given, known):
-    """The error about every key that is not in `known`. given: pairs (place, {key: value})"""
-    found = {}  # {place: {key: the key with its answer}}
+    """Returns the error about all keys that are not in `known`. given: pairs (place, {key: value})"""
+    found = {}  # {place: {key: the key with its advice}}
     for place, settings in given:
         for key in settings:
             if key not in known:

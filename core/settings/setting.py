@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses. The type of a field says what is allowed, the comment behind it what it is for."""
+"""Defines settings as frozen dataclasses. A field's type gives its allowed values, its comment describes it."""
 
 import functools
 import math
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from core.errors import Mistake, one_line
 from core.files import CONFIG
 
-# The type of a setting may name an interval, where a round bracket excludes its end, or the table of its values
+# The type of a setting may contain an interval, in which a round bracket excludes the end, or a table of values
 Count = Annotated[int, "[1, 1e6]"]
 Steps = Annotated[int, "[1, 1e12]"]
 Natural = Annotated[int, "[0, 1e12]"]
@@ -20,29 +20,29 @@ Fraction = Annotated[float, "[0, 1)"]
 Positive = Annotated[float, "(0, 1e9]"]
 NotNegative = Annotated[float, "[0, 1e9]"]
 Temperature = Annotated[float, "[1e-6, 1e3]"]
-Name = Annotated[str, "a name"]  # of a file, folder, model or function; not an empty text
+Name = Annotated[str, "a name"]  # of a file, folder, model or function; not empty
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The base of every config.
+    """The base class of every config.
 
-    A class of settings is a page: its fields in the order of the data flow under headings, which are comments. Rules
-    about several settings are in `features` and `conflicts`, in Python.
-    origin: {setting: the file or argument that set it}, for errors; None, as from Python: the settings that differ from
-        their defaults count as set
+    A config class reads like a page: its fields are in the order of the data flow, under headings, which are comments.
+    `features` and `conflicts` hold the rules about several settings.
+    origin: {setting: the file or argument that set it}, for errors; None (a config made in Python): all settings that
+        differ from their defaults count as set
     """
     origin: InitVar[dict | None] = field(default=None, kw_only=True)
 
     def features(self):
-        """Yields a row for each optional feature: (is it on, what turns it on, its own settings). Settings of a feature
-        that is off must keep their defaults."""
+        """Yields (is it on, the setting that turns it on, its own settings) for each optional feature. If a feature is
+        off, its settings must keep their defaults."""
         return ()
 
     def conflicts(self):
-        """Yields a row for each conflict: (is it there, the settings, why and the remedy). The error begins with the
-        ones among them that the user set. After a row's only setting `why` continues the sentence, as in
-        "minibatches=17 is more than ..."; after several it is a sentence of its own."""
+        """Yields (is there a conflict, the settings, reason and remedy) for each possible conflict. The error begins
+        with the settings that the user set. If a row has one setting, the reason continues the sentence, as in
+        "minibatches=17 is more than ..."; otherwise it is a separate sentence."""
         return ()
 
     def __post_init__(self, origin):
@@ -69,19 +69,19 @@ class Settings:
             raise Mistake(f"{', '.join(named)}{colon} {why}")
 
     def varied(self, **changes):
-        """A copy with other values, which are not checked, because no user sets them."""
+        """Returns a copy with changed values. They are not checked, because they do not come from the user."""
         other = copy(self)
         vars(other).update(changes)
         return other
 
 
 def changed(config, *keys):
-    """The settings among `keys` that differ from their defaults."""
+    """Returns the settings in `keys` that differ from their defaults."""
     return [key for key in keys if vars(config)[key] != getattr(type(config), key)]
 
 
 def assignment(config, key, origin):
-    """A setting as errors show it: `key=value`, with the file that set it."""
+    """Formats a setting for errors: `key=value`, with the file that set it."""
     setting = f"{key}={shown(vars(config)[key])}"
     place = origin.get(key, "")
     if place.endswith((".py", ".json")):
@@ -91,14 +91,14 @@ def assignment(config, key, origin):
 
 @functools.cache
 def settings_of(cls):
-    """{setting: ({type: its parameters}, what is allowed: an interval, a table or None)} of a class."""
+    """Returns {setting: ({type: its parameters}, allowed values: an interval, a table or None)} of a class."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {f.name: kinds_of(hints[f.name]) for f in fields(cls)}
 
 
 def kinds_of(hint):
-    """({type: its parameters}, what is allowed) of the type of a setting. Count | None gives int and NoneType, and
-    "[1, 1e6]"."""
+    """Parses the type of a setting. Returns ({type: its parameters}, allowed values): for Count | None, the types int
+    and NoneType, and "[1, 1e6]"."""
     origin = typing.get_origin(hint)
     parts = typing.get_args(hint)
     if origin is Annotated:
@@ -119,7 +119,7 @@ def kinds_of(hint):
 
 
 def check_values(config, origin=None):
-    """Raises Mistake for the first setting whose value is not allowed. origin: as of Settings"""
+    """Raises Mistake for the first setting with a forbidden value. origin: as in Settings"""
     origin = origin or {}
     for key, (kinds, allowed) in settings_of(type(config)).items():
         value = vars(config)[key]
@@ -129,12 +129,12 @@ def check_values(config, origin=None):
 
 
 def check_value(key, value, allowed, place=""):
-    """Raises Mistake for a value that is neither None nor allowed: outside an interval, or not in a table.
+    """Raises Mistake for a forbidden value: outside its interval or not in its table. None is allowed here.
     place: the file or argument that set it"""
     if value is None or allowed is None:
         return
     if not isinstance(allowed, str):
-        fits = value in list(allowed)  # a wrong value may have no hash, which `in` a dict would need
+        fits = value in list(allowed)  # a list, because a wrong value may be unhashable
         what = f"one of {', '.join(map(str, allowed))}"
         if place.endswith(CONFIG):
             what += "; name the config file of the run, which may add it"
@@ -156,8 +156,8 @@ def check_value(key, value, allowed, place=""):
 
 
 def is_inside(value, interval):
-    """True if a number lies in an interval. A round bracket excludes its end: "(0, 1]" is above 0 and at most 1.
-    "[1, 9] or a share in (0, 1)" is the first interval for a whole number, the second for a float."""
+    """True if a number is in an interval. A round bracket excludes the end: "(0, 1]" means above 0 and at most 1.
+    "[1, 9] or a share in (0, 1)" means the first interval for an int and the second for a float."""
     interval, _, shares = interval.partition(" or a share in ")
     if shares and isinstance(value, float):
         interval = shares
@@ -170,16 +170,16 @@ def is_inside(value, interval):
 
 
 def shown(value):
-    """A value as errors show it: its repr, shortened."""
+    """Formats a value for errors: its shortened repr."""
     return one_line(value, 100, repr)
 
 
 def check_finite(weights, named):
-    """Raises Mistake for the first of the weights, pairs (name, tensor), that holds NaN or infinity."""
+    """Raises Mistake for the first weight that contains NaN or infinity. weights: pairs (name, tensor)"""
     for name, tensor in weights:
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        low, high = tensor.detach().aminmax()  # both are NaN if one number is
+        low, high = tensor.detach().aminmax()  # both are NaN if any element is
         is_finite = math.isfinite(low) and math.isfinite(high)
         if not is_finite:
             raise Mistake(f"{named}: {name} holds numbers that are not finite (NaN or infinity); use a checkpoint "

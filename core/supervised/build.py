@@ -1,4 +1,4 @@
-"""The data, the model and the batches of a supervised run, checked against each other before the first step."""
+"""Builds the data, the model and the batches of a supervised run, and checks that they fit each other."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ from core.trainer import supervised_sums
 
 
 def build_data(config, dist):
-    """Windows of running text, or prompts with their completions if the dataset is one of prompts."""
+    """Returns windows of running text or, for a dataset of prompts, prompts with their completions."""
     mode = mode_of(config)
     tokenizer = None  # the dataset's own
     if starts_from_huggingface(config) or (config.init_from and is_file_of_records(config.dataset)):
@@ -30,7 +30,7 @@ def build_data(config, dist):
         "tokenizer": tokenizer}
     if not has_prompts(config.dataset):
         if mode == SEQUENCE_SCORER:
-            mode = MASKED_FILL  # generators fill in the masks of the texts that a judge reads
+            mode = MASKED_FILL  # a judge reads texts whose masks generators have filled in
         return DatasetConsumer(
             config.dataset,
             mode,
@@ -57,14 +57,14 @@ def starts_from_huggingface(config):
 
 
 def mode_of(config):
-    """The mode of the model: a Hugging Face model has its own."""
+    """Returns the mode of the model. A Hugging Face model determines its own mode."""
     if starts_from_huggingface(config):
         return model_mode(config.init_from, "init_from")
     return config.mode
 
 
 def build_model(config, data, dist):
-    """A new model; or the Hugging Face model that init_from names, with the adapter that the config asks for."""
+    """Builds a new model, or opens the Hugging Face model in init_from, with an adapter if the config sets one."""
     if not starts_from_huggingface(config):
         return build_new_model(config, data.tokenizer).to(dist.device)
     for key in changed(config, "dropout", "judge_head"):
@@ -85,8 +85,8 @@ def build_model(config, data, dist):
 
 
 def build_new_model(config, tokenizer):
-    """A model of the config's shape. With init_from it starts from the weights of that model, without its output layer
-    if the two have different modes or heads."""
+    """Builds a model with the config's shape. With init_from, it starts from the weights of that model, except the
+    output layer if their modes or heads differ."""
     if config.has_adapter:
         raise Mistake(f"{config.adapter_setting} is for Hugging Face models: set init_from to a folder or "
                       "hf:owner/name")
@@ -113,7 +113,7 @@ def build_new_model(config, tokenizer):
 
 
 def build_batches(config, data, dist):
-    """The (batches, evaluation) of a Trainer, as the mode of the model needs them."""
+    """Returns the (batches, evaluation) of a Trainer for the mode of the model."""
     if mode_of(config) == SEQUENCE_SCORER:
         return build_judge_batches(config, data, dist)
 
@@ -135,7 +135,8 @@ def build_batches(config, data, dist):
 
 
 def build_judge_batches(config, data, dist):
-    """The same for a judge, which learns from texts that the generators of fill_checkpoints fill in."""
+    """Returns the (batches, evaluation) of a judge, which learns from texts filled in by the generators in
+    fill_checkpoints."""
     if not config.fill_checkpoints:
         raise Mistake("fill_checkpoints is empty: name the generators whose fills the judge learns from")
     fillers = []

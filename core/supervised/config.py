@@ -1,4 +1,4 @@
-"""Every setting of supervised training: a generator, a judge, or a language model."""
+"""The settings of supervised training of a generator, a judge or a language model."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -57,7 +57,7 @@ class PretrainConfig(RunConfig):
     fill_checkpoints: tuple[str, ...] = ()  # generators whose fills the judge learns from, each equally often
     fill_temperature_low: Temperature = 0.7  # lowest temperature at which a text is filled; drawn for each text
     fill_temperature_high: Temperature = 1.0  # highest temperature at which a text is filled
-    clean_share: Annotated[float, "[0, 1]"] = 0.1  # share of the texts that no generator has changed
+    clean_share: Annotated[float, "[0, 1]"] = 0.1  # share of the texts that are left unchanged
 
     # Optimizer steps
     batch_size: Count = 64  # texts per micro-batch on each rank
@@ -72,7 +72,7 @@ class PretrainConfig(RunConfig):
     beta1: Fraction = 0.9  # AdamW's decay of the mean gradient
     beta2: Fraction = 0.95  # AdamW's decay of the mean squared gradient
     grad_clip: Annotated[float, "[0, inf)"] = 1.0  # largest gradient norm; 0.0 turns clipping off
-    max_bad_steps: Steps = 5  # steps in a row with a number that is not finite before the run stops
+    max_bad_steps: Steps = 5  # consecutive steps with NaN or infinity before the run stops
 
     # Evaluation
     eval_batches: Count = 8  # validation batches of an evaluation
@@ -80,7 +80,7 @@ class PretrainConfig(RunConfig):
 
     # The run
     out_dir: Name = "out-pretrain"  # the folder of everything that the run writes
-    export: Name | None = None  # where the final model is also written, in float16, to be shipped or used
+    export: Name | None = None  # folder for a float16 copy of the final model, to ship or use
     resume: Literal[True, False, "auto"] = False
         # True: continue from out_dir/state.pt, without a config file with its saved settings; auto: only if there is
         # one

@@ -1,4 +1,4 @@
-"""Training texts of a judge, filled in by frozen generators, and a report of how well it tells them from true ones."""
+"""Makes training texts for a judge with frozen generators, and measures how well it detects filled-in text."""
 
 import math
 
@@ -10,15 +10,15 @@ from core.distributions import draw_uniforms
 from core.fill_in import fill_in, predict_and_sample_tokens
 from core.judge import calculate_judge_scores, calculate_realness
 
-NOISE = 1           # added to a seed, keeps the noise of training apart from other noise
+NOISE = 1           # added to the seed, so that training uses different noise than other code
 REPORT_NOISE = 7    # the same for reports
-TEMPERATURE = 0.8   # of the fills of a report
-HIDDEN_SHARE = 0.3  # of each text's tokens, which a generator fills in for the AUC of a report
+TEMPERATURE = 0.8   # of the fills in a report
+HIDDEN_SHARE = 0.3  # of each text's tokens, hidden and filled in for the AUC of a report
 
 
 @torch.no_grad()
 def fill_in_one_pass(model, input, mask, uniform, temperature=1.0):
-    """Fills in all masked tokens of every text in one forward pass, G times. Returns the texts (P, G, T).
+    """Fills in all masked tokens of every text G times, in one forward pass. Returns the texts (P, G, T).
 
     input, mask: (P, T), the mask on the CPU; uniform: (P, G, T) noise in [0, 1); temperature: a number or (P, 1)
     """
@@ -31,20 +31,19 @@ def fill_in_one_pass(model, input, mask, uniform, temperature=1.0):
 
 @torch.no_grad()
 def filled_batch(data, fillers, device, config, split, step, micro=0):
-    """A batch for a judge: windows of the corpus whose masked tokens a frozen generator has filled in.
+    """Makes a batch for a judge: windows of the corpus, with masked tokens filled in by a frozen generator.
 
-    The generator of each text is drawn from `fillers`, its temperature from [fill_temperature_low,
-    fill_temperature_high]. About clean_share of the texts stay true, so that the judge also learns that a text may have
-    no false token. A batch depends only on (seed, split, step) and the numbers of its problems, like those of the
-    dataset.
+    The generator of each text is drawn from `fillers`, the temperature from [fill_temperature_low,
+    fill_temperature_high]. About clean_share of the texts stay true, so that the judge also sees texts without false
+    tokens. Like a batch of the dataset, the batch depends only on (seed, split, step) and the numbers of its problems.
     Returns the filled text (after CLS for a cls judge), the true text, and True where a token was masked
     """
     batch = data.batch(split, step, micro)
     number = batch["number"]                                                         # (B,)
     input, target, mask = unpack_batch(batch, device)                                # (B, T) each
     T = input.shape[1]
-    # The noise of the tokens comes first, then three numbers of the text. A fourth would have to come last: the others
-    # keep their columns, and with them a run that is resumed with a later version keeps its texts
+    # The first T columns are noise of the tokens, the last three of the text. New columns must be appended: the others
+    # keep their places, so a run that is resumed with a later version gets the same texts
     noise = draw_uniforms(data.seed + NOISE, step, number, (1, T + 3))               # (B, 1, T + 3)
     uniform = noise[:, :, :T]                                                        # (B, 1, T)
     for_temperature, for_clean, for_filler = noise[:, 0, T:].unbind(1)               # (B,) each
@@ -59,8 +58,8 @@ def filled_batch(data, fillers, device, config, split, step, micro=0):
     filler_of_text = filler_of_text.long()                                           # (B,) index of its generator
     filled = target.clone()
     for i in filler_of_text.unique():
-        rows = (filler_of_text == i).nonzero()[:, 0]                                 # (b,) the texts of one generator
-        # The mask and the noise are on the CPU, the texts on the device; each is indexed where it is
+        rows = (filler_of_text == i).nonzero()[:, 0]                                 # (b,) texts of generator i
+        # The mask and the noise are on the CPU, the texts on the device
         rows_on_device = rows.to(device, non_blocking=True)
         texts = fill_in_one_pass(
             fillers[i],
@@ -80,7 +79,7 @@ def filled_batch(data, fillers, device, config, split, step, micro=0):
 
 
 def count_below(x, values):
-    """The number of `values` below each x, an equal one counting half. x, values: numpy arrays"""
+    """Counts the `values` below each x; equal values count half. x, values: numpy arrays"""
     values = np.sort(values)
     below = np.searchsorted(values, x, "left")
     at_most = np.searchsorted(values, x, "right")
@@ -88,13 +87,13 @@ def count_below(x, values):
 
 
 def average_ranks(x):
-    """Rank of each value, from 1; equal values get the mean of their ranks."""
-    # Each value counts itself as half a value below, so the smallest has a count of 0.5
+    """Ranks the values from 1; equal values get the mean of their ranks."""
+    # Each value counts itself as half, so the smallest value has a count of 0.5
     return count_below(x, x) + 0.5
 
 
 def auc(positive, negative):
-    """Probability that a positive score is above a negative one, a tie half (Mann-Whitney); NaN without both kinds."""
+    """Probability that a positive score exceeds a negative one; ties count half (Mann-Whitney). NaN if one is empty."""
     pairs = len(positive) * len(negative)
     if pairs == 0:
         return math.nan
@@ -108,18 +107,18 @@ def correlation(x, y):
 
 @torch.no_grad()
 def judge_report(judge, data, filler, device, batches):
-    """Measures how well the judge tells validation text from the same text filled in by one generator.
+    """Measures how well the judge distinguishes validation texts from the same texts filled in by one generator.
 
-    data: a DatasetConsumer whose masks cover from little to much of a text
+    data: a DatasetConsumer that masks different shares of the texts
     Returns a dict:
         "pearson", "spearman": correlations of 1 - score with the replaced share of a filled text
-        "auc": of true texts against texts with 30% of their tokens filled in
-        "token_auc": of true against false tokens, among the filled-in ones; not for a cls judge
-        "mean_score": of the filled texts
+        "auc": true texts against texts with 30% of their tokens filled in
+        "token_auc": true against false tokens, among the filled-in tokens; not for a cls judge
+        "mean_score": mean score of the filled texts
     """
     cls = data.tokenizer.cls_token_id
-    has_realness = judge.judge_head != "cls"  # of every token
-    # A tensor for each batch. Texts are filled in at the masks of the data, those of `scores_of_30` at others
+    has_realness = judge.judge_head != "cls"  # realness of every token
+    # A tensor for each batch. Texts are filled in at the masks of the data; for `scores_of_30`, at other masks
     replaced_shares = []
     scores = []
     scores_of_30 = []
@@ -132,13 +131,13 @@ def judge_report(judge, data, filler, device, batches):
         T = mask.shape[1]
         seed = data.seed + REPORT_NOISE
         noise = draw_uniforms(seed, step, batch["number"], (2, T))                   # (B, 2, T)
-        # One noise serves both fills: each is compared with true text, never with the other
+        # Both fills share their noise: they are compared with true text, not with each other
         uniform = noise[:, :1]                                                       # (B, 1, T)
         filled = fill_in_one_pass(filler, input, mask, uniform, TEMPERATURE)
         filled = filled[:, 0]                                                        # (B, T)
         is_true = filled == target                                                   # (B, T)
         is_replaced = ~is_true
-        realness = calculate_realness(judge, filled, cls)                            # (B, T), of a cls judge (B, 1)
+        realness = calculate_realness(judge, filled, cls)                            # (B, T); for a cls judge (B, 1)
         replaced_share = is_replaced.float().mean(1)                                 # (B,)
         score = realness.mean(1)  # as calculate_judge_scores, without a second read of the texts
         replaced_shares.append(replaced_share)
@@ -148,8 +147,8 @@ def judge_report(judge, data, filler, device, batches):
             realness_of_true.append(realness[was_masked & is_true])
             realness_of_false.append(realness[was_masked & is_replaced])
 
-        # For the AUC every text has the same number of hidden tokens, so that it does not depend on the masks of the
-        # data: the first HIDDEN_SHARE of its columns in random order
+        # For the AUC, HIDDEN_SHARE of the columns of every text are hidden, chosen at random, so that the AUC does not
+        # depend on the masks of the data
         columns = noise[:, 1].argsort(1)                                             # (B, T)
         columns = columns[:, : round(HIDDEN_SHARE * T)]
         hidden = torch.zeros_like(mask).scatter(1, columns, True)                    # (B, T)
@@ -177,5 +176,5 @@ def judge_report(judge, data, filler, device, batches):
 
 
 def joined(parts):
-    """Tensors of several batches as one numpy array in float64."""
+    """Joins the tensors of several batches into one float64 numpy array."""
     return torch.cat(parts).cpu().double().numpy()

@@ -1,6 +1,7 @@
 """The causal policy: a language model that completes prompts from left to right.
 
-A group's prompt is read once, in sampling and, with gradients, in training; its completions read it through a cache.
+In sampling and in training, the prompt of a group is read once and its completions read it through a cache. In training
+the prompt gets gradients too.
 """
 
 import sys
@@ -22,16 +23,16 @@ from grpo.policies.policy import ModelPolicy
 from grpo.rollout import Inputs, Rollouts, Texts
 from grpo.sampling_settings import SamplingSettings
 
-PART_TOKENS = 128       # cost of reading one more part of like length on a CPU, in tokens
-GPU_PART_TOKENS = 2048  # the same on a GPU, which starts as many kernels for a small part as for a large one
+PART_TOKENS = 128       # cost of reading an additional part on a CPU, in tokens
+GPU_PART_TOKENS = 2048  # the same on a GPU, which launches as many kernels for a small part as for a large one
 
 
 @dataclass
 class CausalInputs(Inputs):
-    """Prompts and completions. The last token of a prompt is read with each completion: its state predicts the first
-    sampled token."""
+    """Prompts and completions. The last token of a prompt is read with each completion, because its state predicts the
+    first sampled token."""
     prompt: Tensor         # (P, T) all but the last token of each prompt, reversed, so that padding comes last
-    prompt_length: Tensor  # (P,) number of these tokens
+    prompt_length: Tensor  # (P,) number of tokens in each row of `prompt`
     tokens: Tensor         # (P, G, M) the prompt's last token, then all but the last token of the completion
 
 
@@ -71,7 +72,7 @@ class CausalPolicy(ModelPolicy):
 
     @cached_property
     def decoder(self) -> Any:
-        """On a GPU, a Decoder of the model, which completes prompts in CUDA graphs; None if it cannot run the model."""
+        """A Decoder of the model, which uses CUDA graphs; None without a GPU or if a Decoder cannot run the model."""
         if self.device.type != "cuda":
             return None
         from core.performance.decode import Decoder, can_decode
@@ -81,17 +82,17 @@ class CausalPolicy(ModelPolicy):
 
     def frozen(self) -> "CausalPolicy":
         twin = super().frozen()
-        vars(twin).pop("decoder", None)  # it would decode with this policy's model
+        vars(twin).pop("decoder", None)  # the cached decoder uses this policy's model
         return twin
 
     def problems_at_once(self, settings: SamplingSettings) -> int:
-        """All problems if there is a decoder, which refills rows that have ended."""
+        """Returns sys.maxsize (all problems) with a decoder, which refills finished rows."""
         if self.decoder is None:
             return super().problems_at_once(settings)
         return sys.maxsize
 
     def rollouts(self, problems: dict, generation: Generation, settings: SamplingSettings) -> Rollouts:
-        """Rollouts of completions of problems, sampled here or by a sampler elsewhere."""
+        """Makes Rollouts of completions that this policy or a sampler has sampled."""
         prompt, padding = self._prompt(problems)                                     # (P, T), (P,)
         P, T = prompt.shape
         G = settings.group_size
@@ -115,7 +116,7 @@ class CausalPolicy(ModelPolicy):
         inputs = inputs.with_kept(generation.kept)
         if settings.environment is None:
             stop = Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
-        else:  # stop sequences end its turns, and the text goes on after them
+        else:  # stop sequences end turns, after which the text continues
             stop = Stop(self.tokenizer)
         texts = completion_texts(stop, problems, target, mask, generation.truncated)
         return Rollouts(
@@ -129,29 +130,29 @@ class CausalPolicy(ModelPolicy):
             texts=texts)
 
     def _prompt(self, problems):
-        """The prompts (P, T), without the columns that are padding in all rows, and the padding (P,) of each row. Both
-        on the CPU."""
+        """Returns the prompts (P, T) without columns that are padding in all rows, and the padding (P,) of each row, on
+        the CPU."""
         prompt = torch.from_numpy(problems["input"])
         padding = torch.from_numpy(problems["padding"])
-        # Two columns stay at least: the last token, which is read with the completions, and one for them to share.
-        # If prompts have only one column, cut is -1 and adds one of padding: F.pad by -cut removes or adds columns.
+        # At least two columns remain: the last token, read with each completion, and a column that the completions
+        # share. If prompts have only one column, cut is -1, and F.pad adds a column of padding.
         shared = int(padding.min())
         cut = min(shared, prompt.shape[1] - 2)
         prompt = F.pad(prompt, (-cut, 0))
         return prompt, padding - cut
 
     def states(self, rollouts: Rollouts) -> Tensor:
-        """Reads prompts of like length together, and then their completions, again those of like length together."""
-        # A prompt is read once, and all completions of its group read it through the cache. Its last token, below c
-        # and j, is read with each completion instead, because its state predicts the first sampled token:
+        """Reads prompts of similar length in batches, and their completions in batches of similar length."""
+        # A prompt is read once, and all completions of its group read it through the cache. Its last token, c or j, is
+        # read with each completion instead, because its state predicts the first sampled token:
         #
         #     prompt, . is padding   completion   tokens that are read   tokens that their states predict
         #     0   . a b | c          0            c d e                  d e f
         #                            1            c k                    k l
         #     1   g h i | j          2            j m n                  m n o
         #
-        # The states are listed as they are read, part after part; state_number has the place of each in this list. If
-        # completion 1, which is shorter, is read first, and then 0 and 2 together, it is
+        # The states are concatenated in reading order, and state_number has the index of each state. If completion 1,
+        # which is shorter, is read first, and then 0 and 2 together, state_number is
         #
         #     completion 0   2 3 4
         #     completion 1   0 1
@@ -196,12 +197,12 @@ class CausalPolicy(ModelPolicy):
     def calls(self, rollouts: Rollouts) -> int:
         count = 0
         for _, parts in self._plan(rollouts):
-            count += 1 + len(parts)  # the prompts, and each part of their completions
+            count += 1 + len(parts)  # one call for the prompts, one for each part of their completions
         return count
 
     def _plan(self, rollouts):
-        """Yields indices of problems, whose prompts are read together, and a list of indices of their completions, one
-        tensor for each part that is read together."""
+        """Yields (problems, parts): the indices of problems whose prompts are read together, and a list of tensors with
+        the indices of their completions, one for each part that is read together."""
         G = rollouts.group_size
         length = lengths(rollouts.inputs.chosen)                                     # (P, G)
         length = length.flatten()                                                    # (N,)
@@ -215,7 +216,7 @@ class CausalPolicy(ModelPolicy):
             yield problems, [completions[part] for part in parts]
 
     def greedy(self, problems: dict, settings: SamplingSettings) -> Texts:
-        """The greedy completion of every prompt: Texts (P,)."""
+        """Completes every prompt greedily. Returns Texts (P,)."""
         rows = self.sampling_batch(settings)
         settings = replace(settings, group_size=1, top_k=1, sample_rows=rows)
         rollouts = self.sample(problems, 0, settings)
@@ -223,7 +224,7 @@ class CausalPolicy(ModelPolicy):
 
 
 def lengths(chosen: Tensor) -> Tensor:
-    """(...,) the number of columns up to the last one in which chosen (..., M) is not 0."""
+    """(...,) number of columns up to the last nonzero column of chosen (..., M)."""
     M = chosen.shape[-1]
     number = torch.arange(1, M + 1, device=chosen.device)                            # (M,)
     number = number * (chosen > 0)                                                   # (..., M)
@@ -234,10 +235,10 @@ def completion_texts(
         stop: Stop,
         problems: dict,
         target: Tensor,     # (N, M) tokens
-        mask: Tensor,       # (N, M) 1.0 where one was sampled
+        mask: Tensor,       # (N, M) 1.0 where a token was sampled
         truncated: Tensor,  # (N,) bool
         ) -> Texts:
-    """The Texts of N = P * G completions."""
+    """Makes the Texts of N = P * G completions."""
     N, M = target.shape
     G = N // len(problems["record"])
     records = [record for record in problems["record"] for _ in range(G)]
@@ -250,7 +251,7 @@ def completion_texts(
     for record, ids, end in zip(records, target.tolist(), length, strict=True):
         ids = ids[:end]
         completion_ids.append(ids)
-        given = prefill(record["prompt"])  # beginning of the answer in the prompt itself
+        given = prefill(record["prompt"])  # the beginning of the answer, if the prompt contains it
         completions.append(given + stop.text(ids))
         if ids and ids[-1] in stop.ids:
             ids = ids[:-1]

@@ -1,6 +1,7 @@
-"""The fill-in policy: a masked-fill model that samples the hidden tokens of a text, in one pass or in several.
+"""The fill-in policy: a masked-fill model that samples the hidden tokens of a text in one or several passes.
 
-In one pass the logits depend only on the masked text, so the completions of a group share one forward and backward.
+With one pass the logits depend only on the masked text, so the completions of a group share a forward and a backward
+pass.
 """
 
 from dataclasses import dataclass
@@ -18,18 +19,18 @@ from grpo.sampling_settings import SamplingSettings
 
 @dataclass
 class FillInputs(Inputs):
-    """The texts in which the sampled tokens of each problem are scored: W texts of T columns."""
+    """The texts in which the sampled tokens are scored: W texts of T columns for each problem."""
     texts: Tensor                  # (P, W, T)
-    position: Tensor               # (P, 1 or G, M) the column of each sampled token in its text
-    text: Tensor | None = None     # (P, 1 or G, M) the number of its text, in 0 .. W - 1; None: W = 1, or an old state
+    position: Tensor               # (P, 1 or G, M) column of each sampled token in its text
+    text: Tensor | None = None     # (P, 1 or G, M) index of its text, in 0 .. W - 1; None: W = 1, or an old state
     padding: Tensor | None = None  # (P,) number of leading columns of the texts without a token; None: 0
 
     def __post_init__(self):
         super().__post_init__()
         P, _, T = self.texts.shape
         if self.text is None:
-            # States of earlier versions have no `text`: there a position is text * T + column. One text has number 0,
-            # so the same division serves new inputs without `text`.
+            # In states of earlier versions, which lack `text`, a position is text * T + column. With W = 1 `text` is 0,
+            # so the division is also right for new inputs without `text`.
             self.text = self.position // T
             self.position = self.position % T
         if self.padding is None:
@@ -74,7 +75,7 @@ class FillPolicy(ModelPolicy):
         accuracy = correct.sum(), sampled.sum()
 
         chosen = hidden[:, None]                                                     # (P, 1, M)
-        if text_number is not None:  # in one text the group shares its states; in several, each member has its own
+        if text_number is not None:  # with one text the group shares its states; with several, each member has its own
             chosen = chosen.expand(-1, G, -1)                                        # (P, G, M)
         column = position[:, None].expand_as(chosen)
         size = torch.full((P,), texts[0].numel())
@@ -101,7 +102,7 @@ class FillPolicy(ModelPolicy):
             texts=completions)
 
     def _texts(self, problems, filled, position, accuracy):
-        """The Texts of completions. filled: (P, G, T); position: (P, M); accuracy: (correct tokens, tokens)"""
+        """Makes the Texts of completions. filled: (P, G, T); position: (P, M); accuracy: (correct tokens, tokens)"""
         G = filled.shape[1]
         filled = filled.flatten(0, 1).cpu()                                          # (N, T)
         prompts = self._decoded(problems["input"], G)
@@ -119,7 +120,7 @@ class FillPolicy(ModelPolicy):
             metrics=metrics)
 
     def _decoded(self, ids, copies=1):
-        """A list of the text of each row of ids, with `copies` copies of each text side by side."""
+        """Decodes each row of ids. Returns a list in which each text is repeated `copies` times."""
         decoded = []
         for row in ids.tolist():
             text = self.tokenizer.decode(row)
@@ -127,8 +128,8 @@ class FillPolicy(ModelPolicy):
         return decoded
 
     def states(self, rollouts: Rollouts) -> Tensor:
-        # states_in_texts could read one text too. But it asks for the states of all T columns, where this asks for the
-        # hidden columns only: gradients would add up in another order, which changes their last bits.
+        # states_in_texts could also read one text, but it computes the states of all T columns instead of the hidden
+        # columns: gradients would be summed in another order, which changes their last bits.
         inputs = rollouts.inputs
         if inputs.texts.shape[1] > 1:
             return self.states_in_texts(rollouts)
@@ -141,15 +142,14 @@ class FillPolicy(ModelPolicy):
         return h[self.put(index)]
 
     def states_in_texts(self, rollouts: Rollouts) -> Tensor:
-        """Reads each text in which a token is scored once, without the columns that are padding in all of them."""
-        # All indices are computed on the CPU, where the inputs are. On a GPU each nonzero, unique and int would wait
-        # for the work before it.
+        """Reads each text with scored tokens once, without columns that are padding in all texts."""
+        # All indices are computed on the CPU, where the inputs are. On a GPU nonzero, unique and int would synchronise
         inputs = rollouts.inputs
         W = inputs.texts.shape[1]
         problem, _, _ = inputs.chosen.nonzero(as_tuple=True)                         # (K,)
         column = inputs.position[inputs.chosen]                                      # (K,)
         text = problem * W + inputs.text[inputs.chosen]                              # (K,) in 0 .. P W - 1
-        read, row = text.unique(return_inverse=True)  # (U,) texts that are read, (K,) in 0 .. U - 1
+        read, row = text.unique(return_inverse=True)  # (U,) texts to read, (K,) in 0 .. U - 1
         cut = int(inputs.padding.min())
         column = column - cut
         problem_read = read // W                                                     # (U,)
@@ -164,23 +164,23 @@ class FillPolicy(ModelPolicy):
 
 def texts_to_score(
         input: Tensor,              # (P, T) the problems: texts with hidden tokens
-        drawn_in: Tensor,           # (N, M) of fill_in_passes
-        texts_read: Tensor,         # (N, S, T) of fill_in_passes with S passes
+        drawn_in: Tensor,           # (N, M) from fill_in_passes
+        texts_read: Tensor,         # (N, S, T) from fill_in_passes with S passes
         estimator: str) -> tuple:
-    """The texts of each problem in which its tokens are scored, (P, W, T), and the number of each token's text,
-    (P, G, M) on the CPU; or None: all in one text.
+    """Returns the texts in which the tokens of each problem are scored, (P, W, T), and the index of each token's text,
+    (P, G, M) on the CPU, or None for one_step.
 
     estimator:
-    trajectory: each token is scored in the text that its pass read, which is exact (LLaDA arXiv 2502.09992 in sampling;
-        TraceRL arXiv 2509.06949 in training). All first passes read the problem, so W = 1 + G (S - 1)
-    one_step: all tokens are scored in the problem, as if they were independent (the mean field that d1 starts from,
-        arXiv 2504.12216), so W = 1
+    trajectory: each token is scored in the text that its pass read, which is exact (LLaDA arXiv 2502.09992 for
+        sampling; TraceRL arXiv 2509.06949 for training). All first passes read the problem, so W = 1 + G (S - 1)
+    one_step: all tokens are scored in the problem, as if they were independent (the mean-field approximation that d1,
+        arXiv 2504.12216, builds on), so W = 1
     """
     P, T = input.shape
     problem = input[:, None]                                                         # (P, 1, T)
     if estimator == "one_step":
         return problem, None
-    # Text 0 is the problem; then come the texts of later passes: all of the first member, all of the second, ...
+    # Text 0 is the problem. The texts of later passes follow, grouped by member
     N, S, _ = texts_read.shape
     G = N // P
     later = texts_read[:, 1:]                                                        # (N, S - 1, T)

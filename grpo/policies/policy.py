@@ -1,4 +1,4 @@
-"""The interface of a policy, and the parts that all kinds share: scores, precision, weights, copies, files."""
+"""The interface of a policy, and the code that all policies share: scores, precision, weights, copies, files."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -18,37 +18,37 @@ from grpo.sampling_settings import SamplingSettings
 
 
 class Policy:
-    """A generator as the algorithm sees it: it samples completions, and it scores them. A kind of generator defines
-    sample, states and project; score and distributions follow from these.
+    """The interface of a generator for the algorithm: it samples completions and scores them. Subclasses define sample,
+    states and project; score and distributions are built on these methods.
 
-    device: where it computes; vocabulary: number of tokens that it can sample; kl_estimator: "exact" or "k3", its
-    default; suffix: ending of the name of the file that `save` writes, "" for a folder
-    parameters(): the trained ones; parameters_by_kind(): {"matrices", "embeddings", "vectors"}, the same
+    device: the device of the model; vocabulary: number of tokens that it can sample; kl_estimator: the default, "exact"
+    or "k3"; suffix: file name extension for `save`, "" for a folder
+    parameters(): the trained parameters; parameters_by_kind(): the same, under "matrices", "embeddings", "vectors"
     weights(): {name: tensor}, sharing memory with the policy; load_weights(weights): loads the result of `weights`
-    inputs_type: the class of the inputs of its rollouts, which a resumed run builds again
-    frozen(): a copy that stays as the policy is now; to(device): moves it
-    save(path, **facts): writes a model file or folder; facts: plain values to keep in it
-    Only a policy whose model is sharded needs calls(rollouts) -> number of times that `states` calls the model; its
-    `save` also gets `weights`. Only a run that grpo/build.py builds also needs `model`, `tokenizer`, compile() and, to
+    inputs_type: the class of rollouts.inputs, from which a resumed run restores the inputs
+    frozen(): a copy that later training does not change; to(device): moves the policy
+    save(path, **facts): writes a model file or folder; facts: plain values to store in it
+    Only a policy with a sharded model needs calls(rollouts) -> number of times that `states` calls the model; its
+    `save` also gets `weights`. Only runs built by grpo/build.py also need `model`, `tokenizer`, compile() and, to
     evaluate prompts, greedy(problems, settings).
     """
 
     inputs_type = Inputs
 
     def sample(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
-        """Rollouts of settings.group_size completions of every problem, with the log-probability of each token under
-        the distribution drawn from. The noise depends only on settings.seed, iteration, the number of the problem and
-        the member of the group."""
+        """Samples settings.group_size completions of every problem. The Rollouts include the log-probability of each
+        token under the sampling distribution. The noise depends only on settings.seed, iteration, the number of the
+        problem and the member of the group."""
 
     def states(self, rollouts: Rollouts) -> Tensor:
-        """Hidden states (K, C): one for each True in rollouts.inputs.chosen, in the same order."""
+        """Returns hidden states (K, C), one for each True in rollouts.inputs.chosen, in the same order."""
 
     def project(self, states: Tensor) -> Tensor:
-        """(K, C) -> (K, V) float32 logits over the V tokens that it can sample. A banned token has a very negative
-        logit: minus infinity would make the exact KL NaN."""
+        """(K, C) -> (K, V) float32 logits over the vocabulary. A banned token has a very negative logit, because minus
+        infinity would make the exact KL NaN."""
 
     def identity(self) -> dict:
-        """The facts that must be equal for a saved state to fit, besides the names and shapes of the weights."""
+        """Returns facts that must match to load a saved state, besides the names and shapes of the weights."""
         return {}
 
     def score(
@@ -56,8 +56,7 @@ class Policy:
             rollouts: Rollouts,
             temperature: float,
             learn_entropy: bool = False) -> Scores:  # True: the entropy has a gradient
-        """Scores of the sampled tokens, each read once. Logits are computed only for these, in parts if there are
-        many."""
+        """Scores the sampled tokens, reading each once. Computes logits of these tokens only, in parts if need be."""
         h = self.states(rollouts)                                                    # (K, C)
         index = rollouts.index()                                                     # (K, g)
         index = index.to(h.device, non_blocking=True)
@@ -75,8 +74,8 @@ class Policy:
             logits = self.project(h)
             full = sampling_logp(logits, temperature)                                # (K, V)
             drawn = restrict(full, kept)                                             # (K, V)
-            # The KL comes before the gather: backward adds up the gradients of `full` in reverse order, and the last
-            # bit of a float32 sum depends on that order
+            # The KL must precede the gather: backward sums the gradients of `full` in reverse order, and the last bit
+            # of a float32 sum depends on the order
             kl = None
             if reference is not None:
                 kl = exact_kl(full, reference)                                       # (K,)
@@ -99,9 +98,9 @@ class Policy:
         return Scores(logp, entropies, kl)
 
     def distributions(self, rollouts: Rollouts, temperature: float) -> Sequence[Tensor]:
-        """The untruncated log-probabilities (k, V) at the states of each problem."""
+        """Returns a tensor for each problem: the untruncated log-probabilities (k, V) at its states."""
         h = self.states(rollouts)                                                    # (K, C)
-        # Written in place: joining the parts at the end would need the memory of all logits twice
+        # Written in place: concatenating the parts would need twice the memory
         K = len(h)
         full = torch.empty(K, self.vocabulary, device=h.device)
         size = rows_at_once(self.vocabulary, h.device)
@@ -114,10 +113,9 @@ class Policy:
 
 
 class ModelPolicy(Policy):
-    """A policy that consists of a model (interface: core/model.py) and its tokenizer. A kind of generator adds
-    sample_part and `states`.
+    """A policy with a model (interface: core/model.py) and its tokenizer. Subclasses define sample_part and states.
 
-    The model is always in eval mode: dropout would make the first ratio differ from 1.
+    The model is always in eval mode, because dropout would make the first ratio differ from 1.
     """
 
     def __init__(
@@ -145,7 +143,7 @@ class ModelPolicy(Policy):
 
     @torch.no_grad()
     def sample(self, problems: dict, iteration: int, settings: SamplingSettings) -> Rollouts:
-        """Rollouts of all problems, sampled a few problems at a time."""
+        """Samples Rollouts of all problems, a few problems at a time."""
         count = len(problems["number"])
         size = self.problems_at_once(settings)
         rollouts = []
@@ -157,7 +155,7 @@ class ModelPolicy(Policy):
         return join(rollouts)
 
     def sampling_batch(self, settings: SamplingSettings) -> int:
-        """Completions that are sampled in parallel; on a GPU all of an iteration, which takes no longer than a few."""
+        """Returns the number of completions sampled in parallel. On a GPU, sampling all is as fast as a few."""
         if settings.sample_rows:
             return settings.sample_rows
         if self.device.type == "cpu":
@@ -167,7 +165,7 @@ class ModelPolicy(Policy):
         return problems * settings.group_size
 
     def problems_at_once(self, settings: SamplingSettings) -> int:
-        """Problems that sample_part gets at a time."""
+        """Returns the number of problems passed to sample_part at a time."""
         completions = self.sampling_batch(settings)
         return max(1, completions // settings.group_size)
 
@@ -175,11 +173,11 @@ class ModelPolicy(Policy):
         return autocast(self.device, self.dtype)
 
     def put(self, x: Tensor) -> Tensor:
-        """Copies a tensor from the CPU to the device, without waiting for work that the device still has."""
+        """Copies a tensor from the CPU to the device without synchronising."""
         return x.to(self.device, non_blocking=True)
 
     def on_device(self, padding: Tensor) -> Tensor | None:
-        """Padding (P,) on the device; None if no text has any, because attention is faster without."""
+        """Copies padding (P,) to the device. Returns None if no text has padding, because attention is faster then."""
         if not padding.any():
             return None
         return self.put(padding)
@@ -205,13 +203,13 @@ class ModelPolicy(Policy):
     def load_weights(self, weights: dict) -> None:
         from core.performance.sharding import shard_like
         own = self.model.weights()
-        sharded = {}  # those whose parameters are; others stay whole
+        sharded = {}  # tensors of sharded parameters are sharded; others stay whole
         for name, x in weights.items():
             sharded[name] = shard_like(x, own[name])
         self.model.load_weights(sharded)
 
     def calls(self, rollouts: Rollouts) -> int:
-        """Number of times that `states` calls the model."""
+        """Returns the number of times that `states` calls the model."""
         return 1
 
     def identity(self) -> dict:
@@ -233,7 +231,7 @@ class ModelPolicy(Policy):
         self.model.to(device)
 
     def compile(self) -> None:
-        """Compiles the layers, for reading texts. A reference was copied before, so it needs a call of its own."""
+        """Compiles the layers for reading texts. A reference is a separate copy, so it must be compiled separately."""
         if not hasattr(self.model, "compile_layers"):
             raise Mistake("compile=True: a Hugging Face model cannot be compiled here; set compile=False")
         self.model.compile_layers()

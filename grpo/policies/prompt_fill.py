@@ -1,7 +1,7 @@
-"""The any-order policy: a masked-fill model completes a prompt, which is followed by masked positions.
+"""The any-order policy: a masked-fill model completes a prompt that is followed by masked positions.
 
-The positions are split into blocks, filled one after another, each in several passes. A completion ends at its first
-end token or stop sequence; tokens drawn after that are not trained on, and no reward sees them.
+The positions are split into blocks, which are filled sequentially, each in several passes. A completion ends at its
+first end token or stop sequence; later tokens are neither trained on nor passed to rewards.
 """
 
 import torch
@@ -22,11 +22,11 @@ class PromptFillPolicy(FillPolicy):
     """Completes prompts (batches of PromptConsumer) with a masked-fill model."""
 
     def __init__(self, model: nn.Module, *settings):
-        if hasattr(model, "answer_prompts"):  # one of Hugging Face
+        if hasattr(model, "answer_prompts"):  # a Hugging Face model
             model.answer_prompts()
         super().__init__(model, *settings)
 
-    greedy = CausalPolicy.greedy  # each token is the most likely one of its pass
+    greedy = CausalPolicy.greedy  # each token is the most likely token of its pass
 
     states = FillPolicy.states_in_texts
 
@@ -40,8 +40,8 @@ class PromptFillPolicy(FillPolicy):
         position = torch.arange(T, T + L, device=self.device)                        # (L,)
         position = position.expand(P, L)
         hidden = torch.ones(P, L, dtype=torch.bool)
-        draws = 1  # of each place
-        if depends_on_policy(settings.unmask_order):  # every pass draws all hidden places of its block
+        draws = 1  # per position
+        if depends_on_policy(settings.unmask_order):  # every pass draws all hidden positions of its block
             draws = count_passes(L, settings.block_length, settings.unmask_steps)
         shape = 1 + draws, G, L
         noise = draw_uniforms(settings.seed, iteration, problems["number"], shape)   # (P, 1 + draws, G, L)
@@ -64,7 +64,7 @@ class PromptFillPolicy(FillPolicy):
         ends = is_end.int()
         ends_before = ends.cumsum(1) - ends
         in_completion = drawn & (ends_before == 0)                                   # (N, L) up to the first end
-        if kept is not None:  # it has one item for each drawn token
+        if kept is not None:  # it has an item for each drawn token
             stays = in_completion.cpu()[drawn.cpu()]
             kept = kept[stays]
 

@@ -1,4 +1,4 @@
-"""sampler='ray': worker processes of Ray sample, on this machine or in a cluster. Needs the optional package ray."""
+"""sampler='ray': samples in Ray workers, on this machine or in a cluster. Needs the optional package ray."""
 
 import contextlib
 import logging
@@ -26,15 +26,15 @@ from grpo.rollout import join
 from grpo.samplers.sampler import LONGEST_CALL
 from grpo.sampling_settings import SamplingSettings
 
-START_SECONDS = 300  # for a worker to import and to load its model
-MOST_TRIES = 5       # of the same problems, by workers that die
-ADDRESS = "RAY_ADDRESS"  # the environment variable of Ray itself that names a cluster: host:port, or auto
+START_SECONDS = 300  # time limit for a worker to import and load its model
+MOST_TRIES = 5       # attempts to sample the same problems if workers die
+ADDRESS = "RAY_ADDRESS"  # Ray's environment variable that names a cluster: host:port, or auto
 ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # a worker is not one of the trainer's ranks
-VARIABLES = {  # of a Ray that this run starts
-    # Ray listens on all interfaces and runs what it is sent, so it asks for a token that only this run knows
+VARIABLES = {  # environment variables of a Ray that this run starts
+    # Ray listens on all interfaces and runs any code sent to it, so it requires a token that only this run knows
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    # Its default niceness of 15 would make workers wait for every other process of the machine
+    # With the default niceness of 15, workers would yield to every other process on the machine
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0"}
 QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -48,7 +48,7 @@ def check(config):
 def build(policy, config, dist):
     config = replace(config, parallel="ddp", device=dist.device.type)  # a worker is one process on one GPU
     name = config.unmask_order
-    order = {name: UNMASK_ORDERS[name]}  # a config file may have added it, and workers do not run config files
+    order = {name: UNMASK_ORDERS[name]}  # a config file may define the function, and workers do not run config files
     with others(f"the function of unmask_order={name!r} cannot be sent to a worker",
                 "let it use nothing but numbers, tensors and modules", definition(order[name])):
         require_ray().cloudpickle.dumps(order)
@@ -62,8 +62,8 @@ def require_ray():
 
 
 def policy_of_worker(kind, tokenizer, threads, order, config):
-    """Makes the policy of a worker, with the weights that the run started from.
-    kind: its class; order: a row of UNMASK_ORDERS"""
+    """Makes the policy of a worker, with the initial weights of the run.
+    kind: the class of the policy; order: a row of UNMASK_ORDERS"""
     os.environ.update(ONE_PROCESS)
     UNMASK_ORDERS.update(order)
     libraries_first()
@@ -74,8 +74,8 @@ def policy_of_worker(kind, tokenizer, threads, order, config):
 
 
 class RayWorker:
-    """A worker with a policy, make(config). Every call brings the weights, because Ray may have restarted the worker
-    since the last one."""
+    """A worker with a policy, make(config). Every call receives the weights, because Ray may have restarted the worker
+    since the last call."""
 
     def __init__(self, make, config):
         self.policy = make(config)
@@ -86,7 +86,7 @@ class RayWorker:
         """Returns once the policy is built."""
 
     def sample(self, problems, iteration, version, packed):
-        """Returns Rollouts on the CPU, and the warnings about environments, which Ray does not show."""
+        """Returns Rollouts on the CPU and the warnings about environments, which Ray does not show."""
         if version != self.version:
             weights = {}
             for name, x in self.policy.weights().items():
@@ -99,21 +99,21 @@ class RayWorker:
 
 
 class RaySampler:
-    """Workers with copies of the policy share the problems. Ray restarts one that died and repeats its work.
+    """Splits the problems among workers with copies of the policy. Ray restarts dead workers and repeats their work.
 
-    make: config -> policy, called in each worker, which imports it
-    policy: the trainer's
+    make: config -> policy, importable by the workers, which call it
+    policy: the trainer's policy
     """
 
     def __init__(self, make, policy, config, dist):
         self.policy = policy
         self.config = config
-        self.starts = deque()  # for each unfinished start the object references of RayWorker.sample
+        self.starts = deque()  # for each unfinished start, object references of RayWorker.sample results
         self.weights = None    # (version, object reference of packed weights) of the last sync
         self.workers = []
         self.out_dir = config.absolute_out_dir
         self.ray = require_ray()
-        self.connects = not self.ray.is_initialized()  # otherwise the caller has connected, and disconnects
+        self.connects = not self.ray.is_initialized()  # otherwise the caller connected to Ray and will disconnect
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)  # unless the block reaches pop_all
             if self.connects:
@@ -154,7 +154,7 @@ class RaySampler:
         return moved(join(parts), self.policy.device)
 
     def close(self):
-        with contextlib.suppress(self.ray.exceptions.RayError):  # would hide the error that ended the run
+        with contextlib.suppress(self.ray.exceptions.RayError):  # it would hide the error that ended the run
             for worker in self.workers:
                 self.ray.kill(worker)
         self.workers = []
@@ -162,7 +162,7 @@ class RaySampler:
             self.ray.shutdown()
 
     def _wait_for(self, answers, seconds, remedy):
-        """The results of calls of workers. Raises Mistake if they are late, fail, or die too often."""
+        """Returns the results of worker calls. Raises Mistake if workers are late, fail, or die too often."""
         try:
             return self.ray.get(answers, timeout=seconds)
         except self.ray.exceptions.RayTaskError as error:
@@ -175,10 +175,11 @@ class RaySampler:
 
 
 def pack(weights):
-    """{name: tensor} as {name: numpy bytes}, which Ray's object store shares between processes without a copy."""
+    """Converts {name: tensor} to {name: numpy bytes}, which Ray's object store shares between processes without a
+    copy."""
     packed = {}
     for name, x in weights.items():
-        x = x.detach().to("cpu", copy=True)  # a copy, because FSDP could not free a storage that numpy has seen
+        x = x.detach().to("cpu", copy=True)  # a copy: FSDP cannot free a storage shared with numpy
         flat = x.reshape(-1).view(torch.uint8)
         packed[name] = flat.numpy()
     return packed
@@ -206,7 +207,7 @@ def join_ray(ray, config, dist):
 
 
 def cluster():
-    """The address of the cluster to join, or "" for a Ray that this run starts, which Ray itself calls local."""
+    """Returns the address of the cluster to join, or "" if this run starts its own Ray ("local" in Ray)."""
     address = os.environ.get(ADDRESS, "")
     if address == "local":
         return ""
@@ -214,11 +215,11 @@ def cluster():
 
 
 def start_ray(ray, variables, **settings):
-    """Starts a Ray with these environment variables, which only processes of this run can join."""
+    """Starts a Ray with these environment variables. Only processes of this run can join it."""
     before = dict(os.environ)
     os.environ.update(VARIABLES | variables)
     try:
-        ray._raylet.Config.initialize("")  # again: Ray has read RAY_AUTH_MODE when it was imported
+        ray._raylet.Config.initialize("")  # again: Ray read RAY_AUTH_MODE on import
         ray.init("local", include_dashboard=False, **settings, **QUIET)
     finally:
         os.environ.clear()
@@ -226,7 +227,7 @@ def start_ray(ray, variables, **settings):
 
 
 def gpus_beside(dist):
-    """The GPUs for the workers of this rank: its share of the GPUs that no rank trains on, else its own."""
+    """Returns the GPUs for the workers of this rank: its share of the GPUs that no rank trains on, or its own GPU."""
     if dist.device.type != "cuda":
         return []
     names = [str(i) for i in range(torch.cuda.device_count())]
@@ -243,7 +244,7 @@ def gpus_beside(dist):
 
 
 def worker_options(ray, config, dist):
-    """Ray's options for a worker: its threads, or its share of a GPU."""
+    """Returns Ray's options for a worker: its number of CPUs and its share of a GPU."""
     options = {
         "num_cpus": threads_of_worker(config),
         "max_restarts": -1,  # any number
@@ -253,16 +254,17 @@ def worker_options(ray, config, dist):
         gpus = ray.cluster_resources().get("GPU", 0)
     if gpus:
         workers = config.ray_workers
-        if cluster():  # which the ranks share
+        if cluster():  # the ranks share its GPUs
             workers *= dist.world
-        workers_of_gpu = math.ceil(workers / gpus)  # rounded up, so that no worker has parts of two GPUs
+        workers_of_gpu = math.ceil(workers / gpus)  # rounded up, so that no worker spans two GPUs
         options["num_cpus"] = 1
         options["num_gpus"] = 1 / workers_of_gpu
     return options
 
 
 def threads_of_worker(config):
-    """The threads of a worker. On this machine the workers share them, with max_staleness also with the trainer."""
+    """Returns the number of threads of a worker. On this machine the workers share all threads; with max_staleness,
+    also with the trainer."""
     busy = 1
     if not cluster():
         busy = config.ray_workers + (config.max_staleness > 0)
@@ -270,6 +272,6 @@ def threads_of_worker(config):
 
 
 def last_line(error):
-    """The last line of an error's text: Ray puts the worker's traceback before it."""
+    """Returns the last line of an error: Ray puts the worker's traceback before it."""
     lines = str(error).strip().split("\n")
     return one_line(lines[-1]) or type(error).__name__

@@ -1,9 +1,8 @@
-"""The interface of samplers, and sampling in this process or ahead of training.
+"""The interface of samplers, a sampler in this process, and sampling ahead of training.
 
-grpo/build.py: make_prefetcher decides who samples. grpo/samplers/NAME.py is the module of sampler=NAME. It has two
-functions:
+make_prefetcher in grpo/build.py chooses the sampler. grpo/samplers/NAME.py implements sampler=NAME with two functions:
 
-    check(config)               raises Mistake if its package or its server is missing; starts nothing
+    check(config)               raises Mistake if its package or server is missing; starts nothing
     build(policy, config, dist) returns its Sampler
 """
 
@@ -12,34 +11,34 @@ from typing import Protocol
 
 from grpo.sampling_settings import SamplingSettings
 
-# Seconds to wait for an answer of Ray, or for a silent server: less than the half hour after which other ranks give up
+# Seconds to wait for results from Ray or for a silent server: less than the 30-minute timeout of other ranks
 LONGEST_CALL = 1500.0
 
 
 class Sampler(Protocol):
-    """Samples completions, in this process or elsewhere. Each rank has its own, for its share of the problems.
+    """Samples completions, in this process or elsewhere. Each rank has its own sampler for its share of the problems.
 
-    The version of weights is the number of iterations that they were trained on. The noise depends only on
-    (config.seed, iteration, number of the problem, member of the group): with the same weights all samplers that run
-    the policy itself sample the same completions. A call that takes longer than LONGEST_CALL seconds raises Mistake.
+    The version of weights is the number of iterations they were trained for. The noise depends only on (config.seed,
+    iteration, number of the problem, member of the group), so with the same weights all samplers that run the policy
+    sample the same completions. A call that takes longer than LONGEST_CALL seconds raises Mistake.
     """
 
     def start(self, problems, iteration):
-        """Starts sampling a batch of problems with the weights of the last sync. Several starts may be unfinished."""
+        """Starts sampling a batch of problems with the weights of the last sync. Several starts may be pending."""
 
     def finish(self):
         """Waits for the oldest unfinished start. Returns its Rollouts."""
 
     def sync(self, weights, version):
-        """Takes the weights {name: tensor} for later starts. The caller may change them once this returns."""
+        """Loads the weights {name: tensor} for later starts. The caller may change the tensors after sync returns."""
 
     def close(self):
-        """Closes what the sampler has opened, and drops unfinished starts."""
+        """Releases all resources and drops unfinished starts."""
 
 
 class Prefetcher:
-    """Keeps a sampler up to max_staleness iterations ahead of training. Checkpoints do not hold what was sampled ahead:
-    a resumed run samples it again.
+    """Keeps a sampler up to max_staleness iterations ahead of training. Checkpoints do not contain rollouts sampled
+    ahead: a resumed run samples them again.
 
     problems: iteration -> the problems of this rank
     """
@@ -49,17 +48,17 @@ class Prefetcher:
         self.policy = policy
         self.problems = problems
         self.max_staleness = max_staleness
-        self.version = None     # of the weights that the sampler has
-        self.next = 0           # the first iteration that was not started
-        self.running = deque()  # (start, version of its weights) in order, where a start is (iteration, again)
-        self.finished = {}      # {start: (its Rollouts, version)} of starts that `get` has not returned yet
+        self.version = None     # of the sampler's weights
+        self.next = 0           # the first iteration that is not started yet
+        self.running = deque()  # (start, version of its weights), oldest first; a start is (iteration, again)
+        self.finished = {}      # {start: (its Rollouts, version)}, not yet returned by `get`
 
     def get(self, batch, iteration, again, last):
-        """Rollouts of an iteration's problems, and {metric: (sum, count)}. The policy was trained on that many
-        iterations, so `iteration` is also the version of its weights.
+        """Returns Rollouts of an iteration's problems, and {metric: (sum, count)}. `iteration` is also the version of
+        the policy's weights.
 
-        batch: the problems; again: 0, or the round of zero_std='resample' that replaces some of them
-        last: the last iteration that will be trained
+        batch: the problems; again: 0, or the round of zero_std='resample' that replaces some of the problems
+        last: the last iteration of the training
         """
         if self.version != iteration:
             self.sampler.sync(self.policy.weights(), iteration)
@@ -72,7 +71,7 @@ class Prefetcher:
                 problems = self.problems(each)
                 self._start(problems, each, 0)
             self.next = end
-        # Samplers finish in the order of the starts, so a later iteration may come before a round of this one
+        # Samplers finish starts in order, so a later iteration may finish before a resampling round of this one
         while (iteration, again) not in self.finished:
             start, version = self.running.popleft()
             self.finished[start] = self.sampler.finish(), version
@@ -88,7 +87,7 @@ class Prefetcher:
 
 
 class LocalSampler:
-    """Simulates sampling ahead of training in this process, without a speedup: each start is sampled at once."""
+    """Simulates sampling ahead of training in this process, without a speedup: `start` samples immediately."""
 
     def __init__(self, policy, config):
         self.policy = policy
@@ -102,7 +101,7 @@ class LocalSampler:
         return self.rollouts.popleft()
 
     def sync(self, weights, version):
-        """Does nothing: the policy has its weights already."""
+        """Does nothing: the policy already has the weights."""
 
     def close(self):
         self.rollouts.clear()

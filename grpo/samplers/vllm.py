@@ -1,6 +1,6 @@
-"""sampler='vllm': a vLLM server samples (OpenAI's completions with vLLM's additions): token ids in, token ids out.
+"""sampler='vllm': samples on a vLLM server (OpenAI's completions API with vLLM's extensions): token ids in and out.
 
-The user starts the server with the command of docs/scaling.md. It must see the same files as the run.
+The user starts the server with the command in docs/scaling.md. The server must see the same files as the run.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ from core.model import GPT, LANGUAGE_MODEL
 from grpo.samplers.sampler import LONGEST_CALL
 from grpo.sampling_settings import SamplingSettings
 
-SEEDS = 7                     # keeps the server's seeds apart from other noise; vLLM adds the number of the completion
-NEVER = -100.0                # the logit bias of a token that the policy never samples
+SEEDS = 7                     # makes the server's seeds differ from other noise; vLLM adds the completion's index
+NEVER = -100.0                # logit bias of tokens that the policy never samples
 LAST_SECONDS = 10             # timeout of a request at the end of a run
 CONNECTIONS = 128             # simultaneous requests
 WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
-KEY = "VLLM_API_KEY"          # the environment variable that vLLM itself reads
+KEY = "VLLM_API_KEY"          # environment variable, also read by vLLM
 COMMAND = "the command of docs/scaling.md"
 
 
@@ -46,8 +46,8 @@ def build(policy, config, dist):
 
 
 class VllmSampler:
-    """Samples on a vLLM server. Rank 0 sends it the adapter or all weights at a sync; each rank asks it for its own
-    share of the completions. policy: the trainer's, a causal one"""
+    """Samples on a vLLM server. At a sync, rank 0 sends the adapter or all weights; each rank requests its own share of
+    the completions. policy: the trainer's policy, a causal one"""
 
     def __init__(self, policy, config, dist):
         if policy.model.mode != LANGUAGE_MODEL:
@@ -61,16 +61,16 @@ class VllmSampler:
         self.never = never_sampled(policy)
         self.folder = os.path.join(config.absolute_out_dir, VLLM_WEIGHTS)
         nonce = dist.keys_of_all([secrets.token_hex(4)])[0]
-        self.prefix = f"nano-grpo-{nonce}-"  # of the names of weights; no two runs have the same
+        self.prefix = f"nano-grpo-{nonce}-"  # of weight names, unique to this run
         self.starts = deque()                # unfinished starts: (problems, Futures of the answers)
-        self.loaded = deque()                # names of the adapters that the server has
-        self.name = None                     # of the weights of the last sync
+        self.loaded = deque()                # names of the adapters on the server
+        self.name = None                     # name of the weights of the last sync
         self.server = Server(config.vllm_url)
         answer = self.server.ask("GET", "/v1/models")
         with self._reading():
             cards = json.loads(answer)["data"]
             base = [card["id"] for card in cards if card.get("parent") is None]
-            self.model = base[0]             # the model of requests, until the first adapter
+            self.model = base[0]             # the model in requests, until the first adapter
 
     def start(self, problems, iteration):
         bodies = []
@@ -100,7 +100,7 @@ class VllmSampler:
 
     def sync(self, weights, version):
         has_adapter = self.config.has_adapter
-        if not has_adapter:  # the server has only one set of weights, with which it may still be sampling
+        if not has_adapter:  # the server may still be sampling with its only weights
             for _, answers in self.starts:
                 wait(answers)
             self.dist.barrier()
@@ -126,12 +126,12 @@ class VllmSampler:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _reading(self):
-        """The block that reads an answer: Mistake if that fails, or an assert in it."""
+        """Returns a context manager for reading an answer: any error, or a failed assert, becomes a Mistake."""
         return others(f"{self.server.named} answered otherwise than a vLLM server", f"start it with {COMMAND}")
 
     def _completions(self, text):
-        """The completions of one prompt, in order, from the text of an answer. Each is (token ids, their
-        log-probabilities, True if it was truncated)."""
+        """Parses an answer. Returns the completions of its prompt in order, each (token ids, log-probabilities, True if
+        truncated)."""
         found = []
         vocabulary = range(self.policy.vocabulary)
         with self._reading():
@@ -151,7 +151,7 @@ class VllmSampler:
         return found
 
     def _request(self, prompt, seed):
-        """The body of a request. It names every setting that a generation_config.json could change."""
+        """Returns the body of a request. It sets every option that a generation_config.json could change."""
         c = self.settings
         return {
             "model": self.model,
@@ -175,7 +175,7 @@ class VllmSampler:
             "cache_salt": self.name}
 
     def _load_adapter(self, path):
-        """Makes the server load the adapter, and unload the oldest one once no start needs that."""
+        """Makes the server load the adapter, and unload the oldest adapter once no start needs it."""
         body = {"lora_name": self.name, "lora_path": path}
         self.server.ask("POST", "/v1/load_lora_adapter", body)
         self.loaded.append(self.name)
@@ -184,13 +184,13 @@ class VllmSampler:
 
     def _unload(self, name):
         """Makes the server unload an adapter."""
-        with contextlib.suppress(Mistake):  # some versions of vLLM refuse if they have evicted it
+        with contextlib.suppress(Mistake):  # some versions of vLLM refuse if they have evicted the adapter
             self.server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
         path = os.path.join(self.folder, name)
         shutil.rmtree(path, ignore_errors=True)
 
     def _replace_weights(self, path):
-        """Makes the server replace its weights by those of a folder, and clear its cache."""
+        """Makes the server load weights from a folder and clear its cache."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
         self.server.ask("POST", "/pause?mode=wait&clear_cache=true", {})
         try:
@@ -201,8 +201,8 @@ class VllmSampler:
 
 
 class Server:
-    """Sends requests to a vLLM server, in parallel, without proxy or redirects. A request is sent again if its
-    connection breaks or the server fails (status 5xx). timeout: seconds that the server may be silent"""
+    """Sends requests to a vLLM server in parallel, without proxies or redirects. Retries a request if its connection
+    breaks or the server fails (status 5xx). timeout: seconds to wait for a silent server"""
 
     def __init__(self, url):
         self.named = f"vllm_url={one_line(url, 100)}"
@@ -215,11 +215,11 @@ class Server:
         self.threads = ThreadPoolExecutor(CONNECTIONS)
 
     def begin(self, path, bodies):
-        """Posts bodies in parallel. Returns a Future of each answer's text."""
+        """Posts bodies in parallel. Returns a list of Futures of the answers' texts."""
         return [self.threads.submit(self.ask, "POST", path, body) for body in bodies]
 
     def ask(self, method, path, body=None):
-        """The text of an answer. Raises Mistake after the last try."""
+        """Sends a request and returns the text of the answer. Raises Mistake after the last try."""
         for pause in WAITS:
             time.sleep(pause)
             try:
@@ -227,7 +227,7 @@ class Server:
             except TimeoutError:
                 line = f"did not answer {path} within {self.timeout:g} seconds"
                 break
-            except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: of a name that is no host
+            except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: an invalid host name
                 line = f"cannot be reached ({described(error)}); start the server, or correct vllm_url"
                 continue
             if status < 300:
@@ -238,11 +238,11 @@ class Server:
         raise Mistake(f"{self.named} {line}")
 
     def close(self):
-        """Drops the requests of `begin` that were not sent yet."""
+        """Drops requests of `begin` that have not been sent yet."""
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def _try(self, method, path, body):
-        """(status, text) of one try."""
+        """Sends a request once. Returns (status, text)."""
         content = None if body is None else json.dumps(body)
         kind = HTTPSConnection if self.url.scheme == "https" else HTTPConnection
         connection = kind(self.url.netloc, timeout=self.timeout)
@@ -254,7 +254,8 @@ class Server:
 
 
 def never_sampled(policy):
-    """Ids that the policy never samples: banned tokens, and rows of a Hugging Face model beyond its vocabulary."""
+    """Returns the ids that the policy never samples: banned tokens, and rows of a Hugging Face model beyond its
+    vocabulary."""
     ids = list(policy.tokenizer.banned_token_ids)
     if not isinstance(policy.model, GPT):
         ids += range(policy.vocabulary, policy.model.config.vocab_size)
@@ -262,7 +263,7 @@ def never_sampled(policy):
 
 
 def save_for_vllm(policy, path, weights):
-    """Writes what the server loads: the adapter, or the whole model in Hugging Face format."""
+    """Writes the weights for the server: the adapter, or the whole model in Hugging Face format."""
     if isinstance(policy.model, GPT):
         twin = GPT(policy.model.config)
         twin.load_weights(weights)

@@ -1,12 +1,13 @@
-"""The child process that confines itself, then runs untrusted code and answers with its values.
+"""The child process, which sandboxes itself, runs untrusted code, and answers questions about it.
 
-It runs as a script in an isolated interpreter and imports nothing of this repository but kernel.py.
+It runs as a script in an isolated interpreter; kernel.py is the only file of this repository that it imports.
 
     child.py questions|program PARENT PARTS SECONDS MEGABYTES
 
-It reads messages: the length in 8 bytes, a token of 32 characters, "exec" or "eval", and Python code, first that of
-the model. It answers questions with a line each: the token, and the value as a Python literal ("None" for "exec"). A
-program is one message; the rest of the input is the program's own, and so is the output after the word "ready".
+It reads messages: the length in 8 bytes, a token of 32 characters, "exec" or "eval", and Python code. The first message
+is the model's code. For "questions", it answers each message with a line: the token, and the value as a Python literal
+("None" for "exec"). For "program", there is one message; the program reads the rest of the input and writes the output
+after the word "ready".
 """
 
 import builtins
@@ -18,10 +19,10 @@ import types
 
 
 def main(kind, parent, parts, seconds, megabytes):
-    """Reads the code, runs it and answers, as the head of this file says."""
+    """Reads the code, runs it and answers, as described above."""
     job = os.dup(0)
     report = os.dup(1)
-    if kind == "questions":  # the code must neither read questions nor print into answers
+    if kind == "questions":  # the code must not read questions or write answers
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)
@@ -29,7 +30,7 @@ def main(kind, parent, parts, seconds, megabytes):
     sys.argv[:] = sys.orig_argv[:] = ["solution.py"]
     limit(int(seconds), int(megabytes))
     protect(report, parts, int(parent))
-    # Taken now, because the code can replace them in their modules
+    # Saved now, because the code can replace them in their modules
     receive = receiver(job)
     run = runner()
     write = os.write
@@ -55,8 +56,8 @@ def main(kind, parent, parts, seconds, megabytes):
 
 
 def receiver(job, read=os.read):
-    """A function that returns the next message as (token, "exec" or "eval", text); None after the last. It is a closure
-    like that of `runner`, so that the code cannot replace the functions that it calls."""
+    """Returns a function that reads the next message as (token, "exec" or "eval", text); None after the last message.
+    Like `runner`, it returns a closure, so that the code cannot replace the functions that the closure calls."""
     def exactly(count):
         data = b""
         while part := read(job, count - len(data)):
@@ -73,7 +74,7 @@ def receiver(job, read=os.read):
 
 
 def runner(compile=compile, Function=types.FunctionType):
-    """A function that runs a text in a module and returns its value."""
+    """Returns a function that runs code in a module and returns its value."""
     def run(text, how, module):
         return Function(compile(text, f"{module.__name__}.py", how, dont_inherit=True), vars(module))()
 
@@ -81,7 +82,7 @@ def runner(compile=compile, Function=types.FunctionType):
 
 
 def new_module(name, names=()):
-    """A new module with the names, except those of the form __name__."""
+    """Creates a module with these names, except names of the form __name__."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     for key, x in dict(names).items():
@@ -92,9 +93,9 @@ def new_module(name, names=()):
 
 
 def literal(x):
-    """A value as a Python literal, of a subclass as one of its base class; "..." for a value without one.
+    """Formats a value as a Python literal, or as "..." if it has none. Subclasses are formatted as their base class.
 
-    repr() would call the class of the value, which may be the code's and could write whatever it likes.
+    repr() would call a method of the value's class, which the untrusted code may define.
     """
     for kind in (bool, int, complex, str, bytes, type(None)):
         if isinstance(x, kind):
@@ -114,7 +115,7 @@ def literal(x):
 
 
 def protect(report, parts, parent):
-    """Applies kernel.py. If the kernel refuses a part, writes "errno text" to `report` and exits."""
+    """Applies the sandbox of kernel.py. If the kernel refuses a part, writes "errno text" to `report` and exits."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import kernel
     del sys.path[0]
@@ -126,7 +127,7 @@ def protect(report, parts, parent):
 
 
 def limit(seconds, megabytes):
-    """Sets the limits of the process; lower ones stay."""
+    """Lowers the resource limits of the process."""
     signal.alarm(seconds)  # ends code that sleeps, even if the parent process has ended
     lower(resource.RLIMIT_FSIZE, 1 << 20)
     lower(resource.RLIMIT_NOFILE, 32)
@@ -137,7 +138,7 @@ def limit(seconds, megabytes):
 
 
 def lower(kind, value):
-    """Lowers a limit, soft and hard, to a value, if it is not below it already."""
+    """Lowers the soft and the hard limit to a value, or to the current hard limit if that is lower."""
     _, hard = resource.getrlimit(kind)
     if hard != resource.RLIM_INFINITY:
         value = min(hard, value)

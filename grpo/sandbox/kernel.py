@@ -1,6 +1,7 @@
-"""Kernel sandboxing: namespaces, Landlock, seccomp. It holds even if the code takes over its interpreter.
+"""Sandboxes a process with the Linux kernel: namespaces, Landlock, seccomp. This holds even if the code takes over its
+interpreter.
 
-The child process of run.py applies it to itself before the code runs. Standard library only.
+The child process of run.py applies it to itself before running the code. Uses only the standard library.
 """
 
 import ctypes
@@ -11,21 +12,21 @@ import struct
 import sys
 
 PARTS = ("namespaces", "Landlock", "seccomp")
-FOLDER_BYTES = 16 << 20  # most bytes in the working folder
-FILES = 1000             # most files and folders there
+FOLDER_BYTES = 16 << 20  # maximum size of the working folder
+FILES = 1000             # maximum number of files and folders in it
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's system calls, on all architectures
-RIGHTS = (13, 14, 15, 15, 16)  # how many Landlock's version 1, 2, ... knows: of files, moves, truncating, none, ioctl
-# Landlock's rights, a bit each. From the right: run a program, write, read and list; remove folders and files, make
+RIGHTS = (13, 14, 15, 15, 16)  # number of rights in Landlock 1, 2, ...; added: files, moves, truncating, none, ioctl
+# Landlock's rights, one bit each. From the right: run a program, write, read and list; remove folders and files, make
 # devices and folders; make files, sockets, pipes and block devices; make links, move, truncate, ioctl
 READ = 0b1100          # read files, list folders
-FILE = 0b0110          # the rights that a file can have: write and read it
-INSIDE = 0b0111_0001_1011_1110  # the working folder: no programs, devices, sockets and pipes
+FILE = 0b0110          # rights that apply to a file: write and read it
+INSIDE = 0b0111_0001_1011_1110  # the working folder: no programs, devices, sockets or pipes
 # Read by the standard library
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo",
              "/dev/urandom")
-# System calls that the code may make: name, number on x86_64, number on aarch64; "-" where an architecture has none.
-# The others fail with ENOSYS, so that the C library takes another way: new processes and threads, network, signals to
-# and limits of other processes, owners, modes and times of files, and whatever later kernels add
+# Allowed system calls: name, number on x86_64, number on aarch64; "-" if the architecture lacks the call. All other
+# calls fail with ENOSYS, so that the C library falls back: new processes and threads, network, signals to and limits of
+# other processes, owners, modes and times of files, and calls added by later kernels
 TABLE = """
 read 0 63  write 1 64  readv 19 65  writev 20 66  pread64 17 67  pwrite64 18 68  preadv 295 69  pwritev 296 70
 preadv2 327 286  pwritev2 328 287  open 2 -  openat 257 56  close 3 57  close_range 436 436  stat 4 -  fstat 5 80
@@ -50,13 +51,13 @@ getcpu 309 168  sched_getaffinity 204 123  sched_yield 24 124  getrandom 318 278
 """
 ARCHITECTURES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}  # column of the table, AUDIT_ARCH_*
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06            # instructions of BPF
-ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.ENOSYS  # what a filter returns
+ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.ENOSYS  # results of a filter
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16        # byte offsets in struct seccomp_data
-FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)            # duplicates, flags, locks; none that sends signals
+FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030)            # duplicates, flags, locks; no command that sends signals
 IOCTL = (0x5401, 0x5421, 0x5450, 0x5451, 0x541B)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX, FIONREAD
 AF_UNIX = 1
-# Calls that are allowed only for some values of an argument: {name: (which argument, values)}. sendto: a length of 0,
-# because an address leads outside
+# Calls allowed only for some values of an argument: {name: (index of the argument, values)}. sendto: only address
+# length 0, because an address leads outside
 CHECKED = {
     "socketpair": (0, [AF_UNIX]),
     "sendto": (5, [0]),
@@ -65,28 +66,28 @@ CHECKED = {
 
 
 def protect(parts, parent):
-    """Drops privileges, and applies the parts of PARTS that are named. Raises OSError if the kernel refuses one.
-    parent: id of the process with which this one ends"""
+    """Drops privileges and applies the given parts of PARTS. Raises OSError if the kernel refuses a part.
+    parent: process id; this process is killed when the parent ends"""
     if "namespaces" in parts:
         enter_namespaces()
     drop_privileges()
-    end_with(parent)  # after the changes of credentials, which could undo it
+    end_with(parent)  # after changing credentials, which could undo it
     if "Landlock" in parts:
         restrict_files(writable="namespaces" in parts)
-    if "seccomp" in parts:  # last, because it refuses what the others need
+    if "seccomp" in parts:  # last, because it refuses calls that the other parts need
         restrict_calls(filter_program())
 
 
 def end_with(parent):
-    """Makes the kernel kill this process when its parent ends, whose process id is `parent`."""
+    """Makes the kernel kill this process when its parent ends. parent: process id of the parent"""
     call("prctl", 1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
 
 
 def enter_namespaces():
-    """Gives the process a network without connections, and makes all files read-only except those of the working
-    folder, which is then in memory and holds at most FOLDER_BYTES."""
+    """Isolates the process from the network, and makes all files read-only outside the working folder. The working
+    folder becomes an in-memory file system of at most FOLDER_BYTES."""
     user = os.getuid()
     group = os.getgid()
     call("unshare", 0x10000000 | 0x20000 | 0x40000000 | 0x08000000)  # CLONE_NEWUSER, NEWNS, NEWNET, NEWIPC
@@ -105,14 +106,14 @@ def enter_namespaces():
 
 
 def drop_privileges():
-    """Drops all capabilities, also root's; no program that this process starts can gain one."""
+    """Drops all capabilities, even root's. Programs started by this process cannot gain any."""
     call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     call("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))  # _LINUX_CAPABILITY_VERSION_3
 
 
 def restrict_files(writable):
-    """Restricts files by Landlock: outside the working folder only those of the standard library can be opened, only
-    for reading. writable: the folder is in memory, and files may be written there"""
+    """Restricts file access with Landlock: outside the working folder only files of the standard library can be opened,
+    read-only. writable: True if the working folder is in memory, so that files may be written there"""
     version = call("syscall", CREATE_RULESET, None, 0, 1)
     known = RIGHTS[min(version, len(RIGHTS)) - 1]
     all_rights = (1 << known) - 1
@@ -134,18 +135,18 @@ def restrict_files(writable):
 
 
 def restrict_calls(lines):
-    """Installs a filter of seccomp, which the kernel runs at every system call."""
+    """Installs a seccomp filter, which the kernel runs at every system call."""
     kept = ctypes.create_string_buffer(lines)  # the kernel reads it during the call
     program = struct.pack("@HP", len(lines) // 8, ctypes.addressof(kept))
     call("prctl", 22, 2, program, 0, 0)  # PR_SET_SECCOMP
 
 
 def filter_program():
-    """The filter of this process, an array of struct sock_filter. Raises OSError on an unknown architecture.
+    """Builds the filter of this process, an array of struct sock_filter. Raises OSError on an unknown architecture.
 
-    A line is (instruction, lines to skip if it holds, lines to skip if not, operand). The filter kills the process at a
-    call of another architecture, whose numbers mean other calls. Then it compares the call's number with each one of
-    the table: behind an equal number stand the lines that allow or refuse it, which are skipped for any other number.
+    A line is (instruction, lines to skip if true, lines to skip if false, operand). The filter kills the process at a
+    call of another architecture, whose numbers mean other calls. Then it compares the call's number with each number in
+    the table. The lines after a comparison allow or refuse that call, and are skipped if the numbers differ.
     """
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
@@ -169,7 +170,7 @@ def filter_program():
 
 
 def allowed_if(argument, values):
-    """Instructions that allow a call for these values of an argument, of which the kernel reads the lower 32 bits."""
+    """Returns instructions that allow a call if the lower 32 bits of an argument equal one of these values."""
     lines = [(LOAD, 0, 0, ARGUMENTS + 8 * argument)]
     for value in values:
         lines += [(EQUAL, 0, 1, value), (RETURN, 0, 0, ALLOW)]

@@ -1,6 +1,6 @@
-"""Runs a model's code against a record's tests, in a child process from which the Linux kernel protects the machine.
+"""Runs a model's code against a record's tests in a child process that the Linux kernel sandboxes.
 
-docs/rewards.md says what is promised and what is not.
+docs/rewards.md describes the guarantees and their limits.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from grpo.sandbox.kernel import PARTS
 
 CHILD = str(pathlib.Path(__file__).with_name("child.py"))
 READY = b"ready"        # the child is about to run the code
-MOST_BYTES = 1 << 20    # of the child's output
-POLL_SECONDS = 0.1      # longest wait before the clock is read again
-# Errors of a machine without room, for which the code is not to blame
+MOST_BYTES = 1 << 20    # maximum output of the child
+POLL_SECONDS = 0.1      # longest wait between two checks of the deadline
+# Errors of a machine that lacks resources, which are not the fault of the code
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EUSERS}
 
 
@@ -36,14 +36,15 @@ class Refused(OSError):
 def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
     """Runs `code`, then `tests`, which are one of
 
-    - Claims of verify_code.py: the child computes the answers to their questions, this process judges the answers
-    - a list of {"input": text, "output": text}: the code runs as a program for each, this process compares its output
-    - Python code: it runs after `code` in the same process, which can therefore forge the result
+    - Claims of verify_code.py: the child computes the answers to their questions, and this process judges the answers
+    - a list of {"input": text, "output": text}: the code runs as a program for each input, and this process compares
+      its output
+    - Python code: it runs after `code` in the same process, so `code` can forge the result
 
-    seconds: wall clock of all tests in Python, or of each input, with the start of the interpreter; megabytes:
-    address space; sandbox: "auto", or "strict" as in chosen_parts
-    Returns "passed" if all ran to their end and returned or printed the expected values; "killed" if they were stopped
-    or crashed; "skipped" if the machine has no disk, memory or processes left to start them; "failed" otherwise.
+    seconds: wall-clock limit for Claims or Python code, or for each input, including the interpreter's start;
+    megabytes: limit of the address space; sandbox: "auto" or "strict", as in chosen_parts
+    Returns "passed" if all tests finished and returned or printed the expected values; "killed" if a test was stopped
+    or crashed; "skipped" if the machine lacks disk space, memory or processes to start a test; "failed" otherwise.
     Raises Mistake if the child cannot start for another reason.
     """
     if not isinstance(tests, list):
@@ -62,8 +63,8 @@ def run_tests(code, tests, seconds=5.0, megabytes=256, sandbox="auto"):
 
 
 def run_once(code, test, seconds, megabytes, parts):
-    """The verdict for Claims, for tests as a text, or for one {"input": text, "output": text}.
-    Raises OSError if there is no room for the child, or the kernel refuses one of the parts."""
+    """Returns the verdict for Claims, for tests in Python, or for one {"input": text, "output": text}.
+    Raises OSError if the machine lacks resources for the child, or the kernel refuses one of the parts."""
     kind = "questions"
     token = secrets.token_hex(16).encode()
     messages = [message(token, "exec", code)]
@@ -91,7 +92,7 @@ def run_once(code, test, seconds, megabytes, parts):
               start_new_session=True) as process):
         try:
             output, ended = exchange(process, messages, deadline)
-        finally:  # before the end of the block waits for the process: afterwards its id may belong to another
+        finally:  # inside the block, which waits for the process at its end: later its id may be reused
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     status = process.returncode
@@ -113,7 +114,7 @@ def run_once(code, test, seconds, megabytes, parts):
 
 
 def has_correct_answers(output, token, test):
-    """True if the child answered every message, the code's first, and the answers to the tests are correct."""
+    """True if the child answered every message, starting with the code, and the answers to the tests are correct."""
     answers = []
     for line in output.removeprefix(READY).split(b"\n")[:-1]:
         if line.startswith(token):
@@ -124,26 +125,26 @@ def has_correct_answers(output, token, test):
 
 
 def message(token, how, text):
-    """A message as child.py reads it."""
+    """Encodes a message for child.py."""
     data = token + how.encode() + text.encode(errors="replace")
     return len(data).to_bytes(8, "big") + data
 
 
 def lines_of(output):
-    """The lines of an output, without trailing spaces and trailing empty lines."""
+    """Splits an output into lines, without trailing spaces and trailing empty lines."""
     text = output.decode(errors="replace").rstrip()
     return [line.rstrip() for line in text.split("\n")]
 
 
 def exchange(process, messages, deadline):
-    """Sends each message after the answer to the one before, because a question may contain an earlier answer. Stops
-    when the output is closed or too long, or at the deadline. Returns (the output, True if it was closed)."""
+    """Sends each message after the answer to the previous message, because a question may contain an earlier answer.
+    Stops when the output is closed or too long, or at the deadline. Returns (the output, True if it was closed)."""
     output = b""
     unsent = b""  # the rest of the current message
-    asked = 0     # messages so far, with the current one
+    asked = 0     # messages so far, including the current message
     stdin = process.stdin.fileno()
     stdout = process.stdout.fileno()
-    os.set_blocking(stdin, False)  # a child that does not read must not keep this process from the clock
+    os.set_blocking(stdin, False)  # a child that does not read must not block this process beyond the deadline
     while len(output) <= MOST_BYTES and time.monotonic() < deadline:
         if not unsent and asked < len(messages) and output.count(b"\n") >= asked:
             unsent = messages[asked]
@@ -157,10 +158,10 @@ def exchange(process, messages, deadline):
             try:
                 sent = os.write(stdin, unsent[: 1 << 16])
                 unsent = unsent[sent:]
-            except BrokenPipeError:  # nobody reads it
+            except BrokenPipeError:  # the child has closed its input
                 unsent = b""
         if not unsent and asked == len(messages):
-            process.stdin.close()  # a program reads to the end of its input
+            process.stdin.close()  # a program may read to the end of its input
         if stdout in ready:
             part = os.read(stdout, 1 << 16)
             output += part
@@ -171,8 +172,8 @@ def exchange(process, messages, deadline):
 
 @functools.cache
 def missing_parts():
-    """{part of PARTS that this machine's kernel does not offer: the reason}, after a trial of each. Raises OSError if
-    the machine is too full for a trial, Mistake if it does not run Linux."""
+    """Tries each part. Returns {part of PARTS that this machine's kernel does not support: the reason}. Raises OSError
+    if the machine lacks resources for a trial, Mistake if it does not run Linux."""
     if sys.platform != "linux":
         raise Mistake("code_execution needs the sandbox of the Linux kernel; run in a Linux container or virtual "
                       "machine (on Windows: WSL 2), or use other rewards")
@@ -181,7 +182,7 @@ def missing_parts():
         try:
             verdict = run_once("", "", 60.0, 256, [part])
         except Refused as error:
-            # A moment without memory must not mean less protection. ENOSPC: the machine allows no namespaces
+            # A temporary lack of memory must not reduce protection. ENOSPC: the machine allows no namespaces
             if error.errno in FULL and error.errno != errno.ENOSPC:
                 raise
             missing[part] = error.strerror
@@ -192,9 +193,9 @@ def missing_parts():
 
 
 def chosen_parts(sandbox):
-    """All of PARTS that this machine offers. Raises Mistake if it lacks one; with sandbox="auto" it may lack
-    namespaces, because Landlock keeps the code from files outside. Namespaces alone would leave all files readable,
-    also those with the values that tests expect."""
+    """Returns the PARTS that this machine supports. Raises Mistake if it lacks a part. With sandbox="auto", it may lack
+    namespaces, because Landlock still protects files outside the working folder. Namespaces without Landlock would
+    leave all files readable, including expected values of tests."""
     missing = missing_parts()
     allowed = {"namespaces"} if sandbox == "auto" else set()
     if missing.keys() - allowed:
@@ -204,12 +205,12 @@ def chosen_parts(sandbox):
 
 
 def in_words(missing):
-    """The missing parts with their reasons, for a message."""
+    """Formats the missing parts and their reasons for a message."""
     return ", ".join(f"{part} ({reason})" for part, reason in missing.items())
 
 
 def describe_sandbox(sandbox="auto", sandbox_seconds=5.0, sandbox_megabytes=256, **other_settings):
-    """A line with the parts and limits under which code runs. Raises Mistake if an empty program does not pass."""
+    """Returns a line with the parts and limits of the sandbox. Raises Mistake if an empty program does not pass."""
     verdict = run_tests("", "", sandbox_seconds, sandbox_megabytes, sandbox)
     if verdict != "passed":
         raise Mistake(f"an empty program was {verdict} with sandbox_seconds={sandbox_seconds:g} sandbox_megabytes="
