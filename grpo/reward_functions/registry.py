@@ -148,8 +148,8 @@ def add_reward(name, new):
 
 
 def load_reward_file(path):
-    """Runs a Python file, but only once. Then the tables have its rewards, masks and environments, and those of no
-    other file of the user's: runs of one process, each with its own file, may take turns.
+    """Runs a Python file once. Afterwards the tables have its rewards, masks and environments, and no entries of other
+    user files: runs of one process, each with its own file, may alternate.
     Returns {name: function or class} of the file; {} if the path is None."""
     root, functions, added = run_reward_file(path)
     for table, new in zip(tables(), added, strict=True):
@@ -177,9 +177,9 @@ def run_reward_file(path):
     with keep_torch_defaults():
         module = load_user_file(path)
     neighbours = [x for name, x in sys.modules.items() if name.startswith(f"{module.__name__}.")]
-    for file in [*neighbours, module]:  # the file comes last: of two objects of one name its own counts
+    for file in [*neighbours, module]:  # the file comes last: its objects win over a neighbour's
         for name, x in vars(file).items():
-            if id(x) in DECORATED and not hasattr(x, "__name__"):  # an object: the name of its variable is the reward's
+            if id(x) in DECORATED and not hasattr(x, "__name__"):  # an object, named by its variable
                 add_reward(name, DECORATED[id(x)])
     added = []
     for table, old in zip(tables(), before, strict=True):
@@ -278,7 +278,7 @@ def fields_of_texts(texts, messages, all_fields):
 
 
 def names_of_others(columns):
-    """The fields under their names in other data sets, such as `answer` under `solution`."""
+    """The fields under the names of other data sets, such as `answer` under `solution`."""
     return {name: columns[own] for name, own in FIELD_OF.items() if own in columns}
 
 
