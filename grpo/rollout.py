@@ -169,7 +169,7 @@ class Rollouts:
     def micro_batches(self, size: int, tokens: int | None = None, problems: Tensor | None = None) -> list:
         """Micro-batches of problems, as a list of index tensors.
 
-        size: problems in each; tokens: instead of a size, this many tokens in total, of problems of similar size
+        size: problems in each; tokens: instead, the most tokens in each, padding included, of problems of similar size
         problems: indices of the problems to read; None: all
         """
         if problems is None:

@@ -45,7 +45,7 @@ class RewardModel:
     @torch.no_grad()
     def scores(self, texts):
         """Score of each text, (N,) float32 on the model's device. Raises Mistake if a text is too long for the model.
-        texts: has prompts and completions (lists of N texts), and columns, in which "prompt" has the records' prompts"""
+        texts: has prompts and completions (lists of N texts), and columns with the records' prompts under `prompt`"""
         room = min(most_tokens(self.model), self.tokenizer.model_max_length)
         distinct, index = each_once(self.token_ids(texts), room, KEY)
         device = next(self.model.parameters()).device
