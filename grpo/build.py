@@ -65,7 +65,7 @@ def make_prefetcher(policy, problems, config, dist):
 
 
 def build_what_is_missing(config, dist, plan):
-    """Runs the prepare.py of a dataset or model that is missing; a dry run only says so, with the plan. Returns True if
+    """Runs the prepare.py of a dataset or model that is missing; a dry run only reports it, with the plan. Returns True if
     something is still missing. plan: the lines that need no model and no data"""
     if config.generator_checkpoint is None:
         saved = os.path.join(config.absolute_out_dir, CONFIG)
@@ -272,7 +272,7 @@ def load_judge(key, config, kind, policy, dist):
     if kind == FILL_IN:
         needed = config.block_size
         if model.judge_head == "cls":
-            needed += 1  # CLS stands before the text
+            needed += 1  # CLS precedes the text
         if model.longest_input < needed:
             raise Mistake(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
         is_whole = not uses_fsdp(config, dist)  # shards cannot be packed

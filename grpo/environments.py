@@ -166,7 +166,7 @@ class Attempt(others):
 
 
 class Episode:
-    """The environment of one completion, and its turns. Raises Mistake for a value that a method must not return.
+    """The environment of one completion, and its turns. Raises Mistake for an invalid return value of a method.
 
     cls: the user's class; instance: its object
     turns: the columns in which turns begin; ended: how many turns have ended; reward: the sum of their rewards

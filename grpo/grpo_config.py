@@ -1,8 +1,8 @@
 """The settings of grpo/train_grpo.py, in the order of the data flow, and the rules about several of them.
 
 A new setting is a line of GRPOConfig, with its comment after it or in indented lines right below it. If it has an
-effect only with another one, it is also named in `features`; if it excludes another one, in a row of
-`conflicts_of_...`.
+effect only with another setting, `features` names it too; if it excludes another setting, a row of
+`conflicts_of_...` does.
 """
 
 import math
@@ -77,7 +77,7 @@ class GRPOConfig(RunConfig):
     success_reward: Name | None = None
         # a completion is correct if this reward is at its maximum; None: the preset's, or the first
     reward_workers: Annotated[int, "[0, 1e3]"] = 2
-        # processes for slow rewards, such as those that run code; 0: the training process, without a timeout
+        # processes for slow rewards, such as code execution; 0: the training process, without a timeout
     reward_timeout: Annotated[float, "(0, 1e6]"] = 30.0
         # seconds for the slow rewards of a step, after which they are skipped, and for each method of an environment
     reward_model_checkpoint: Name | None = None  # the Hugging Face classifier that gives the reward reward_model
@@ -301,7 +301,7 @@ class GRPOConfig(RunConfig):
 
     @property
     def reference_adapter(self):
-        """True if the reference needs an adapter of its own: the run starts from one, or the reference moves."""
+        """True if the reference needs an adapter of its own: the run starts from an adapter, or the reference moves."""
         has_kl = self.kl_beta > 0 and self.reference_mode != "none"
         if not has_kl or self.reference_checkpoint is not None:
             return False
@@ -466,5 +466,5 @@ def conflicts_of_steps(c):
 
 
 def names(**is_so):
-    """The names whose value is true, separated by spaces."""
+    """The names with a true value, separated by spaces."""
     return " ".join(name for name, value in is_so.items() if value)

@@ -208,7 +208,7 @@ class GRPOTrainer(Run):
 
     def load_state(self, state: dict) -> None:
         """Restores what `state` returned. Between iterations all buffers are alike, so another number of ranks can
-        resume; within one each rank has rollouts of its own."""
+        resume; within an iteration each rank has its own rollouts."""
         if self.saved_reference is not None:
             self.saved_reference.load_weights(state["reference"])
         self.empty_steps = state["empty_steps"]

@@ -1,6 +1,6 @@
 """The tables of the loss: advantages, objectives and KL estimators, with the formula and the paper of each row.
 
-An objective is an advantage, a ratio, a surrogate and an average; a new one is a new row of OBJECTIVES.
+An objective is an advantage, a ratio, a surrogate and an average; a new objective is a new row of OBJECTIVES.
 """
 
 import math
@@ -88,7 +88,7 @@ def step(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     count = total(mask.sum())
     mean = total((reward * mask).sum()) / count.clamp(min=1)
     x = (reward - mean) * mask
-    # Equal rewards leave rounding errors, all of one sign: they are 0. NaN and infinity stay, and the step is skipped
+    # Equal rewards leave rounding errors, all of one sign: set them to 0. NaN and infinity stay: the step is skipped
     above = total((x > 0).sum())
     below = total((x < 0).sum())
     equal = (above == 0) | (below == 0)

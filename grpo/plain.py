@@ -4,7 +4,7 @@
 
 No trainer, no checkpoints, no options. It uses the same parts as grpo/train_grpo.py, which gives the same numbers
 (tests/exactness/test_plain.py). Shapes: P problems of a step, texts with hidden characters; G completions of each, a
-group; N = P * G; T characters of a text; M hidden ones; V characters to choose from.
+group; N = P * G; T characters of a text; M hidden characters; V characters to choose from.
 """
 
 import os

@@ -77,7 +77,7 @@ def size_of(model):
 
 
 def describe_rewards(config, rewards):
-    """Yields a line with each reward's weight and range, and one about the sandbox if one of them runs code."""
+    """Yields a line with each reward's weight and range, and a line about the sandbox if a reward runs code."""
     if not rewards.names:
         yield "rewards: none, only the teacher teaches"
         return

@@ -102,7 +102,7 @@ def move_reference(
         policy: "Policy",
         iteration: int,  # the iteration that has ended, counted from 1
         config: Settings) -> None:
-    """Moves the reference after an iteration, as reference_mode says.
+    """Moves the reference after an iteration, according to reference_mode.
 
     static: it stays
     ema: it follows the policy, reference = ema_alpha reference + (1 - ema_alpha) policy

@@ -1,6 +1,6 @@
 """The rewards of a run: a weighted sum of named functions. As a script, it lists them.
 
-python grpo/rewards.py lists the built-in ones with their ranges, and the presets; it has no options but --help.
+python grpo/rewards.py lists the built-in rewards with their ranges, and the presets; it has no options but --help.
 """
 
 import os
@@ -25,7 +25,7 @@ from grpo.reward_functions.presets import PRESET_SUCCESS, PRESETS
 from grpo.rollout import Rollouts, Scored, Texts, join
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
-# {parameter by which a reward gets a model: the setting that names the model}
+# {parameter for the model of a reward: the setting that names the model}
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}
 
 

@@ -331,7 +331,7 @@ class DataBuffer:
             self.queue += [(epoch, part, minibatches) for part in range(minibatches)]
 
     def next_minibatch(self) -> tuple:
-        """A minibatch (rollouts, sums) of the queue. The last one releases the rollouts."""
+        """A minibatch (rollouts, sums) of the queue. The last minibatch releases the rollouts."""
         epoch, part, parts = self.queue.pop(0)
         rollouts, sums = self.rollouts, self.sums
         if not self.queue:
@@ -350,7 +350,7 @@ class DataBuffer:
         self.queue = []
 
     def store_evaluation_data(self, step: int, metrics: dict) -> None:
-        """Keeps the metrics {name: number} of an evaluation. Beyond MOST_EVALUATIONS every second one is dropped."""
+        """Keeps the metrics {name: number} of an evaluation. Beyond MOST_EVALUATIONS every second is dropped."""
         if len(self.evaluations) == MOST_EVALUATIONS:
             del self.evaluations[1::2]
         self.evaluations.append({"step": step, **metrics})

@@ -20,7 +20,7 @@ from grpo.sums import Sums
 
 Shaped = tuple[Rollouts, Scored]
 ROUNDING = 1e-3     # nats: a smaller difference between penalties of equal completions is rounding
-MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are still equal then are dropped
+MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups with rewards that are still equal are dropped
 
 
 def gdpo(rollouts: Rollouts, scored: Scored, rewards: Any) -> Shaped:
@@ -130,7 +130,7 @@ def mask_truncated(rollouts: Rollouts, scored: Scored, rewards: Any) -> Shaped:
 
 
 def drop_equal(rollouts: Rollouts, scored: Scored) -> Shaped:
-    """Keeps only the groups whose rewards differ: nothing is learned from the others."""
+    """Keeps only the groups with different rewards, because equal rewards teach nothing."""
     useful = scored.differ().cpu().nonzero().squeeze(1)                              # (p,)
     rollouts, _ = rollouts.select(useful)
     return rollouts, scored.select(useful)

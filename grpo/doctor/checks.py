@@ -1,7 +1,7 @@
 """--doctor=True: takes one step of the user's own run and checks what no metric shows.
 
-A check takes a DoctorStep, and the name of a reward if it is about one. It returns the fault and its remedy; "" if
-there is none; None where it does not apply. Its docstring is shown where there is no fault.
+A check takes a DoctorStep and, if it is about a reward, the name of the reward. It returns the fault and its remedy; ""
+if there is none; None if it does not apply. Its docstring is shown if there is no fault.
 """
 
 import re

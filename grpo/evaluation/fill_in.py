@@ -20,7 +20,7 @@ def touched_words(tokenizer, truth, masked):
     """Finds the words of a true text with at least one masked token: [(tokens, before, word, after)]. Leaves out words
     at the edge of the window, which may be cut.
 
-    truth: the ids of its tokens; masked: True for each masked one
+    truth: the ids of its tokens; masked: True for each masked token
     tokens: the slice of truth that holds the word; before, after: the rest of the text of these tokens, such as the
         space at the beginning of a word piece
     """

@@ -49,7 +49,7 @@ class PromptEvaluation(Evaluation):
             return {}
         correct = self.rewards.correct(values)                                       # (N,) NaN where not scored
         groups = correct.view(-1, self.config.group_size)                            # (P, G)
-        solved = groups.amax(1)                                                      # (P,) NaN with one not scored
+        solved = groups.amax(1)                                                      # (P,) NaN if one is not scored
         settings = SamplingSettings.of(self.config)
         texts = policy.greedy(batch, settings)
         greedy, _ = self.rewards.score(texts, 1, [self.rewards.success])

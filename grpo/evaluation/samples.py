@@ -40,7 +40,7 @@ class Evaluation:
     def __call__(self, policy, temperature):
         """Returns {metric: mean over all completions of all problems} and samples to show.
 
-        Raises Mistake if a reward logs a metric under the name of a held-out one.
+        Raises Mistake if a reward logs a metric under the name of a held-out metric.
         """
         config = self.config.varied(temperature=temperature)
         settings = SamplingSettings.of(config)

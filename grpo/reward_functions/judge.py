@@ -71,14 +71,14 @@ class Judge:
 
     @torch.no_grad()
     def read(self, texts: Texts, window: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """The score of each text, (N,), and with a window the credit of each sampled token, (N, M): the mean, over the
-        positions of its text at most `window` away, of the judge's log-odds that the token there is the true one.
+        """The score of each text, (N,), and with a window the credit of each sampled token, (N, M): the judge's mean
+        log-odds that the tokens are true, over the positions of the text at most `window` away.
 
         texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts;
         with a window also `place`, (N, M), the position of each sampled token in its text, and texts of one length
         """
         room = self.model.longest_input
-        if self.model.judge_head == "cls":  # CLS stands before the text
+        if self.model.judge_head == "cls":  # CLS precedes the text
             room -= 1
         distinct, index = each_once(self.token_ids(texts), room, "judge_checkpoint")
         index = index.to(self.device, non_blocking=True)

@@ -79,7 +79,7 @@ OWN_MASKS = dict(data.MASKS)  # a reward file may replace one
 # other object gets this id, because the Reward keeps the object
 DECORATED: dict[int, Reward] = {}
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
-# Metrics that the trainer adds to those of a step, and prefixes that it gives to metrics
+# Metrics that the trainer adds to the metrics of a step, and its prefixes of metrics
 RESERVED = re.compile("step|lr|kl_beta|tokens_per_second|(eval|time|skipped)/.*")
 FROM_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
@@ -136,7 +136,7 @@ def import_rewards(names=None):
 
 
 def add_reward(name, new):
-    """Adds a Reward to the table. Raises Mistake if one of ours has this name."""
+    """Adds a Reward to the table. Raises Mistake if a reward of this project has this name."""
     known = REWARDS.get(name, new).fn
     module = str(known.__module__)
     new_module = str(new.fn.__module__)

@@ -30,7 +30,7 @@ OPERATORS = {
 FUNCTIONS = {function.__name__: function for function in (abs, bool, float, list, set, sorted, tuple)}
 FUNCTIONS["<math>.fabs"] = math.fabs
 FUNCTIONS["<math>.isclose"] = math.isclose
-# Raised for tests of other forms, and by answers to which a claim cannot be applied
+# Raised for tests of other forms, and by answers that do not fit a claim
 ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)
 
 

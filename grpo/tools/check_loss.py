@@ -210,7 +210,7 @@ def divisors(mask, step):
         yield average, {"mean of means"}, of_parts * micro_batches
         yield average, {"a mean for each micro-batch, added up"}, of_parts
         if average != "token":
-            of_all_rows = of_step / N * rows  # N counts completions that have a token in the loss, rows all of them
+            of_all_rows = of_step / N * rows  # N counts completions with a token in the loss, rows counts all
             yield average, {"masked completions"}, of_all_rows
             of_all_rows = of_all_rows / micro_batches
             yield average, {"masked completions", "a mean for each micro-batch, added up"}, of_all_rows
