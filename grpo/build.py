@@ -65,7 +65,7 @@ def make_prefetcher(policy, problems, config, dist):
 
 
 def build_what_is_missing(config, dist, plan):
-    """Runs the prepare.py of a dataset or model that is missing; a dry run only reports it, with the plan. Returns True if
+    """Runs the prepare.py of a missing dataset or model; a dry run only reports it, with the plan. Returns True if
     something is still missing. plan: the lines that need no model and no data"""
     if config.generator_checkpoint is None:
         saved = os.path.join(config.absolute_out_dir, CONFIG)

@@ -175,7 +175,7 @@ class GRPOConfig(RunConfig):
     # The run
     out_dir: Name = "out-grpo"  # the folder for all files of the run
     resume: Literal[True, False, "auto"] = False
-        # True: continue from out_dir/state.pt, with the saved settings if no config file is named; auto: continue if
+        # True: continue from out_dir/state.pt, with the saved settings if no config file is named; auto: the same if
         # there is a state.pt
     save_interval: Steps | None = None  # steps between two checkpoints; None: eval_interval
     log_interval: Steps | None = None  # steps between two console lines; None: a tenth of eval_interval
