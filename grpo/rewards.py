@@ -101,7 +101,7 @@ class Rewards:
         """(N,) the weighted sum of `values`, as `score` returns them. A function of weight 0 is only measured.
 
         A function that skips a whole group does not apply to it. If a function skips a completion but scores others of
-        the group, the completion is left out: NaN, as if all functions skip it. TRL adds up the other functions, so a
+        the group, the completion is left out: NaN, as when all functions skip it. TRL adds up the other functions, so a
         failed call would lower the completion's reward within its group.
         """
         weighted = []
