@@ -1,4 +1,4 @@
-"""The names that users of GRPO import, each loaded when it is asked for."""
+"""The public names of GRPO, each imported at its first use."""
 
 import importlib
 import sys
@@ -17,8 +17,8 @@ def __getattr__(name):
 
 
 class Package(types.ModuleType):
-    """This package, in which grpo_training_step stays the function. Importing the module of the same name would make
-    Python put the module in its place."""
+    """A module type that keeps grpo_training_step the function: importing the module of the same name would replace
+    the function by the module."""
 
     def __setattr__(self, name, value):
         if name not in HOME:

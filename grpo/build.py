@@ -25,7 +25,7 @@ from grpo.sampling_settings import SamplingSettings
 FILL_IN = "a masked-fill model on running text"
 LEFT_TO_RIGHT = "a language model on prompts"
 ANY_ORDER = "a masked-fill model on prompts"
-OWN = (  # settings of some kinds only, these kinds, and what such a run has, for the error
+OWN = (  # (settings, the kinds of run that have them, these kinds in words for the error)
     ("gold_judge_checkpoint credit_window", (FILL_IN,), FILL_IN),
     ("environment", (LEFT_TO_RIGHT,), LEFT_TO_RIGHT),
     ("block_length unmask_order", (ANY_ORDER,), ANY_ORDER),
@@ -36,7 +36,7 @@ OWN = (  # settings of some kinds only, these kinds, and what such a run has, fo
 @dataclass
 class Models:
     """The models of a run. The frozen ones are None if the config does not ask for them."""
-    kind: str  # of the run
+    kind: str  # FILL_IN, LEFT_TO_RIGHT or ANY_ORDER
     policy: object
     reference: object
     judge: object
@@ -44,7 +44,7 @@ class Models:
 
 
 def check_features(config):
-    """Raises Mistake if a package or a server is missing that the sampler or sharding needs."""
+    """Raises Mistake if the sampler or sharding lacks a package or a server that it needs."""
     if config.sampler != "local":
         import_module(f"grpo.samplers.{config.sampler}").check(config)
     if config.parallel == "fsdp":
@@ -52,8 +52,8 @@ def check_features(config):
 
 
 def make_prefetcher(policy, problems, config, dist):
-    """A Prefetcher (grpo/samplers/sampler.py) for the sampler that the config names; None if the policy samples within
-    the step. problems: iteration -> the problems of this rank"""
+    """Builds a Prefetcher (grpo/samplers/sampler.py) for the config's sampler; None if the policy samples within the
+    step. problems: iteration -> the problems of this rank"""
     if config.sampler == "local" and config.max_staleness == 0:
         return None
     from grpo.samplers.sampler import LocalSampler, Prefetcher
@@ -65,7 +65,7 @@ def make_prefetcher(policy, problems, config, dist):
 
 
 def build_what_is_missing(config, dist, plan):
-    """Runs the prepare.py of a dataset or model that is missing; a dry run only says so, with the plan. Returns True if
+    """Runs the prepare.py of a missing dataset or model; a dry run only reports it, with the plan. Returns True if
     something is still missing. plan: the lines that need no model and no data"""
     if config.generator_checkpoint is None:
         saved = os.path.join(config.absolute_out_dir, CONFIG)
@@ -79,7 +79,7 @@ def build_what_is_missing(config, dist, plan):
 
 
 def with_template(config, origin):
-    """The config with the template in which its prompts are rendered. `origin` then names the place that set it."""
+    """Returns the config with its template set. `origin` gets the source of a template that the config does not set."""
     if has_prompts(config.dataset):
         from grpo.template import with_template_of_prompts
         return with_template_of_prompts(config, origin)
@@ -89,8 +89,8 @@ def with_template(config, origin):
 
 
 def build_data(config, dist):
-    """The training data: prompts, or windows of running text with hidden tokens, as the dataset has it."""
-    load_reward_file(config.reward_file)  # it may have masks
+    """Builds the training data: prompts, or windows of running text with hidden tokens, depending on the dataset."""
+    load_reward_file(config.reward_file)  # it may define masks
     path = config.generator_checkpoint
     tokenizer = None  # the dataset's own
     if is_file_of_records(config.dataset) or is_huggingface(path, "generator_checkpoint"):
@@ -125,8 +125,8 @@ def masked_windows(config, batch_size, tokenizer, **order):
 
 
 def build_models(config, data, dist):
-    """The models that a config names: Models. Raises Mistake naming the setting that does not fit the others, or a
-    dataset that is not of the generator's kind."""
+    """Builds the Models of a config. Raises Mistake for a setting that does not fit the others, or for a dataset that
+    does not fit the generator."""
     generator = load_policy_model("generator_checkpoint", config, data.tokenizer, dist, adapter=config)
     kind = kind_of(generator.mode, data)
     check_kind(config, kind, data)
@@ -154,8 +154,7 @@ def uses_fsdp(config, dist):
 
 
 def loading_device(config, dist):
-    """The device that a model is loaded on: the CPU if it will be sharded, because as a whole it may not fit on a
-    GPU."""
+    """The device to load a model on: the CPU if the model will be sharded, because all of it may not fit on one GPU."""
     if uses_fsdp(config, dist):
         return torch.device("cpu")
     return dist.device
@@ -170,7 +169,7 @@ def shard_models(models, config, dist):
 
 
 def kind_of(mode, data):
-    """The kind of run that a generator of this mode makes of the data: FILL_IN, LEFT_TO_RIGHT or ANY_ORDER."""
+    """The kind of run for a generator's mode and the data: FILL_IN, LEFT_TO_RIGHT or ANY_ORDER."""
     if mode == LANGUAGE_MODEL:
         return LEFT_TO_RIGHT
     if data.has_prompts:
@@ -203,8 +202,8 @@ def make_policy(kind, model, tokenizer, config, dist):
 
 
 def load_policy_model(key, config, tokenizer, dist, mode=None, adapter=None):
-    """Loads a model that can sample, from the checkpoint that the setting `key` names.
-    mode: the mode that it must have; adapter: a RunConfig, which says whether an adapter of it is trained"""
+    """Loads a model that can sample, from the checkpoint of the setting `key`.
+    mode: the required mode; adapter: a RunConfig with the settings of the adapter to train, if there is one"""
     path = vars(config)[key]
     device = loading_device(config, dist)
     model, _ = load_model(path, device, mode, tokenizer, key, adapter, dist.dtype)
@@ -214,8 +213,8 @@ def load_policy_model(key, config, tokenizer, dist, mode=None, adapter=None):
 
 
 def build_reference(config, policy, dist):
-    """The policy as it is at step 0, or that of reference_checkpoint or teacher_checkpoint; None if the config asks for
-    none of them."""
+    """Builds the reference: the policy at step 0, or the model of reference_checkpoint or teacher_checkpoint. None if
+    the run needs no reference."""
     if not needs_reference(config):
         return None
     key = "reference_checkpoint"
@@ -226,7 +225,7 @@ def build_reference(config, policy, dist):
         reference = policy.frozen()
     else:
         reference = load_reference(key, config, policy, dist)
-    # The reference of a new adapter is the policy's own model without it, whose weights the policy keeps
+    # The reference of a new adapter is the policy's own model without the adapter, so the two share weights
     shares_weights = path is None and config.has_adapter
     if not shares_weights:
         dtype = dist.dtype
@@ -239,13 +238,13 @@ def build_reference(config, policy, dist):
 
 
 def load_reference(key, config, policy, dist):
-    """A policy of the same kind, with the model of the checkpoint that the setting `key` names."""
+    """Loads a policy of the same kind, with the model of the setting `key`."""
     path = vars(config)[key]
     model = load_policy_model(key, config, policy.tokenizer, dist, policy.model.mode)
     reference = type(policy)(model, policy.tokenizer, dist.dtype, config.grad_checkpoint)
     if is_huggingface(path, key):
-        # Its files may declare other end tokens. Both must ban the same ones, or the KL would compare distributions
-        # over different tokens
+        # Its files may declare other end tokens. Both models must ban the same tokens, or the KL would compare
+        # distributions over different tokens
         model.banned_ids = policy.model.banned_ids
     moves = config.reference_mode != "static"
     same_shape = shapes(reference.weights()) == shapes(policy.weights())
@@ -255,8 +254,8 @@ def load_reference(key, config, policy, dist):
 
 
 def load_judge(key, config, kind, policy, dist):
-    """The frozen judge that the setting `key` names, or None. A judge of fill-in reads the generator's token ids, so it
-    needs its vocabulary; a judge of completed prompts may have one of its own."""
+    """Loads the frozen judge of the setting `key`; None if it is not set. In fill-in the judge reads the generator's
+    token ids, so it needs the generator's vocabulary; on prompts it may have its own vocabulary."""
     path = vars(config)[key]
     if path is None:
         return None
@@ -273,7 +272,7 @@ def load_judge(key, config, kind, policy, dist):
     if kind == FILL_IN:
         needed = config.block_size
         if model.judge_head == "cls":
-            needed += 1  # CLS stands before the text
+            needed += 1  # CLS precedes the text
         if model.longest_input < needed:
             raise Mistake(f"{key}={path} has block_size={model.longest_input}, but needs {needed}: lower block_size")
         is_whole = not uses_fsdp(config, dist)  # shards cannot be packed
@@ -283,7 +282,7 @@ def load_judge(key, config, kind, policy, dist):
 
 
 def build_rewards(config, models, data, dist):
-    """The Rewards of the run. Raises Mistake for a record that lacks what one of its functions needs."""
+    """Builds the Rewards of the run. Raises Mistake for a record that a reward cannot score."""
     scorer = None
     path = config.reward_model_checkpoint
     if path is not None:
@@ -302,7 +301,7 @@ def build_rewards(config, models, data, dist):
 
 
 def make_rewards(config, judge=None, reward_scorer=None):
-    """The Rewards of a run, which give each token a credit if there is a credit_window."""
+    """Builds the Rewards of a run. With a credit_window they give each token a credit."""
     if config.credit_window is None:
         return Rewards(config, judge, reward_scorer)
     from grpo.reward_functions.judge import TokenRewards
@@ -310,7 +309,8 @@ def make_rewards(config, judge=None, reward_scorer=None):
 
 
 def build_evaluation(config, models, rewards, data):
-    """The evaluation for the kind of the run. Raises Mistake if a text is longer than what the models read."""
+    """Builds the evaluation for the kind of run. Raises Mistake if a text is too long for the models, or if
+    unmask_steps is larger than a block."""
     settings = SamplingSettings.of(config)
     sampling_batch = models.policy.sampling_batch(settings)
     config = config.varied(sample_rows=sampling_batch)
@@ -335,8 +335,8 @@ def build_evaluation(config, models, rewards, data):
 
 
 def fill_in_evaluation(config, models, rewards=None):
-    """The evaluation on validation problems with the masks of the run. They are the same for every seed and batch
-    size."""
+    """Builds the evaluation on validation problems with the masks of the run. The problems are the same for every seed
+    and batch size."""
     from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
     data = masked_windows(config, PROBLEMS_PER_STEP, models.policy.tokenizer)
     judges = {"judge": models.judge, "gold_judge": models.gold_judge}

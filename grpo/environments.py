@@ -4,14 +4,13 @@ from grpo.environments import environment
 
 @environment
 class Guess:
-    def __init__(self, seed): ...      # only if it draws: all completions of a group get the same seed
+    def __init__(self, seed): ...      # only for random draws: all completions of a group get the same seed
     def reset(self, record): ...       # gets the record with the prompt
     def step(self, text): ...          # -> (answer, reward): the answer None ends the episode
     def close(self): ...               # optional
-    metrics = ("name",)                # optional: attributes, (sum, count) from reset on, that are logged as means
+    metrics = ("name",)                # optional: attributes with (sum, count), set from reset on, logged as means
 
-An answer is encoded once. Its tokens are read through the cache of its completion, one by one, like the tokens that
-the policy writes.
+An answer is encoded once. Its tokens go through the cache of the completion one by one, like the policy's own tokens.
 """
 
 import contextlib
@@ -33,9 +32,9 @@ from core.settings.setting import shown
 from grpo.reward_functions.registry import ENVIRONMENTS, load_reward_file
 from grpo.rollout import REWARD, join
 
-SEEDS = 3  # the first number of the seeds of environments, so that they differ from other noise
+SEEDS = 3  # first entry of the environments' seed sequences, so that they differ from other noise
 METHODS = {"reset": ("record",), "step": ("text",), "close": ()}  # {method: its arguments}
-# Kinds of functions of which a call does nothing yet
+# A call of a function of these kinds does not run its body
 NOT_AT_ONCE = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
 TURNS_OF_EACH = "environment/turns"  # metrics of every environment
 FAILED = "environment/failed"
@@ -43,7 +42,7 @@ WARNED = {}  # {key: line} of the warnings of this process
 
 
 def environment(cls):
-    """Registers a class under its name."""
+    """Registers an environment class under its name."""
     names = getattr(cls, "metrics", ())
     cls.metrics = (names,) if isinstance(names, str) else tuple(names)
     ENVIRONMENTS[cls.__name__] = cls
@@ -51,7 +50,7 @@ def environment(cls):
 
 
 def find_environment(name, path):
-    """The class of this name. Runs the reward_file at `path` first, unless the path is None."""
+    """Returns the environment class of this name. Runs the reward_file at `path` first, unless the path is None."""
     load_reward_file(path)
     if name not in ENVIRONMENTS:
         raise Mistake(f"environment={name!r} is no @environment class of reward_file={path}; known: "
@@ -62,8 +61,8 @@ def find_environment(name, path):
 # Checks at the start of a run
 
 def check_begins(config, data):
-    """Raises Mistake for an environment that cannot work: it lacks a method or a metric, or fails on the first record
-    of `data`, a PromptConsumer."""
+    """Raises Mistake if the environment lacks a method or a metric, or fails on the first record of `data`, a
+    PromptConsumer."""
     record = data.records["train"][0]
     episode = Episode(config)
     check_metrics(episode)
@@ -89,7 +88,7 @@ def check_begins(config, data):
 
 
 def check_metrics(episode):
-    """Raises Mistake for a metric that is not the name of an attribute, or that has the name of one of ours."""
+    """Raises Mistake for a metric name that is not a string, or that a metric of every environment has."""
     about = f"{definition(episode.cls)}: {episode.setting}"
     for name in episode.cls.metrics:
         if not isinstance(name, str):
@@ -127,7 +126,7 @@ def check_method(episode, name):
 
 
 def misspelled(name, cls):
-    """The remedy "or rename ..." with the method that may be a misspelled `name`, or ""."""
+    """Returns ", or rename METHOD" for a method that looks like a misspelled `name`, else ""."""
     methods = {own.lower(): own for own in dir(cls)}
     near = difflib.get_close_matches(name, methods, 1)
     if not near:
@@ -150,11 +149,11 @@ def warn(key, line):
 # One completion
 
 class Attempt(others):
-    """A block in which the user's class runs. An exception of it ends the block and becomes an error of the episode,
-    which fails, while the run continues. A Mistake of ours, about a value that a method returned, ends the run."""
+    """A context in which the user's class runs. An exception in the class becomes an error of the episode: the episode
+    fails, and the run continues. A Mistake of ours, about a method's return value, ends the run."""
 
     def __init__(self, episode, part="", remedy="correct it"):
-        """part: the part of the environment that is used, for the error"""
+        """part: names the part of the environment in the error"""
         super().__init__(f"{part}{episode.setting} failed", remedy, definition(episode.cls))
         self.episode = episode
 
@@ -167,7 +166,7 @@ class Attempt(others):
 
 
 class Episode:
-    """The environment of one completion, and its turns. Raises Mistake for a value that a method must not return.
+    """The environment of one completion, and its turns. Raises Mistake for an invalid return value of a method.
 
     cls: the user's class; instance: its object
     turns: the columns in which turns begin; ended: how many turns have ended; reward: the sum of their rewards
@@ -187,11 +186,11 @@ class Episode:
 
     @property
     def error(self):
-        """The last one, or None."""
+        """The last error, or None."""
         return self.errors[-1] if self.errors else None
 
     def deadline(self):
-        """The block for a call of the user's class."""
+        """A context that limits the time of a call of the user's class."""
         return time_limit(self.config.reward_timeout)
 
     def begin(self, seed, record):
@@ -259,7 +258,7 @@ class Episode:
 
 
 def answer_and_reward(result):
-    """(answer, reward as a float) of the value that `step` returned; None if the value is something else."""
+    """Parses the return value of `step` into (answer, reward as a float); None if it has another form."""
     try:
         answer, reward = result
         is_finite = math.isfinite(reward)
@@ -284,7 +283,7 @@ class Episodes:
         self.stop = stop
         self.form = PromptFormat.of(settings)
         self.episodes = []
-        self.begun = []  # the beginning of each first turn, with which a prompt may end
+        self.begun = []  # the beginning of each first turn that its prompt prefills
         for record, number in zip(problems["record"], problems["number"], strict=True):
             sequence = np.random.SeedSequence([SEEDS, settings.seed, iteration, int(number)])
             seed = int(sequence.generate_state(1)[0])
@@ -329,7 +328,7 @@ class Episodes:
         return False
 
     def framed_answer(self, answer, last):
-        """The text of an answer as the template frames it. last: the last token of the turn before"""
+        """The text of an answer in the frame of the template. last: the last token of the previous turn"""
         tokenizer = self.stop.tokenizer
         if isinstance(answer, str):
             if self.form.template == "plain":
@@ -358,7 +357,7 @@ class Episodes:
             if episode.error is None:
                 measured.append(episode.measure())
             episode.close()
-            begins = [t for t in episode.turns if t < self.given.shape[1]]  # the last may begin after the end
+            begins = [t for t in episode.turns if t < self.given.shape[1]]  # the last turn may begin past the end
             failed = episode.error is not None
             measured.append({TURNS_OF_EACH: (len(begins), 1), FAILED: (failed, 1)})
             for error in episode.errors:

@@ -1,8 +1,8 @@
 """The settings of grpo/train_grpo.py, in the order of the data flow, and the rules about several of them.
 
 A new setting is a line of GRPOConfig, with its comment after it or in indented lines right below it. If it has an
-effect only with another one, it is also named in `features`; if it excludes another one, in a row of
-`conflicts_of_...`.
+effect only with another setting, `features` names it too; if it excludes another setting, a row of
+`conflicts_of_...` does.
 """
 
 import math
@@ -48,8 +48,8 @@ class GRPOConfig(RunConfig):
     dataset: Name = "char_diffusion"
         # a folder (a name in data/ or a path), a .jsonl, .json, .csv or .parquet file of prompts, or hf:owner/name
     template: Annotated[str | None, PROMPT_TEMPLATES] = None
-        # how prompts are rendered: plain, chat, math, code, model (the tokenizer's chat template), or that with the
-        # rules of a task, model_math, model_code; None: as task_type says
+        # how prompts are rendered: plain, chat, math, code, model (the tokenizer's chat template), model_math or
+        # model_code (the chat template with the rules of a task); None: the template of task_type
     chat_template_kwargs: dict | None = None
         # arguments of the tokenizer's chat template, such as {'enable_thinking': False}
     system_prompt: str | None = None  # the first message of every prompt
@@ -58,7 +58,7 @@ class GRPOConfig(RunConfig):
     max_prompt_length: Annotated[int | float, "[1, 1e6] or a share in (0, 1)"] = 512
         # tokens; longer training prompts are left out, validation prompts refused. Or a share such as 0.9: training
         # prompts above that percentile of their lengths are left out
-    block_size: Annotated[int, "[2, 1e6]"] = 128  # of running text: tokens per text
+    block_size: Annotated[int, "[2, 1e6]"] = 128  # tokens per text, for running text
     masks: dict | None = None
         # how text is masked: {name: weight} of random, in_lines, span, line or your @mask functions; None: random and
         # span, 1.0 each
@@ -69,7 +69,7 @@ class GRPOConfig(RunConfig):
     task_type: Annotated[str, PRESETS] = "fill_in"
         # a preset of rewards: fill_in (the judge), math, code, general, reasoning; math, code and reasoning have a
         # template too
-    reward_functions: tuple[str, ...] = ()  # names of rewards; (): those of task_type
+    reward_functions: tuple[str, ...] = ()  # names of rewards; (): the rewards of task_type
     reward_file: Name | None = None
         # your Python file of reward functions (as in TRL), @environment classes, @mask functions
     reward_weights: tuple[float, ...] = ()  # one for each reward; (): all 1.0
@@ -77,11 +77,11 @@ class GRPOConfig(RunConfig):
     success_reward: Name | None = None
         # a completion is correct if this reward is at its maximum; None: the preset's, or the first
     reward_workers: Annotated[int, "[0, 1e3]"] = 2
-        # processes for slow rewards, such as those that run code; 0: the training process, without a timeout
+        # processes for slow rewards, such as code execution; 0: the training process, without a timeout
     reward_timeout: Annotated[float, "(0, 1e6]"] = 30.0
         # seconds for the slow rewards of a step, after which they are skipped, and for each method of an environment
     reward_model_checkpoint: Name | None = None  # the Hugging Face classifier that gives the reward reward_model
-    judge_checkpoint: Name | None = None  # the model behind the reward `judge`
+    judge_checkpoint: Name | None = None  # the model of the reward `judge`
     gold_judge_checkpoint: Name | None = None  # a second judge: logged, never trained against
     credit_window: Natural | None = None
         # per-token reward: mean judge score within this window; None: one reward per completion
@@ -101,13 +101,13 @@ class GRPOConfig(RunConfig):
     sample_rows: Annotated[int, "[1, 1e9]"] | None = None
         # completions sampled in parallel; None: one batch on a CPU, all of an iteration on a GPU
     unmask_steps: Count = 1  # masked-fill models: number of denoising passes (per block, for prompts)
-    block_length: Count | None = None  # of prompts: block length for semi-autoregressive decoding; None: one block
+    block_length: Count | None = None  # prompts: block length for semi-autoregressive decoding; None: one block
     unmask_order: Annotated[str, UNMASK_ORDERS] = "random"
-        # of prompts: random, left_to_right, or confidence, for which log-probabilities are estimates
+        # prompts: random, left_to_right, or confidence (its log-probabilities are estimates)
     fill_estimator: Literal["trajectory", "one_step"] = "trajectory"
         # log-probabilities: trajectory, exact; one_step, as if all tokens were drawn in one pass
     sampler: Literal["local", "ray", "vllm"] = "local"
-        # who samples: local (this process), ray (worker processes), vllm (a server)
+        # where sampling runs: local (this process), ray (worker processes), vllm (a server)
     ray_workers: Annotated[int, "[1, 1e4]"] = 1  # worker processes of each rank, which share its problems
     vllm_url: str | None = None
         # the address of the server, such as http://localhost:8000, without a password; a server's key is read from
@@ -134,7 +134,7 @@ class GRPOConfig(RunConfig):
         # exact (over the vocabulary), k2, k3; None: exact for fill-in and with a teacher, else k3
     kl_in_reward: bool = False  # KL as a part of the reward (k1) instead of the loss
     kl_target: Positive | None = None  # kl_beta is adapted to reach this mean_kl; None: kl_beta stays
-    reference_checkpoint: Name | None = None  # the model that the KL penalty is to; None: the generator at step 0
+    reference_checkpoint: Name | None = None  # the reference of the KL penalty; None: the generator at step 0
     reference_mode: Annotated[str, REFERENCE_MODES] = "static"
         # static: the initial model; ema: a moving average of the policy; periodic: a copy of it every
         # reference_update_freq iterations; none
@@ -151,7 +151,7 @@ class GRPOConfig(RunConfig):
     minibatches: Count = 1  # optimizer steps per pass
     gradient_accumulation_steps: Count = 1  # micro-batches per optimizer step
     micro_batch_tokens: Annotated[int, "[1, 1e12]"] | None = None
-        # tokens per forward pass; None: those of batch_size problems
+        # tokens per forward pass; None: the tokens of batch_size problems
     grad_checkpoint: bool = False  # recompute activations in the backward pass: less memory, slower
     max_iters: Natural = 200  # optimizer steps of the run; 0: it evaluates and ends
     optimizer: Literal["adamw", "muon"] = "adamw"  # adamw, or muon (Muon for weight matrices, AdamW for the rest)
@@ -164,7 +164,7 @@ class GRPOConfig(RunConfig):
     beta2: Fraction = 0.95  # AdamW's decay of the mean squared gradient
     grad_clip: Annotated[float, "[0, inf)"] = 1.0  # largest gradient norm; 0.0 turns clipping off
     max_bad_steps: Steps = 5
-        # steps in a row with a number that is not finite, or without any reward, before the run stops
+        # consecutive steps with a number that is not finite, or without any reward, before the run stops
 
     # Evaluation
     eval_problems: Count = 128  # number of validation problems
@@ -173,10 +173,10 @@ class GRPOConfig(RunConfig):
     sample_interval: Steps | None = None  # steps between two sets of samples for people to read; None: eval_interval
 
     # The run
-    out_dir: Name = "out-grpo"  # the folder of everything that the run writes
+    out_dir: Name = "out-grpo"  # the folder for all files of the run
     resume: Literal[True, False, "auto"] = False
-        # True: continue from out_dir/state.pt, without a config file with its saved settings; auto: only if there is
-        # one
+        # True: continue from out_dir/state.pt, with the saved settings if no config file is named; auto: the same if
+        # there is a state.pt
     save_interval: Steps | None = None  # steps between two checkpoints; None: eval_interval
     log_interval: Steps | None = None  # steps between two console lines; None: a tenth of eval_interval
     report_to: tuple[str, ...] = ()  # trackers: wandb, tensorboard, trackio
@@ -245,7 +245,7 @@ class GRPOConfig(RunConfig):
 
     @property
     def baseline(self):
-        """The name in ADVANTAGES of how rewards are compared: that of the setting, else what pass@k needs, else the
+        """The name of the advantage in ADVANTAGES: from the setting, else leave_one_out for pass@k, else the
         objective's own."""
         if self.advantage is not None:
             return self.advantage
@@ -255,7 +255,7 @@ class GRPOConfig(RunConfig):
 
     @property
     def objective_row(self):
-        """The row of OBJECTIVES, with the settings that replace parts of it."""
+        """The objective's row of OBJECTIVES, with the settings that override parts of it."""
         given = {
             "advantage": self.baseline,
             "entropy_bonus": self.entropy_bonus}
@@ -273,8 +273,8 @@ class GRPOConfig(RunConfig):
         return self.kl_beta
 
     def kl_estimator_of(self, policy):
-        """The kl_estimator of the settings or of the objective, else the one that suits the run. KL in the reward needs
-        an estimator from samples; a teacher teaches more with its whole distribution."""
+        """The kl_estimator of the settings or the objective, else the default of the run. KL in the reward needs an
+        estimate from samples; a teacher teaches more with its whole distribution."""
         estimator = self.objective_row.kl_estimator
         if estimator is not None:
             return estimator
@@ -301,7 +301,7 @@ class GRPOConfig(RunConfig):
 
     @property
     def reference_adapter(self):
-        """True if the reference needs an adapter of its own: the run starts from one, or the reference moves."""
+        """True if the reference needs an adapter of its own: the run starts from an adapter, or the reference moves."""
         has_kl = self.kl_beta > 0 and self.reference_mode != "none"
         if not has_kl or self.reference_checkpoint is not None:
             return False
@@ -317,7 +317,7 @@ class GRPOConfig(RunConfig):
             seed=seed)
 
 
-# Conflicts, as Settings.conflicts yields them: (is it there, the settings, why and the remedy)
+# Conflicts in the form of Settings.conflicts: (condition, the settings, the reason and the remedy)
 
 def conflicts_of_sampling(c):
     """Conflicts of how completions are written, and where."""
@@ -361,7 +361,7 @@ def conflicts_of_sampling(c):
 
 
 def conflicts_of_rewards(c):
-    """Conflicts of rewards, what changes them, and how they are compared."""
+    """Conflicts of rewards, of the settings that change rewards, and of advantages."""
     decides = "objective" if c.advantage is None else "advantage"  # the setting that names the advantage
     has_credits = c.credit_window is not None
     changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer)
@@ -466,5 +466,5 @@ def conflicts_of_steps(c):
 
 
 def names(**is_so):
-    """The names whose value is true, separated by spaces."""
+    """The names with a true value, separated by spaces."""
     return " ".join(name for name, value in is_so.items() if value)

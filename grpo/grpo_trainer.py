@@ -73,7 +73,7 @@ class GRPOTrainer(Run):
         self.settings = StepSettings.of(config, policy)
         self.sampling = SamplingSettings.of(config)
         self.buffer = DataBuffer(config.seed, dist.rank)
-        self.prefetcher = None    # of a sampler elsewhere, or ahead of training; None: the policy samples at once
+        self.prefetcher = None    # for a sampler elsewhere or ahead of training; None: the policy samples in the step
         self.kl_beta = config.kl_beta  # kl_target moves it
         self.iteration = 0
         self.seconds = 0.0        # of this iteration so far
@@ -113,7 +113,7 @@ class GRPOTrainer(Run):
         return metrics
 
     def problems_of(self, iteration: int, again: int = 0) -> dict:
-        """This rank's problems of an iteration. again: 0, or the round in which zero_std='resample' takes others"""
+        """This rank's problems of an iteration. again: 0, or the round of other problems for zero_std='resample'"""
         n = self.config.gradient_accumulation_steps
         first = again * n
         batches = []
@@ -141,7 +141,7 @@ class GRPOTrainer(Run):
         return self.prefetcher.get(problems, self.iteration, again, last)
 
     def show(self, phase: str) -> None:
-        """Shows which phase of a step begins. `sample` shows the phase "collect", with the number of completions."""
+        """Shows the phase of a step that begins; `sample` shows "collect" itself, with the number of completions."""
         if phase == "reference":
             self.logger.doing("scoring")
         elif phase == "train":
@@ -207,7 +207,7 @@ class GRPOTrainer(Run):
 
     def load_state(self, state: dict) -> None:
         """Restores what `state` returned. Between iterations all buffers are alike, so another number of ranks can
-        resume; within one each rank has rollouts of its own."""
+        resume; within an iteration each rank has its own rollouts."""
         if self.saved_reference is not None:
             self.saved_reference.load_weights(state["reference"])
         self.empty_steps = state["empty_steps"]
@@ -242,8 +242,8 @@ class GRPOTrainer(Run):
             self.logger.say(text)
         if self.step > 0:
             self.last_evaluation = metrics
-        # Each page reads all metrics of the run so far. A page at every evaluation would cost a time quadratic in the
-        # number of steps; one whenever the run has grown by a tenth costs a linear time
+        # Each page reads all metrics of the run so far. A page at every evaluation would take time quadratic in the
+        # number of steps; a page whenever the run has grown by a tenth takes linear time
         if self.step >= PAGE_GROWTH * self.step_of_page:
             self.write_page()
 
@@ -262,7 +262,7 @@ class GRPOTrainer(Run):
                 f"{held['evaluations']} evaluations")
 
     def finish(self) -> None:
-        """Ends the workers of rewards; at the end of the training draws the curves and prints what changed."""
+        """Stops the reward workers. If training is complete, draws the curves and prints the table of changes."""
         if isinstance(self.rewards, Rewards):
             self.rewards.close()
         if not self.dist.is_main:

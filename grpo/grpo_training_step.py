@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FINITE_IN_ROLLOUTS = ("mean_reward", "mean_log_prob", "mean_advantage")
 # If one of these is not finite, the step is skipped
 FINITE_IN_STEP = ("loss", "grad_norm", *FINITE_IN_ROLLOUTS)
-# Sums from which end_step decides what a step was worth
+# Internal sums from which end_step derives the outcome of a step
 GROUPS_THAT_DIFFER = "groups that differ"
 WITH_ADVANTAGE = "tokens with an advantage"
 WITH_GRADIENT = "tokens with a gradient"
@@ -52,12 +52,12 @@ def grpo_training_step(
     every step trains on a minibatch of it: one of `minibatches` parts, in each of `ppo_epochs` passes.
 
     policy, reference: policies, None without a KL; rewards: a Rewards, or any function rollouts -> Scored
-    problems: a function of the round `again`, which returns this rank's problems: those of the iteration in round 0,
-        others in rounds 1, 2, ..., which replace groups of equal rewards
+    problems: a function of the round `again` that returns this rank's problems: in round 0 the problems of the
+        iteration, in rounds 1, 2, ... other problems to replace groups of equal rewards
     iteration: number of the round of rollouts; the sampling noise depends on it
     buffer: the DataBuffer of the run, the same in every step; None: a single step on rollouts of its own
     sample: (problems, again) -> (Rollouts, {metric: (sum, count)}), the sampler; None: the policy
-    settings: StepSettings of the config, to make them only once; timer: the clock that is told of each phase
+    settings: StepSettings of the config, so that a caller makes them only once; timer: the clock of the phases
     Returns the metrics by their names in docs/metrics.md, and text_tokens
     """
     settings = settings or StepSettings.of(config, policy)
@@ -92,7 +92,7 @@ def warn_about_unused_settings(
         buffer: DataBuffer | None,
         settings: StepSettings,
         config: Settings) -> None:
-    """Tells a caller from Python which settings do nothing without a buffer or a reference."""
+    """Warns a caller from Python about settings that have no effect without a buffer or a reference."""
     if buffer is None and settings.steps > 1:
         warnings.warn(f"ppo_epochs={settings.epochs} minibatches={settings.minibatches} have no effect: without a "
                       "buffer the step has rollouts of its own; hand every step the same buffer, "
@@ -103,7 +103,7 @@ def warn_about_unused_settings(
 
 
 def sample_by(policy: "Policy", iteration: int, config: Settings) -> Callable:
-    """The function (problems, again) of grpo_training_step with which the policy itself samples."""
+    """Returns the default `sample` of grpo_training_step: the policy itself samples."""
     settings = SamplingSettings.of(config)
 
     def sample(problems, again):
@@ -166,7 +166,7 @@ def collect_rollouts(
     sums.internal(WITH_ADVANTAGE, taught.sum())
 
     # The ratio is to the proximal policy (arXiv 2110.00641): the sampler, or the policy before its first step on the
-    # rollouts. In a single step the latter is the policy itself, whose log-probabilities the loss has
+    # rollouts. With a single step the latter is the current policy, so the loss has its log-probabilities already
     if settings.ratio_to == "sampler":
         rollouts = replace(rollouts, proximal_logp=rollouts.old_logp)
     elif settings.steps > 1:
@@ -186,7 +186,7 @@ def check_scored(scored: Scored, rollouts: Rollouts) -> None:
 
 
 def with_advantage(rollouts: Rollouts, scored: Scored, advantage: str, dist: Distributed) -> Rollouts:
-    """Phase 3: the rollouts with their advantage. Completions that no reward scored leave the train_mask.
+    """Phase 3: adds the advantage to the rollouts. Completions that no reward scored leave the train_mask.
     advantage: a name in ADVANTAGES"""
     counted = scored.counted(rollouts.mask)                                          # (P, G, 1 or M)
     credit = scored.credit + scored.penalty                                          # (P, G, 1 or M)
@@ -208,10 +208,10 @@ def train_on_rollouts(
         is_first: bool = True) -> tuple[dict, Facts]:
     """Phase 4: one optimizer step on this rank's share. Returns the metrics as floats, and the Facts of the rollouts.
 
-    sums: those of collect_rollouts; is_first: no step on these rollouts has changed the policy yet
+    sums: from collect_rollouts; is_first: no step on these rollouts has changed the policy yet
 
-    The backward pass runs in micro-batches. The weights are those of the whole step over all ranks, so that neither the
-    size of the micro-batches nor the number of ranks changes the gradient.
+    The backward pass runs in micro-batches. The token weights are computed over the whole step and all ranks, so that
+    neither the size of the micro-batches nor the number of ranks changes the gradient.
     """
     objective = settings.objective
     sums = sums.copy()  # other steps on these rollouts begin with the same sums
@@ -226,7 +226,7 @@ def train_on_rollouts(
     weight = token_weights(rollouts.train_mask, objective.average, rollouts.max_tokens, dist.total)
     problems, learned = problems_to_read(rollouts, settings)
     parts = rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens, problems)
-    # Ranks of a sharded model call it equally often, because a call gathers its layers from all of them
+    # All ranks must call a sharded model equally often, because each call gathers its layers from all ranks
     for part in dist.micro_batches(parts, policy, rollouts):
         micro, rows = rollouts.select(part)
         scores = policy.score(micro, settings.temperature, objective.entropy_bonus > 0)
@@ -300,7 +300,7 @@ def end_step(
         sums: Sums,
         settings: StepSettings,
         dist: Distributed) -> tuple[dict, Facts]:
-    """Adds the sums and gradients of all ranks up, clips, and steps or skips. Waits for the device once."""
+    """Adds up the sums and gradients of all ranks, clips, and steps or skips. Waits for the device once."""
     dist.sum_gradients(policy.parameters())
     norm = clip_gradients(policy.parameters(), settings.grad_clip)
     sums.highest("grad_norm", norm)  # the same on every rank
@@ -317,7 +317,7 @@ def end_step(
     if settings.sampler is not None:
         check_mismatch(metrics, settings.sampler)
 
-    # mean_reward is that of the first round: if it is missing, a completion of a later round may still be scored
+    # mean_reward is from the first round: if it is missing, a completion of a later round may still be scored
     taught = internal.get(WITH_ADVANTAGE, 0.0) != 0
     facts = Facts(
         scored="mean_reward" in metrics or taught,

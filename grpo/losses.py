@@ -1,6 +1,6 @@
 """The tables of the loss: advantages, objectives and KL estimators, with the formula and the paper of each row.
 
-An objective is an advantage, a ratio, a surrogate and an average; a new one is a new row of OBJECTIVES.
+An objective is an advantage, a ratio, a surrogate and an average; a new objective is a new row of OBJECTIVES.
 """
 
 import math
@@ -23,7 +23,7 @@ RATIOS = ("token", "sequence")                       # branches of policy_loss
 # Advantages: how much better a completion is than a baseline, the mean of its group or of the step
 
 def centred(reward: Tensor, mask: Tensor) -> tuple:
-    """The rewards minus the mean of their group, and the number of rewards in it. Only those where mask is 1 count.
+    """Returns the rewards minus the group mean, and the number of rewards in the group. Only rewards with mask 1 count.
 
     reward, mask: (P, G, 1 or M)
     Returns (P, G, 1 or M) and (P, 1, 1 or M)
@@ -32,8 +32,8 @@ def centred(reward: Tensor, mask: Tensor) -> tuple:
     total = (reward * mask).sum(1, keepdim=True)
     mean = total / count.clamp(min=1)                                                # (P, 1, 1 or M)
     away = reward - mean
-    # The mean of equal rewards is rounded: 0.1 minus it may be 1e-9, and a division by their standard deviation would
-    # make an advantage of it. Their difference is exactly 0
+    # The mean of equal rewards is rounded: 0.1 minus the mean may be 1e-9, and a division by the tiny standard
+    # deviation would make that an advantage. The difference of highest and lowest is exactly 0
     out = mask == 0
     highest = reward.masked_fill(out, -torch.inf).amax(1, keepdim=True)
     lowest = reward.masked_fill(out, torch.inf).amin(1, keepdim=True)
@@ -42,7 +42,7 @@ def centred(reward: Tensor, mask: Tensor) -> tuple:
 
 
 def over_std(x: Tensor, squares: Tensor, count: Tensor) -> Tensor:
-    """x / (std + 1e-4). The std is that of `count` numbers whose squares sum to `squares`, divided by count - 1."""
+    """x / (std + 1e-4) with std = sqrt(squares / (count - 1)). squares: the sum of the squares of `count` numbers"""
     variance = squares / (count - 1).clamp(min=1)
     return x / (variance.sqrt() + 1e-4)
 
@@ -67,14 +67,14 @@ def leave_one_out(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
 
 
 def batch_std(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
-    """(r - mean of the group) / (std + 1e-4); the std is that of these differences over the step and all ranks."""
+    """(r - mean of the group) / (std + 1e-4); the std of these differences is over the whole step and all ranks."""
     x, _ = centred(reward, mask)
     return over_std(x, total(x.square().sum()), total(mask.sum()))
 
 
 def max_rl(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     """(r - mean) / mean within the group, 0 where no completion is correct: MaxRL, arXiv 2602.02710. With rewards of
-    0 and 1 the expected gradient is the sum over k from 1 to G - 1 of that of pass@k / k."""
+    0 and 1 the expected gradient is the gradient of sum_k pass@k / k, k from 1 to G - 1."""
     reward = reward * mask
     if (reward < 0).any():
         raise Mistake(f"advantage='max_rl' is for rewards of success, 0 or 1, but one is {reward.min():g}")
@@ -88,7 +88,7 @@ def step(reward: Tensor, mask: Tensor, total: Callable) -> Tensor:
     count = total(mask.sum())
     mean = total((reward * mask).sum()) / count.clamp(min=1)
     x = (reward - mean) * mask
-    # Equal rewards leave rounding errors, all of one sign: they are 0. NaN and infinity stay, and the step is skipped
+    # Equal rewards leave rounding errors, all of one sign: set them to 0. NaN and infinity stay: the step is skipped
     above = total((x > 0).sum())
     below = total((x < 0).sum())
     equal = (above == 0) | (below == 0)
@@ -266,7 +266,7 @@ def sigmoid_gate(
         advantage: Tensor,
         tau_pos: float,
         tau_neg: float) -> Tensor:
-    """4 / tau sigmoid(tau (r - 1)) A, whose gradient is that of A log p at r = 1 and fades away from it
+    """4 / tau sigmoid(tau (r - 1)) A. At r = 1 it has the gradient of A log p; away from 1 the gradient fades
     (arXiv 2511.20347)."""
     tau = torch.full_like(advantage, tau_neg).masked_fill(advantage > 0, tau_pos)
     gate = torch.sigmoid(tau * (r - 1))
@@ -316,8 +316,8 @@ def token_weights(mask: Tensor, average: str, max_new_tokens: int, total: Callab
 
 @torch.enable_grad()
 def check_row(name: str) -> None:
-    """Raises Mistake unless the surrogate of a row of OBJECTIVES takes the row's bounds and constants, and infinite
-    bounds, and returns a term of each token or completion."""
+    """Raises Mistake unless the surrogate of a row of OBJECTIVES takes the row's bounds and constants, takes infinite
+    bounds, and returns a term for each token or completion."""
     row = OBJECTIVES[name]
     surrogate = SURROGATES[row.surrogate]
     logp = -torch.ones(2, 3, requires_grad=True)
@@ -335,7 +335,7 @@ def check_row(name: str) -> None:
 
 def policy_loss(
         logp: Tensor,       # (N, M) log-probability of each sampled token, now
-        old_logp: Tensor,   # (N, M) and under the proximal policy
+        old_logp: Tensor,   # (N, M) the same under the proximal policy
         advantage: Tensor,  # (N, 1) of each completion, or (N, M) of each token
         weight: Tensor,     # (N, M) from token_weights, zero on padding
         objective: Objective) -> tuple:
@@ -348,7 +348,7 @@ def policy_loss(
     token_ratio = log_ratio.exp()                                                    # (N, M)
     r = token_ratio
     if objective.ratio == "sequence":
-        # The value of the sequence's ratio, with the gradient of each token's own: GSPO-token
+        # GSPO-token: the value of the sequence's ratio, with the gradient of each token's ratio
         length = counted.sum(1, keepdim=True).clamp(min=1)                           # (N, 1)
         mean = (log_ratio.sum(1, keepdim=True) / length).detach()                    # (N, 1)
         r = (mean + log_ratio - log_ratio.detach()).exp()                            # (N, M)
@@ -359,7 +359,7 @@ def policy_loss(
         low = objective.clip_low
         high = objective.clip_high
         term = surrogate(r, low, high, logp, advantage, **constants)                 # (N, M)
-    # torch.where and not a product: where nothing counts, a term may be infinite, and 0 times it NaN
+    # torch.where, not a product: outside the mask a term may be infinite, and 0 * inf is NaN
     loss = -torch.where(counted, term * weight, 0.0).sum()                           # ()
     with torch.no_grad():
         unclipped = surrogate(r, math.inf, math.inf, logp, advantage, **constants)   # (N, M)
@@ -375,7 +375,7 @@ def exact_kl(logp: Tensor, ref_logp: Tensor) -> Tensor:
 
 
 def k2(logp: Tensor, ref_logp: Tensor) -> Tensor:
-    """(log ratio)^2 / 2 of sampled tokens: its gradient is in expectation that of the KL on-policy. (...) -> (...)."""
+    """(log ratio)^2 / 2 of sampled tokens. On-policy its expected gradient is the KL's gradient. (...) -> (...)."""
     return (logp - ref_logp).clamp(-20, 20).square() / 2
 
 
@@ -390,9 +390,9 @@ def k2_weighted(logp: Tensor, ref_logp: Tensor, ratio: Tensor) -> Tensor:
     return ratio.detach() * k2(logp, ref_logp)
 
 
-# Functions of the log-probabilities (N, M) of sampled tokens, under the policy with its gradient and under the
-# reference. They return an estimate of the KL of each token (N, M). The ratio to the policy that sampled multiplies it,
-# with its gradient: E[r k3] is the KL. A function with a parameter `ratio` (N, M) weighs its estimate itself.
+# Functions of the sampled tokens' log-probabilities (N, M) under the policy, with gradient, and under the reference.
+# They return an estimate of the KL of each token (N, M), which is multiplied by the ratio to the sampling policy, with
+# its gradient: E[r k3] is the KL. A function with a parameter `ratio` (N, M) weighs its estimate itself.
 KL_ESTIMATORS = {
     "exact": None,  # no estimate: exact_kl over the vocabulary
     "k2": k2_weighted,
@@ -435,10 +435,10 @@ def kl_per_token(
         rollouts: "Rollouts",
         estimator: str | None,
         ratio: Tensor | None = None) -> Tensor | None:
-    """The KL of each token (N, M), or None without a reference: exact where the reference's distributions are known.
+    """The KL of each token (N, M), exact if the reference's distributions are known; None without a reference.
 
-    scores: under the policy in training; estimator: a name in KL_ESTIMATORS; None: k3
-    ratio: (N, M) to the policy that sampled, as importance weights; None outside of training
+    scores: of the trained policy; estimator: a name in KL_ESTIMATORS; None: k3
+    ratio: (N, M) to the sampling policy, as importance weights; None outside of training
     """
     if rollouts.ref_logp is None:
         return scores.kl
@@ -454,6 +454,6 @@ def kl_penalty(kl: Tensor, weight: Tensor, beta: float) -> Tensor:
 
 
 def kl_as_reward(rollouts: "Rollouts", beta: float) -> Tensor:
-    """-beta log(p / p_ref) of each sampled token (N, M), whose mean is -beta times the KL (estimator k1)."""
+    """-beta log(p / p_ref) of each sampled token (N, M); its mean is -beta times the KL (estimator k1)."""
     log_ratio = rollouts.old_logp - rollouts.ref_logp                                # (N, M)
     return -beta * log_ratio.masked_fill(rollouts.mask == 0, 0.0)

@@ -1,4 +1,4 @@
-"""The metrics of a step (docs/metrics.md): what rollouts, rewards and samplers add to its Sums."""
+"""The metrics of a step (docs/metrics.md) that rollouts, rewards and samplers add to its Sums."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ MOST_KL = 0.2   # nats per token: a sampler further away is not running the poli
 
 
 def equal_completions(target: Tensor, mask: Tensor) -> Tensor:
-    """(P, G, G) bool: completions of a group that have the same tokens. target, mask: (P, G, M)"""
+    """(P, G, G) bool: True where two completions of a group have the same tokens. target, mask: (P, G, M)"""
     tokens = (target + 1) * mask.long()                                              # (P, G, M) 0 only on padding
     return (tokens[:, :, None] == tokens[:, None]).all(-1)
 
@@ -29,7 +29,7 @@ def unique_completions(target: Tensor, mask: Tensor) -> Tensor:
 
 
 def add_discriminative(sums: Sums, score: Tensor, reward: Tensor) -> None:
-    """Adds how well log-probabilities separate better from worse completions of a group (arXiv 2505.12366):
+    """Adds metrics of how well log-probabilities separate better from worse completions of a group (arXiv 2505.12366):
 
     discriminative_score: share of the pairs with different rewards whose better completion has the higher score
         (a tie counts half)
@@ -53,8 +53,8 @@ def add_discriminative(sums: Sums, score: Tensor, reward: Tensor) -> None:
 
 
 def reward_statistics(reward: Tensor) -> dict:
-    """{metric: (sum, count)} of the rewards (P, G), NaN where not scored: their mean over the completions, and the mean
-    over the groups of their standard deviation in the group."""
+    """{metric: (sum, count)} of the rewards (P, G), NaN where not scored: the mean over completions, and the mean over
+    groups of the standard deviation within the group."""
     is_scored = ~reward.isnan()                                                      # (P, G)
     # `centred` has a third axis for the tokens of a completion
     known = reward.nan_to_num()[..., None]                                           # (P, G, 1)
@@ -109,7 +109,7 @@ def add_rollouts(sums: Sums, rollouts: Rollouts, scored: Scored, discriminative:
 
 
 def add_mismatch(sums: Sums, logp: Tensor, rollouts: Rollouts) -> None:
-    """Adds how far the policy, before its first step on the rollouts, is from the sampler that drew their tokens.
+    """Adds metrics of the distance between the sampler and the policy before its first step on the rollouts.
 
     d = log(p / q) of each token in the loss, clamped to +-CLAMP; p is its probability under the policy, q under the
     sampler. exp(d) - d - 1 estimates the KL from the sampler to the policy (k3).
@@ -139,12 +139,12 @@ def add_effective_sample_size(values: Values) -> None:
         size = sums["ratio"] ** 2 / (tokens * sums["ratio_square"])
         values.add_metric("effective_sample_size", size)
     else:
-        values.metrics.pop("mismatch_max", None)  # of no token; its 0 would look like agreement
+        values.metrics.pop("mismatch_max", None)  # no token was measured, and 0 would look like agreement
 
 
 def check_mismatch(metrics: dict, sampler: str) -> None:
-    """Raises Mistake if rollouts of another process are further from the policy than rounding or a few steps of
-    training explain."""
+    """Raises Mistake if rollouts of another process are further from the policy than rounding or a few training steps
+    can explain."""
     kl = metrics.get("mismatch_kl", 0.0)
     if kl > MOST_KL:
         raise Mistake(f"sampler={sampler!r}: mismatch_kl={kl:.3g} nats per token is above {MOST_KL:g}: check the "
@@ -155,7 +155,7 @@ class Timer:
     """The clock of a step. A phase lasts until the next one begins, or until `end`."""
 
     def __init__(self, show: Callable = lambda phase: None):
-        """show: is told the name of each phase as it begins"""
+        """show: called with the name of each phase as it begins"""
         self.times = {}  # {"time/<phase>": seconds}
         self.show = show
         self.phase = None

@@ -4,7 +4,7 @@
 
 No trainer, no checkpoints, no options. It uses the same parts as grpo/train_grpo.py, which gives the same numbers
 (tests/exactness/test_plain.py). Shapes: P problems of a step, texts with hidden characters; G completions of each, a
-group; N = P * G; T characters of a text; M hidden ones; V characters to choose from.
+group; N = P * G; T characters of a text; M hidden characters; V characters to choose from.
 """
 
 import os
@@ -32,7 +32,7 @@ WINDOW = 2     # a character's reward is the judge's opinion of the text up to t
 def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
     """Trains the policy, a generator, on rewards of the judge. Yields the metrics of each step."""
     N = P * G
-    reference = policy.frozen()  # a copy that stays as the policy is now
+    reference = policy.frozen()  # a frozen copy of the initial policy
     masks = {"random": 1.0, "span": 1.0}
     data = DatasetConsumer("char_diffusion", MASKED_FILL, T, P, seed, masks=masks)
     schedule = CosineLRScheduler(4e-4, 2e-5, warmup_iters=10, lr_decay_iters=steps)
@@ -51,7 +51,7 @@ def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
             tokens, _, _ = predict_and_sample_tokens(policy, input, position, noise, hidden=is_hidden)
             texts = fill_in(input, position, is_hidden, tokens)                      # (P, G, T)
 
-        # 2. Reward: how sure the judge is that the characters around a sampled one are the true ones.
+        # 2. Reward: how sure the judge is that the characters around a sampled character are true.
         with torch.no_grad():
             realness = calculate_realness(judge, texts.flatten(0, 1))                # (N, T) probabilities
         opinion = windowed_mean(log_odds(realness), WINDOW)                          # (N, T) log-odds
@@ -64,7 +64,7 @@ def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
 
         # 4. Loss: more likely where the advantage is positive, less likely where it is negative.
         # Its value is near 0: the ratio is 1, and the advantages of a group sum to 0. Its gradient is not: each
-        # advantage multiplies the gradient of its own ratio, which is that of logp.
+        # advantage multiplies the gradient of its own ratio, which equals the gradient of logp.
         all_logp = policy(input, position).log_softmax(-1)                           # (P, M, V)
         logp = all_logp.gather(2, tokens.mT).mT                                      # (P, G, M)
         ratio = (logp - logp.detach()).exp()                                         # (P, G, M)

@@ -1,8 +1,8 @@
-"""GRPO for a language model as one loop: sums with working-out, whose rewards are checked by functions.
+"""GRPO for a language model as one loop: sums with working-out, rewarded by functions of the text.
 
     python data/arithmetic/prepare.py && python grpo/plain_causal.py
 
-What differs from grpo/plain.py: completions are sampled token by token, rewards read text, and there is no KL penalty.
+Differences from grpo/plain.py: completions are sampled token by token, rewards read text, and there is no KL penalty.
 grpo/train_grpo.py gives the same numbers (tests/exactness/test_plain.py). Shapes: P prompts of a step; G completions of
 each, a group; N = P * G; T tokens of the longest prompt; M of the longest completion; V tokens to choose from.
 """
@@ -63,7 +63,7 @@ def train(policy, P=32, G=8, max_new_tokens=48, steps=350, seed=1337, optimizer_
         advantage = batch_std(reward, counted, total=lambda x: x).view(N, 1)         # (N, 1)
 
         # 4. Loss: more likely where the advantage is positive, less likely where it is negative. Its value is near 0,
-        # as the advantages of a group sum to 0, but not its gradient: grpo/plain.py says why.
+        # as the advantages of a group sum to 0, but not its gradient: see grpo/plain.py.
         prompts = prompt.repeat_interleave(G, 0)                                     # (N, T)
         whole = torch.cat((prompts, tokens), 1)                                      # (N, T + M)
         h = policy.states(whole[:, :-1], padding=padding.repeat_interleave(G))       # (N, T + M - 1, C)

@@ -10,8 +10,8 @@ EXAMPLE = os.path.join(ROOT, "config", "grpo_example.py")
 
 
 def with_example(argv):
-    """The arguments of the command. If they name no config file, model, data or run to resume, the example comes before
-    them, and a line says so."""
+    """Returns the arguments of the command. If they name no config file, model, dataset or run to resume, puts the
+    example config first and prints a line about it."""
     values = {}
     for argument in argv:
         if not argument.startswith("--"):
@@ -77,7 +77,7 @@ def size_of(model):
 
 
 def describe_rewards(config, rewards):
-    """Yields a line with each reward's weight and range, and one about the sandbox if one of them runs code."""
+    """Yields a line with each reward's weight and range, and a line about the sandbox if a reward runs code."""
     if not rewards.names:
         yield "rewards: none, only the teacher teaches"
         return

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from grpo.policies.policy import Policy
 
 REFERENCE_MODES = ("none", "static", "ema", "periodic")
-MOST_ERROR = 0.2     # relative errors of the KL beyond this count as this
+MOST_ERROR = 0.2     # the relative error of the KL is clipped to this
 ADAPT_RATE = 0.1     # kl_beta moves by this share of the error at once, ...
 ADAPT_RANGE = 100.0  # ... and stays within this factor of its start
 
 
 @contextmanager
 def placed_on(policy: "Policy", device: torch.device) -> Iterator:
-    """Within, the policy is on the device. A reference that waits on the CPU (ref_offload) is copied there, and the
-    copy dropped afterwards."""
+    """Keeps the policy on the device within the block. A reference on the CPU (ref_offload) is copied to the device,
+    and the copy is dropped afterwards."""
     if policy.device == device:
         yield
         return
@@ -49,7 +49,7 @@ def with_reference(
         rollouts: Rollouts,
         reference: "Policy | None",
         settings: StepSettings) -> Rollouts:
-    """The rollouts, scored by the reference: with kl_estimator="exact" they get its distributions at every state, with
+    """Scores the rollouts with the reference: with kl_estimator="exact" they get its distribution at every state, with
     other estimators the log-probabilities of the sampled tokens."""
     if reference is None:
         return rollouts
@@ -70,7 +70,7 @@ def with_reference(
 
 @torch.no_grad()
 def logp_in_batches(policy: "Policy", rollouts: Rollouts, settings: StepSettings) -> Tensor:
-    """Log-probabilities (N, M) of the sampled tokens, a micro-batch at a time."""
+    """Computes the log-probabilities (N, M) of the sampled tokens, a micro-batch at a time."""
     logp = torch.empty_like(rollouts.old_logp)
     for part in rollouts.micro_batches(settings.batch_size, settings.micro_batch_tokens):
         micro, rows = rollouts.select(part)
@@ -100,16 +100,16 @@ def adapted(kl_beta: float, mean_kl: float, config: Settings) -> float:
 def move_reference(
         reference: "Policy",
         policy: "Policy",
-        iteration: int,  # the one that has ended, counted from 1
+        iteration: int,  # the iteration that has ended, counted from 1
         config: Settings) -> None:
-    """Moves the reference after an iteration, as reference_mode says.
+    """Moves the reference after an iteration, according to reference_mode.
 
     static: it stays
     ema: it follows the policy, reference = ema_alpha reference + (1 - ema_alpha) policy
     periodic: it becomes the policy every reference_update_freq iterations (TRL's ref_model_sync_steps)
     """
     if config.reference_mode == "ema":
-        # parameters() has a tied matrix once, weights() under each of its names: it would move twice
+        # parameters() has a tied matrix once; weights() has it under each of its names, so it would move twice
         for old, new in zip(reference.parameters(), policy.parameters(), strict=True):
             new = new.to(old.device)
             old.lerp_(new, 1 - config.ema_alpha)
@@ -119,5 +119,5 @@ def move_reference(
 
 
 def needs_reference(config: Settings) -> bool:
-    """True if a run has a reference: with kl_beta=0 there is nothing to keep near it. A teacher is one."""
+    """True if a run needs a reference, which a KL of weight 0 does not. A teacher counts as a reference."""
     return config.reference_mode != "none" and config.kl_weight > 0

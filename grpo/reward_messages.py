@@ -1,4 +1,4 @@
-"""Messages about rewards: which ones skip completions, and whether a run learns anything from them."""
+"""Messages about rewards that skip completions, or that teach a run nothing."""
 
 from collections.abc import Callable, Iterable
 
@@ -7,7 +7,7 @@ from grpo.reward_functions.registry import REWARDS
 from grpo.rewards import Rewards
 from grpo.rollout import Facts
 
-FIRST_STEPS = 3  # after this many steps of a start a message names the rewards that did not vary
+FIRST_STEPS = 3  # this many steps after a start, a message names the rewards that did not vary
 REMEDY = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward with "
           "partial credit")
 
@@ -22,17 +22,17 @@ class RewardMessages:
         self.say = say
         self.max_iters = config.max_iters
         self.rewarded = config.rewarded
-        self.weights = {}            # {reward: its weight}; a function has no names
+        self.weights = {}            # {reward: its weight}; empty for a plain function
         if isinstance(rewards, Rewards):
             self.weights = dict(zip(rewards.names, rewards.weights, strict=True))
         self.taught = False          # True once a reward has taught anything in this run; a saved state keeps it
-        self.have_skipped = set()    # the rewards that were reported as skipping completions
-        self.first_metrics = []      # of the first FIRST_STEPS of this start
-        self.first_facts = []        # of the same steps
+        self.have_skipped = set()    # rewards already reported as skipping completions
+        self.first_metrics = []      # metrics of the first FIRST_STEPS steps after the start
+        self.first_facts = []        # Facts of the same steps
         self.step_of_message = None  # the step after which a message said that no reward taught anything
 
     def add(self, step: int, metrics: dict, facts: Facts) -> None:
-        """Takes note of a step. step: its number, from 1"""
+        """Records a step. step: its number, from 1"""
         self.taught = self.taught or facts.taught
         for name, completions in facts.skipped.items():
             if completions and name not in self.have_skipped:
@@ -47,8 +47,8 @@ class RewardMessages:
             self.tell_equal_rewards(step)
 
     def tell_equal_rewards(self, step: int) -> None:
-        """Tells that no group of the first steps had different rewards; or else which rewards, not all at their highest
-        value, were equal within every group."""
+        """Reports if no group of the first steps had different rewards; else names the rewards that were equal within
+        every group and not always at their highest value."""
         steps = f"step {step}"
         if len(self.first_facts) > 1:
             steps = f"steps {step - len(self.first_facts) + 1} to {step}"
@@ -77,7 +77,7 @@ class RewardMessages:
                      f"{REMEDY}")
 
     def end(self, step: int, metrics: Iterable[dict]) -> None:
-        """Tells at the end of a run if no completion had an advantage, because all groups had equal rewards.
+        """Reports at the end of a run if no completion had an advantage, because all groups had equal rewards.
         metrics: the records of the whole run"""
         if self.taught or step == self.step_of_message or not self.rewarded:
             return

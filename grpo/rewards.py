@@ -1,6 +1,6 @@
 """The rewards of a run: a weighted sum of named functions. As a script, it lists them.
 
-python grpo/rewards.py lists the built-in ones with their ranges, and the presets; it has no options but --help.
+python grpo/rewards.py lists the built-in rewards with their ranges, and the presets; it has no options but --help.
 """
 
 import os
@@ -25,7 +25,7 @@ from grpo.reward_functions.presets import PRESET_SUCCESS, PRESETS
 from grpo.rollout import Rollouts, Scored, Texts, join
 
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
-# {parameter by which a reward gets a model: the setting that names the model}
+# {parameter for the model of a reward: the setting that names the model}
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}
 
 
@@ -44,7 +44,7 @@ class Rewards:
         self.names = config.reward_names
         self.weights = config.reward_weights or (1.0,) * len(self.names)
         self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
-        self.fields = set()  # of the records, once `check` has seen them
+        self.fields = set()  # names of the records' fields, set by `check`
         self.state = SimpleNamespace(global_step=0, max_steps=config.max_iters)  # as in transformers' TrainerState
         register_functions(self.names, config.reward_file)
         for name in self.names:
@@ -101,8 +101,8 @@ class Rewards:
         """(N,) the weighted sum of `values`, as `score` returns them. A function of weight 0 is only measured.
 
         A function that skips a whole group does not apply to it. If a function skips a completion but scores others of
-        the group, the completion is left out: NaN, as where all functions skip. TRL adds up the other functions; the
-        completion would then get less than its group because a call for it failed.
+        the group, the completion is left out: NaN, as when all functions skip it. TRL adds up the other functions, so a
+        failed call would lower the completion's reward within its group.
         """
         weighted = []
         for name, weight in zip(self.names, self.weights, strict=True):
@@ -121,7 +121,7 @@ class Rewards:
         return total.masked_fill(left_out, torch.nan).flatten()
 
     def correct(self, values: dict) -> torch.Tensor:
-        """(N,) float: 1 where the success reward has its highest value, else 0; NaN where it is not finite."""
+        """(N,) float: 1 where the success reward has its highest value, else 0; NaN where the reward is not finite."""
         value = values[self.success]
         highest = REWARDS[self.success].high
         correct = value >= highest - 1e-6

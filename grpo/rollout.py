@@ -17,7 +17,7 @@ from core.errors import Mistake
 from grpo.sums import Sums
 
 REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
-SHUFFLE = 3                    # keeps this noise apart from that of problems and samples
+SHUFFLE = 3                    # seed entry that separates this noise from the noise of problems and samples
 MOST_EVALUATIONS = 1000
 
 
@@ -42,7 +42,7 @@ class Texts:
 
     @classmethod
     def join(cls, parts: "Sequence[Texts]") -> "Texts":
-        """Texts of different problems as one; missing fields of records become None."""
+        """Joins the Texts of different problems; missing fields of records become None."""
         joined = join_fields(parts)
         for name in joined["columns"]:
             column = []
@@ -95,7 +95,7 @@ class Inputs:
 
     @classmethod
     def of_state(cls, saved: dict) -> Self:
-        """The inputs that a state keeps as a dictionary of their fields. Raises Mistake for another kind of inputs."""
+        """Rebuilds inputs from the dictionary of their fields in a state. Raises Mistake for another kind of inputs."""
         known = {f.name for f in fields(cls)}
         needed = {f.name for f in fields(cls) if f.default is MISSING}
         if needed - saved.keys() or saved.keys() - known:
@@ -147,10 +147,10 @@ class Rollouts:
         return x.view(self.problems, self.group_size, *x.shape[1:])
 
     def index(self) -> Tensor:
-        """(K, g) indices into the N x M sampled tokens, flattened: state k predicts g of them.
+        """(K, g) indices into the flattened N x M sampled tokens: state k predicts g tokens.
 
-        If a group shares its states, g = G: with P = 1, G = 2, M = 3 and chosen = [[[1, 0, 1]]] these are [[0, 3],
-        [2, 5]]. Otherwise g = 1.
+        If a group shares its states, g = G: with P = 1, G = 2, M = 3 and chosen = [[[1, 0, 1]]] the indices are
+        [[0, 3], [2, 5]]. Otherwise g = 1.
         """
         chosen = self.inputs.chosen
         P, rows, M = chosen.shape                                                    # rows: 1 or G
@@ -169,7 +169,7 @@ class Rollouts:
     def micro_batches(self, size: int, tokens: int | None = None, problems: Tensor | None = None) -> list:
         """Micro-batches of problems, as a list of index tensors.
 
-        size: problems in each; tokens: instead, problems of similar size that have this many tokens together
+        size: problems in each; tokens: instead, the most tokens in each, padding included, of problems of similar size
         problems: indices of the problems to read; None: all
         """
         if problems is None:
@@ -249,10 +249,10 @@ def select_tensors(record: Any, rows: Tensor) -> dict:
 
 
 def join(parts: Sequence) -> Any:
-    """Records of different problems as one.
+    """Joins records of different problems into one.
 
-    Tensors: their rows one after another, padded with zeros on the right; lists: likewise; tuples (sum, count): added;
-    dictionaries and records: each of their values joined; anything else: as in the first
+    Tensors: rows concatenated, padded with zeros on the right; lists: concatenated; tuples (sum, count): added;
+    dictionaries and records: each value joined; anything else: the value of the first
     """
     first = parts[0]
     if isinstance(first, Tensor):
@@ -313,7 +313,7 @@ class DataBuffer:
         self.sums = None       # the Sums of their metrics
         self.stored = 0        # number of rollouts that were stored, and the id of the current ones
         self.queue = []        # [(epoch, part, parts)] of the minibatches to come
-        self.evaluations = []  # [{"step": step, metric: number}], the first is always there
+        self.evaluations = []  # [{"step": step, metric: number}], the first is never dropped
         self.facts = None      # the Facts of the last step
 
     def store_rollout_data(self, rollouts: Rollouts, sums: Sums) -> int:
@@ -331,7 +331,7 @@ class DataBuffer:
             self.queue += [(epoch, part, minibatches) for part in range(minibatches)]
 
     def next_minibatch(self) -> tuple:
-        """A minibatch (rollouts, sums) of the queue. The last one releases the rollouts."""
+        """A minibatch (rollouts, sums) of the queue. The last minibatch releases the rollouts."""
         epoch, part, parts = self.queue.pop(0)
         rollouts, sums = self.rollouts, self.sums
         if not self.queue:
@@ -350,7 +350,7 @@ class DataBuffer:
         self.queue = []
 
     def store_evaluation_data(self, step: int, metrics: dict) -> None:
-        """Keeps the metrics {name: number} of an evaluation. Beyond MOST_EVALUATIONS every second one is dropped."""
+        """Keeps the metrics {name: number} of an evaluation. Beyond MOST_EVALUATIONS every second is dropped."""
         if len(self.evaluations) == MOST_EVALUATIONS:
             del self.evaluations[1::2]
         self.evaluations.append({"step": step, **metrics})
@@ -363,7 +363,7 @@ class DataBuffer:
             "evaluations": len(self.evaluations)}
 
     def state_dict(self) -> dict:
-        """Plain tensors and values."""
+        """Returns the state as plain tensors and values."""
         sums = []
         if self.sums is not None:
             sums = list(self.sums.entries.items())
@@ -379,7 +379,7 @@ class DataBuffer:
             state: dict,
             device: torch.device | str = "cpu",
             inputs_type: type = Inputs) -> None:
-        """Takes over a state. inputs_type: that of the policy"""
+        """Loads a state. inputs_type: the policy's class of Inputs"""
         self.stored = state["stored"]
         self.queue = state["queue"]
         self.evaluations = state["evaluations"]
@@ -395,7 +395,7 @@ class DataBuffer:
 
 
 def sums_of_old_state(saved: dict) -> Sums:
-    """The Sums of an earlier version's state: {name: (sum, count)}, where the name's beginning tells the kind."""
+    """Converts the sums of an earlier version's state: {name: (sum, count)}, with the kind as a prefix of the name."""
     sums = Sums()
     for name, (total, count) in saved.items():
         if name == "_mismatch_max":

@@ -15,7 +15,7 @@ class SamplingSettings:
     problems: int            # distinct problems per iteration and rank
     group_size: int
     sample_rows: int | None
-    block_size: int          # of running text: tokens per text
+    block_size: int          # tokens per text, for running text
     max_new_tokens: int
     stop_sequences: tuple[str, ...]
     response_prefix: str
@@ -40,7 +40,7 @@ class SamplingSettings:
 
     @classmethod
     def of(cls, config: Settings) -> Self:
-        """The settings of these names."""
+        """Takes the settings of these names from a config."""
         values = {f.name: getattr(config, f.name) for f in fields(cls)}
         return cls(**values)
 

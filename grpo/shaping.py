@@ -1,7 +1,7 @@
 """Optional changes of rewards, and of the completions to train on.
 
-The first five are turned on by settings (shapes_of in grpo/step_settings.py). They take and return rollouts and their
-Scored; rewards: the Rewards that scored them.
+Settings turn on gdpo, train_pass_k, overlong_buffer, kl_in_reward and mask_truncated (shapes_of in
+grpo/step_settings.py). These take and return rollouts and their Scored; rewards: the Rewards that scored them.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from grpo.rollout import Rollouts, Scored, join
 from grpo.sums import Sums
 
 Shaped = tuple[Rollouts, Scored]
-ROUNDING = 1e-3     # nats: penalties of equal completions that differ by less differ by rounding
-MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups whose rewards are still equal then are dropped
+ROUNDING = 1e-3     # nats: a smaller difference between penalties of equal completions is rounding
+MOST_RESAMPLES = 3  # rounds of zero_std='resample'; groups with rewards that are still equal are dropped
 
 
 def gdpo(rollouts: Rollouts, scored: Scored, rewards: Any) -> Shaped:
-    """The credit is the sum of rewards that are each normalised within their group (GDPO, arXiv 2601.05242). A function
-    that is no Rewards gives no values of several rewards: its reward is the only one."""
+    """Makes the credit a sum of rewards, each normalised within the group (GDPO, arXiv 2601.05242). A plain function
+    gives no values of several rewards: its reward is the only one."""
     G = rollouts.group_size
     left_out = scored.reward.isnan().flatten().cpu()                                 # (N,)
     parts = {}
@@ -43,7 +43,7 @@ def gdpo(rollouts: Rollouts, scored: Scored, rewards: Any) -> Shaped:
 
 
 def normalised(values: Tensor, G: int) -> Tensor:
-    """The group_std of a reward, in float64, because the sum of rewards that cancel must be 0.
+    """The group_std advantages of a reward, in float64, because the sum of rewards that cancel must be 0.
     values: (N,), NaN where skipped"""
     values = values.double().view(-1, G, 1)                                          # (P, G, 1)
     is_scored = ~values.isnan()
@@ -53,7 +53,7 @@ def normalised(values: Tensor, G: int) -> Tensor:
 
 
 def train_pass_k(rollouts: Rollouts, scored: Scored, rewards: Any, k: int) -> Shaped:
-    """Advantages are weighted so that their expected gradient is that of pass@k."""
+    """Weights the advantages so that their expected gradient is the gradient of pass@k."""
     reward = scored.reward                                                           # (P, G)
     correct = rewards.correct(scored.values).view_as(reward)                         # (P, G)
     correct = correct.masked_fill(reward.isnan(), torch.nan)
@@ -62,11 +62,11 @@ def train_pass_k(rollouts: Rollouts, scored: Scored, rewards: Any, k: int) -> Sh
 
 
 def pass_k_weight(correct: Tensor, k: int) -> Tensor:
-    """The factor on each leave-one-out advantage that makes its expected gradient that of pass@k.
+    """The factor on each leave-one-out advantage that makes the expected gradient the gradient of pass@k.
 
-    correct: (P, G) 1 correct, 0 wrong, NaN without a verdict. Returns (P, G): k times the chance that k - 1 others of
-    the group, drawn without replacement from those with a verdict, are all wrong (arXiv 2508.10751); 1 if there are
-    fewer others
+    correct: (P, G) 1 correct, 0 wrong, NaN without a verdict. Returns (P, G): k times the chance that k - 1 other
+    completions of the group with a verdict, drawn without replacement, are all wrong (arXiv 2508.10751); 1 if there
+    are fewer others
     """
     judged = (~correct.isnan()).float()                                              # (P, G)
     wrong = (correct == 0).float()                                                   # (P, G)
@@ -81,8 +81,8 @@ def pass_k_weight(correct: Tensor, k: int) -> Tensor:
 
 
 def overlong_buffer(rollouts: Rollouts, scored: Scored, rewards: Any, buffer: int) -> Shaped:
-    """The soft punishment of DAPO (arXiv 2503.14476 eq. 13): 0 up to `buffer` tokens below the limit, then down to -1
-    at it."""
+    """Adds the soft overlong punishment of DAPO (arXiv 2503.14476 eq. 13): 0 up to `buffer` tokens below the limit,
+    then falling to -1 at the limit."""
     length = rollouts.mask.sum(1)                                                    # (N,)
     room = rollouts.max_tokens - buffer - length                                     # (N,)
     penalty = (room / buffer).clamp(-1.0, 0.0)                                       # (N,)
@@ -91,7 +91,7 @@ def overlong_buffer(rollouts: Rollouts, scored: Scored, rewards: Any, buffer: in
 
 
 def kl_in_reward(rollouts: Rollouts, scored: Scored, rewards: Any, beta: float) -> Shaped:
-    """-beta times the KL to the reference is a part of the reward, of each token if the credit is. Equal completions
+    """Adds -beta times the KL to the reference to the reward, per token if the credit is per token. Equal completions
     of a group get equal penalties: rounding must not make a difference to learn from."""
     if rollouts.ref_logp is None:
         raise Mistake("kl_in_reward needs a reference; hand one over, such as policy.frozen()")
@@ -104,8 +104,8 @@ def kl_in_reward(rollouts: Rollouts, scored: Scored, rewards: Any, beta: float) 
 
 
 def equal_for_equal(penalty: Tensor, rollouts: Rollouts) -> Tensor:
-    """The penalties (N, M), where completions with the tokens and nearly the sum of an earlier one of their group take
-    its row."""
+    """Returns the penalties (N, M), in which a completion takes the row of the first completion of its group that has
+    the same tokens and nearly the same sum."""
     by_problem = rollouts.by_problem
     target = by_problem(rollouts.target)                                             # (P, G, M)
     same = equal_completions(target, by_problem(rollouts.mask))                      # (P, G, G)
@@ -124,13 +124,13 @@ def penalised(scored: Scored, name: str, value: Tensor, penalty: Tensor) -> Scor
 
 
 def mask_truncated(rollouts: Rollouts, scored: Scored, rewards: Any) -> Shaped:
-    """Completions that hit the limit on their tokens leave the loss."""
+    """Removes completions that hit the token limit from the loss."""
     train_mask = rollouts.train_mask * ~rollouts.truncated[:, None]
     return replace(rollouts, train_mask=train_mask), scored
 
 
 def drop_equal(rollouts: Rollouts, scored: Scored) -> Shaped:
-    """Keeps only the groups whose rewards differ: nothing is learned from the others."""
+    """Keeps only the groups with different rewards, because equal rewards teach nothing."""
     useful = scored.differ().cpu().nonzero().squeeze(1)                              # (p,)
     rollouts, _ = rollouts.select(useful)
     return rollouts, scored.select(useful)
@@ -138,7 +138,7 @@ def drop_equal(rollouts: Rollouts, scored: Scored) -> Shaped:
 
 def resample_equal(rollouts: Rollouts, scored: Scored, collect: Callable, dist: Distributed,
                    sums: Sums) -> Shaped:
-    """Replaces groups of equal rewards by other problems, in at most MOST_RESAMPLES rounds (dynamic sampling, arXiv
+    """Replaces groups of equal rewards with other problems, in at most MOST_RESAMPLES rounds (dynamic sampling, arXiv
     2503.14476 section 3.2).
 
     collect: (again, count) -> rollouts and Scored of `count` problems of another round

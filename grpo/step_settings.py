@@ -1,4 +1,4 @@
-"""The settings of a step: what the phases of grpo/grpo_training_step.py need of a config, and nothing else of it."""
+"""The settings of a step: only the parts of a config that the phases of grpo/grpo_training_step.py need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StepSettings:
     """The settings of one step with one policy."""
-    objective: Objective           # the row of OBJECTIVES, with what settings replace in it
+    objective: Objective           # the row of OBJECTIVES, with the overrides of settings
     temperature: float             # of the distribution that tokens are drawn from and scored under
     kl_estimator: str              # a name in KL_ESTIMATORS: how the KL to the reference is measured
     kl_beta: float                 # weight of the KL in the loss; 0 where the reward has it
     shapes: tuple[Callable, ...]   # functions of grpo/shaping.py that change rewards, in this order
-    zero_std: str                  # what becomes of groups of equal rewards: keep, drop, resample
-    ratio_to: str                  # the policy or the sampler: whose probability the ratio is to
+    zero_std: str                  # treatment of groups of equal rewards: keep, drop, resample
+    ratio_to: str                  # the denominator of the ratio: policy or sampler
     epochs: int                    # passes over the rollouts of an iteration
     minibatches: int               # optimizer steps in one pass
-    batch_size: int                # problems that are read together, ...
-    micro_batch_tokens: int | None  # ... or the tokens of those problems
-    grad_clip: float               # largest norm of the gradient; 0: any
-    sampler: str | None            # who samples in other processes, if its tokens must have the policy's probabilities
+    batch_size: int                # problems per micro-batch, ...
+    micro_batch_tokens: int | None  # ... or tokens per micro-batch
+    grad_clip: float               # largest norm of the gradient; 0: no clipping
+    sampler: str | None            # a sampler in other processes, if its probabilities must match the policy's
 
     @classmethod
     def of(cls, config: Settings, policy: "Policy") -> Self:
-        """The settings of a GRPOConfig."""
+        """Makes the settings from a GRPOConfig."""
         objective = config.objective_row
         elsewhere = config.sampler != "local" and config.fill_estimator == "trajectory"
         return cls(
@@ -57,8 +57,8 @@ class StepSettings:
 
 
 def shapes_of(config: Settings) -> tuple[Callable, ...]:
-    """The changes of rewards that the settings ask for, in this order: functions of grpo/shaping.py, (rollouts, scored,
-    rewards) -> (rollouts, scored)."""
+    """The functions of grpo/shaping.py that the settings turn on, in order: (rollouts, scored, rewards) ->
+    (rollouts, scored)."""
     shapes = []
     if config.baseline == "gdpo":
         shapes.append(gdpo)

@@ -1,4 +1,4 @@
-"""The metrics of a step while they are sums, which add up over micro-batches and then over ranks."""
+"""Sums for the metrics of a step, added up over micro-batches and then over ranks."""
 
 import math
 from collections.abc import Sequence
@@ -17,26 +17,26 @@ Number = Tensor | float  # a 0-d tensor, or a number that the host knows
 class Values:
     """The numbers of a step, over its micro-batches and all ranks."""
     metrics: dict = field(default_factory=dict)   # {name: value}
-    internal: dict = field(default_factory=dict)  # {name: sum} behind metrics or decisions
+    internal: dict = field(default_factory=dict)  # {name: sum} for other metrics or decisions
     varied: dict = field(default_factory=dict)    # {reward: number of groups in which its values differ}
     skipped: dict = field(default_factory=dict)   # {reward: number of completions that it skipped}
 
     def add_metric(self, name: str, value: float) -> None:
-        """Raises Mistake if there is a metric of this name."""
+        """Adds a metric. Raises Mistake if there is one of this name."""
         if name in self.metrics:
             raise taken(name)
         self.metrics[name] = value
 
 
 class Sums:
-    """The metrics of a step as far as they are known. Only `values` waits for the device.
+    """Collects the metrics of a step. Only `values` waits for the device.
 
     mean, sum, highest: metrics of training; logged, sampled: means of rewards, and of policies or samplers
     internal, varied, skipped: sums that are not logged as they are
     """
 
     def __init__(self, entries: Sequence = ()):
-        """entries: of earlier Sums"""
+        """entries: the entries of earlier Sums"""
         self.entries = dict(entries)  # {(kind, name): (total, count)}
 
     def mean(self, name: str, total: Number, count: Number) -> None:
@@ -56,11 +56,11 @@ class Sums:
         self._add("logged", name, total, count)
 
     def sampled(self, name: str, total: Number, count: Number) -> None:
-        """Adds to a mean that a policy or a sampler measures, likewise."""
+        """Adds to a mean that a policy or a sampler measures. It may not have the name of another metric."""
         self._add("sampled", name, total, count)
 
     def internal(self, name: str, total: Number) -> None:
-        """Adds to a sum behind metrics or decisions, which is not logged itself."""
+        """Adds to a sum for other metrics or decisions, which is not logged itself."""
         self._add("internal", name, total)
 
     def varied(self, reward: str, groups: Number) -> None:
@@ -75,12 +75,12 @@ class Sums:
         return ("mean", name) in self.entries
 
     def copy(self) -> "Sums":
-        """The same sums so far, to which other parts can be added."""
+        """Returns a copy of the sums so far, to which other parts can be added."""
         return Sums(self.entries)
 
     def values(self, dist: Distributed) -> Values:
-        """The numbers over all ranks, with the names that any rank has. A rank that lacks a name adds nothing to it.
-        Waits for the device, once."""
+        """Adds up all ranks, with every name that any rank has. A rank that lacks a name adds nothing to it. Waits for
+        the device once."""
         keys = dist.keys_of_all(self.entries)
         sum_keys = [key for key in keys if key[0] != "highest"]
         highest_keys = [key for key in keys if key[0] == "highest"]
@@ -107,7 +107,7 @@ class Sums:
                 values.add_metric(name, total)
             elif count > 0:
                 values.add_metric(name, total / count)
-            elif not math.isfinite(total):  # a mean of nothing is left out, but not what makes a step bad
+            elif not math.isfinite(total):  # a mean of nothing is left out, unless its sum makes the step bad
                 values.add_metric(name, math.nan)
         for (_, name), value in zip(highest_keys, numbers[len(pairs):], strict=True):
             values.add_metric(name, value)
@@ -126,7 +126,7 @@ class Sums:
 
 
 def stacked(numbers: Sequence[Number], device: torch.device) -> Tensor:
-    """The numbers as one float32 tensor (n,) on the device. Those that the host knows travel in one copy."""
+    """The numbers as one float32 tensor (n,) on the device. Numbers on the host are sent in one copy."""
     known = [0.0 if torch.is_tensor(x) else x for x in numbers]
     known = torch.tensor(known, dtype=torch.float32).to(device, non_blocking=True)
     parts = list(known)
@@ -139,6 +139,6 @@ def stacked(numbers: Sequence[Number], device: torch.device) -> Tensor:
 
 
 def taken(name: str) -> Mistake:
-    """The error of a reward, a policy or a sampler whose metric has the name of another one."""
+    """The error for a metric of a reward, a policy or a sampler under the name of another metric."""
     return Mistake(f"log_metric({name!r}, ...), or a metric of a policy: there is another metric of this name; give it "
                    "another")

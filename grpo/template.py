@@ -13,7 +13,7 @@ from grpo.rewards import REWARDS
 
 
 def with_template_of_prompts(config, origin):
-    """The config of a run on prompts with a template: its own, the one of the run that it resumes, or the one of
+    """Returns the config of a run on prompts with its template: the config's own, the resumed run's, or the template of
     task_type. `origin` gets the source of a template that the config does not set."""
     if config.template is None:
         template, source = default_template(config)
@@ -28,7 +28,7 @@ def with_template_of_prompts(config, origin):
 
 
 def default_template(config):
-    """(template, its source in words) of a run that sets none."""
+    """(template, its source in words) for a run that sets no template."""
     path = os.path.join(config.absolute_out_dir, CONFIG)
     if config.resume and states(config.absolute_out_dir) and os.path.exists(path):
         saved = read_object(path, path, "delete it")

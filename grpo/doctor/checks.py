@@ -1,7 +1,7 @@
 """--doctor=True: takes one step of the user's own run and checks what no metric shows.
 
-A check takes a DoctorStep, and the name of a reward if it is about one. It returns the fault and its remedy; "" if
-there is none; None where it does not apply. Its docstring is shown where there is no fault.
+A check takes a DoctorStep and, if it is about a reward, the name of the reward. It returns the fault and its remedy; ""
+if there is none; None if it does not apply. Its docstring is shown if there is no fault.
 """
 
 import re
@@ -33,8 +33,8 @@ FORMS = (
     ("\\boxed{", "}"),
     ("```python\n", "\n```"),
     ("#### ", ""))
-# Wrong answers to a record with the answer X; Y is the answer of another record. A kind is accepted if all texts of its
-# row are
+# Wrong answers to a record with the answer X; Y is the answer of another record. A kind counts as accepted if all its
+# texts are accepted
 WRONG = {
     "Y": ("{Y}",),
     "both 'X or Y' and 'Y or X'": ("{X} or {Y}", "{Y} or {X}"),
@@ -54,7 +54,7 @@ class DoctorStep:
 
 
 def examine(config, models, rewards, data, dist):
-    """The DoctorStep of the first optimizer step of a run, on at most MOST_PROBLEMS problems.
+    """Takes the first optimizer step of a run on at most MOST_PROBLEMS problems. Returns its DoctorStep.
 
     Changes no weight and no file.
     """
@@ -141,7 +141,7 @@ def ends_of_completions(x):
         return None
     stops = x.config.stop_sequences
     if x.config.environment is not None:
-        stops = ()  # they end turns, of which a completion may have several
+        stops = ()  # they end turns, and a completion may have several turns
     for stop in stops:
         cut = 0
         for text in own:
@@ -280,7 +280,7 @@ def wrong_answers(x, name):
 
 
 def best_form(x, name, record, answer):
-    """The texts before and after an answer with which a reward gives it most."""
+    """The texts to put before and after an answer so that a reward values it most."""
     forms = list(FORMS)
     before, found, after = str(record.get("completion", "")).rpartition(answer)
     if found:
@@ -310,8 +310,8 @@ def correct_completions(name, record):
 def value_of(x, name, record, text):
     """The value of a reward for a text as the completion of a record's prompt; -inf if the reward skips it.
 
-    The reward gets the text as it gets a completion in training: after the beginning that the prompt gives it, with at
-    most max_new_tokens of the model's tokens, and cut before the first stop sequence.
+    The reward gets the text as it gets a completion in training: after the prompt's prefill, with at most
+    max_new_tokens of the model's tokens, and cut before the first stop sequence.
     """
     tokenizer = x.data.tokenizer
     stop = Stop(tokenizer, x.config.stop_sequences, x.data.format.response_prefix)

@@ -12,15 +12,15 @@ from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings
 
 WORD = re.compile("[A-Za-z]+")
-PROBLEMS_PER_STEP = 16  # size of the batches in which the fixed problems are drawn, with any batch_size
+PROBLEMS_PER_STEP = 16  # batch size for drawing the fixed problems, whatever the run's batch_size
 NOISE_SEED = 99         # seed of the sampling noise minus the seed of the problems
 
 
 def touched_words(tokenizer, truth, masked):
-    """[(tokens, before, word, after)] of the words of a true text with at least one masked token. A word at the edge of
-    the window may be cut, and is left out.
+    """Finds the words of a true text with at least one masked token: [(tokens, before, word, after)]. Leaves out words
+    at the edge of the window, which may be cut.
 
-    truth: the ids of its tokens; masked: True for each masked one
+    truth: the ids of its tokens; masked: True for each masked token
     tokens: the slice of truth that holds the word; before, after: the rest of the text of these tokens, such as the
         space at the beginning of a word piece
     """
@@ -71,7 +71,7 @@ class FillInEvaluation(Evaluation):
         return {word.lower() for word in WORD.findall(text)}
 
     def judge_scores(self, texts):
-        """The scores of the judges. The one named "judge" may be a reward of the run."""
+        """The scores of the judges. The judge named "judge" may be a reward of the run."""
         window = self.config.credit_window
         scores = {}
         for name, judge in self.judges.items():
@@ -85,8 +85,8 @@ class FillInEvaluation(Evaluation):
         return scores
 
     def sums(self, policy, step, batch, rollouts, values, config):
-        """{metric: (sum, count)} of words, rewards and tokens; KL and entropy are those of a model that fills in all
-        tokens in one pass."""
+        """{metric: (sum, count)} of words, rewards and tokens; KL and entropy are measured for filling in all tokens in
+        one pass."""
         sums = self._word_sums(batch, rollouts) | reward_sums(values)
         sums["token_accuracy"] = rollouts.texts.metrics["mean_token_accuracy"]
         settings = replace(StepSettings.of(config, policy), kl_estimator="exact")
@@ -94,8 +94,8 @@ class FillInEvaluation(Evaluation):
         if config.unmask_steps > 1:
             of_one_pass = SamplingSettings.of(config.varied(unmask_steps=1))
             first_pass = policy.sample(batch, step, of_one_pass)
-        # One completion of each group is scored: all start from the same text, so the first pass has the same
-        # distributions for each
+        # One completion of each group is scored: all start from the same text, so their first passes have the same
+        # distributions
         sums |= self.model_sums(policy, first_pass, settings, every=rollouts.group_size)
         target = rollouts.by_problem(rollouts.target)                                # (P, G, M)
         mask = rollouts.by_problem(rollouts.mask)                                    # (P, G, M)

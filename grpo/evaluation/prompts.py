@@ -27,7 +27,7 @@ class PromptEvaluation(Evaluation):
 
     @property
     def batches(self):
-        at_once = self.config.sample_rows  # problems, as each gets a greedy completion
+        at_once = self.config.sample_rows  # problems per batch, because each gets one greedy completion
         for start in range(0, len(self.records), at_once):
             records = self.records[start : start + at_once]
             end = start + len(records)
@@ -44,12 +44,12 @@ class PromptEvaluation(Evaluation):
         return in_numbers(sums)
 
     def _accuracy_sums(self, policy, batch, values):
-        """{metric: (sum, count)} of correct completions: of those sampled, and of a greedy one for each prompt."""
+        """{metric: (sum, count)} of correct completions: the sampled ones, and a greedy one for each prompt."""
         if not self.rewards.success:
             return {}
         correct = self.rewards.correct(values)                                       # (N,) NaN where not scored
         groups = correct.view(-1, self.config.group_size)                            # (P, G)
-        solved = groups.amax(1)                                                      # (P,) NaN with one not scored
+        solved = groups.amax(1)                                                      # (P,) NaN if one is not scored
         settings = SamplingSettings.of(self.config)
         texts = policy.greedy(batch, settings)
         greedy, _ = self.rewards.score(texts, 1, [self.rewards.success])

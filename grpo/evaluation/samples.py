@@ -16,14 +16,14 @@ from grpo.rollout import join
 from grpo.sums import taken
 from grpo.sampling_settings import SamplingSettings
 
-SHOWN = 3          # problems of an evaluation whose completions are shown as samples
+SHOWN = 3          # problems of an evaluation that are shown as samples
 ROOM = WIDTH - 22  # characters of a line of the console after a title
 
 
 class Evaluation:
     """An evaluation on fixed problems with fixed noise, so that two policies are compared on the same draws.
 
-    The subclass of a kind of generator adds
+    The subclass for a kind of generator adds
         columns: the metrics of a line of the console
         batches: [(step of the noise, problems)]
         sums(policy, step, batch, rollouts, values, config): {metric: (sum, count)} of a batch
@@ -40,7 +40,7 @@ class Evaluation:
     def __call__(self, policy, temperature):
         """Returns {metric: mean over all completions of all problems} and samples to show.
 
-        Raises Mistake if a reward logs a metric under the name of a held-out one.
+        Raises Mistake if a reward logs a metric under the name of a held-out metric.
         """
         config = self.config.varied(temperature=temperature)
         settings = SamplingSettings.of(config)
@@ -80,11 +80,11 @@ class Evaluation:
         return means, samples
 
     def judge_scores(self, texts):
-        """{name of a judge: its scores (N,)}. A judge that is a reward of the run, too, is asked only once."""
+        """{name of a judge: its scores (N,)}. A judge that is also a reward of the run is called only once."""
         return {}
 
     def rewards_of_run(self, values, rollouts):
-        """Returns {name of a reward of the run: (N,)} and their weighted sum (N,), by which samples are ordered.
+        """Returns {name of a reward of the run: (N,)} and their weighted sum (N,), which orders the samples.
 
         Without rewards the dictionary is empty, and a judge orders the samples. values: of rewards and judges
         """
@@ -154,7 +154,7 @@ class Evaluation:
 
 
 def last_question(prompt):
-    """The text of a prompt; of messages, the text of the last one that is not the assistant's."""
+    """The text of a prompt; if it is messages, the text of the last message that is not the assistant's."""
     if isinstance(prompt, str):
         return prompt
     for message in reversed(prompt):
@@ -265,7 +265,7 @@ def compared(before, after):
 
 
 def is_finite(number):
-    """True for a finite number; None, a metric that was not measured, is none."""
+    """True for a finite number; False for None, a metric that was not measured."""
     return number is not None and math.isfinite(number)
 
 

@@ -20,7 +20,7 @@ STEPS = 500  # most steps in a chart, so that the page of a long run stays small
 LARGEST = 1e300
 MOST_SAMPLED = 12  # evaluations whose samples are shown: the first and the latest
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
-# The held-out metrics that the page begins with, beside the rewards
+# The held-out metrics at the top of the page, besides the rewards
 HEADLINE = {
     "greedy_accuracy": "share of prompts whose greedy completion is correct",
     "sampled_accuracy": "share of correct completions, sampled as in training",
@@ -84,7 +84,7 @@ def sections(folder, records, start):
 
 
 def read_metrics(path):
-    """The records of a metrics.jsonl: all evaluations, and of the others every n-th, about STEPS in all."""
+    """Reads a metrics.jsonl: the records of all evaluations, and every n-th other record, about STEPS in total."""
     count = sum(1 for _ in each_metrics(path))
     if not count:
         raise Mistake(f"{path} holds no metrics; name the out_dir of a run")
@@ -98,7 +98,7 @@ def read_metrics(path):
 
 
 def last_start(path):
-    """The last of the starts of a run in its config.json; {} without one."""
+    """The last start of a run in its config.json; {} without one."""
     if not path.exists():
         return {}
     starts = starts_of(read_object(path, path, "delete it"), path)
@@ -106,7 +106,7 @@ def last_start(path):
 
 
 def status_of(end, step):
-    """The status of a run in words. end: the record of its end, {} without one; step: its latest"""
+    """The status of a run in words. end: the record of its end, {} without one; step: the latest step"""
     if not end:
         return f"running, or not ended properly: at step {step} when this page was written, {now()}"
     status = f"{end['ended']} at step {end['step']}, {end['time']}"
@@ -140,7 +140,7 @@ def curves(records):
 
 
 def part_of(metric):
-    """The part of the page that has the chart of a metric."""
+    """The part of the page for the chart of a metric."""
     if metric.startswith("eval/"):
         return "Held out"
     if metric.startswith("time/"):
@@ -372,7 +372,7 @@ def draw_curves(runs, path):
     """Draws a panel for each held-out metric: its mean over runs, a band of one standard deviation, and a dashed line
     at the start.
 
-    runs: for each run its records of held-out metrics, at the same steps; path: of the picture
+    runs: for each run its records of held-out metrics, at the same steps; path: the file of the picture
     """
     from matplotlib.figure import Figure  # imported here because it takes a second
     names = list(held_out(runs[0][0]))

@@ -39,7 +39,7 @@ class Judge:
     """A frozen judge and the way it reads texts.
 
     model:     a sequence scorer in eval mode
-    tokenizer: the one that it was trained with
+    tokenizer: the tokenizer of its training
     reads_ids: it has the generator's vocabulary and reads the texts' token ids; else it encodes prompt + completion
     dtype:     of its matrix products
     """
@@ -71,14 +71,14 @@ class Judge:
 
     @torch.no_grad()
     def read(self, texts: Texts, window: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """The score of each text, (N,), and with a window the credit of each sampled token, (N, M): the mean, over the
-        positions of its text at most `window` away, of the judge's log-odds that the token there is the true one.
+        """The score of each text, (N,), and with a window the credit of each sampled token, (N, M): the judge's mean
+        log-odds that the tokens are true, over the positions of the text at most `window` away.
 
         texts: has `tokens`, a list of N 1-D tensors of token ids, or `prompts` and `completions`, lists of N texts;
-        with a window also `place`, (N, M), where in its text each sampled token is, and all texts are equally long
+        with a window also `place`, (N, M), the position of each sampled token in its text, and texts of one length
         """
         room = self.model.longest_input
-        if self.model.judge_head == "cls":  # CLS stands before the text
+        if self.model.judge_head == "cls":  # CLS precedes the text
             room -= 1
         distinct, index = each_once(self.token_ids(texts), room, "judge_checkpoint")
         index = index.to(self.device, non_blocking=True)
@@ -101,7 +101,7 @@ class Judge:
         return scores, credit.gather(1, place)
 
     def token_ids(self, texts: Texts) -> list[list[int]]:
-        """Each of N texts in the judge's vocabulary. An empty text is one pad token."""
+        """The token ids of N texts in the judge's vocabulary. An empty text is one pad token."""
         if self.reads_ids:
             ids = [tokens.tolist() for tokens in texts.tokens]
         else:
@@ -111,8 +111,8 @@ class Judge:
 
 
 def each_once(texts: list[list[int]], room: int, key: str) -> tuple[list, Tensor]:
-    """The distinct ones of N texts, shortest first, and (N,) the index of each text among them. Raises Mistake if one
-    has more than `room` tokens, the most that the model of the setting `key` reads.
+    """Returns the distinct texts, shortest first, and (N,) the index of each text among them. Raises Mistake if a text
+    has more than `room` tokens, the limit of the model of the setting `key`.
 
     The last bits of a score depend on the place in the batch. If equal completions were read at two places, their group
     would seem to differ, and dividing by its tiny standard deviation would make a large advantage of rounding errors.

@@ -7,4 +7,4 @@ PRESETS = {
     "general": ("length_penalty",),
     "reasoning": ("math_format", "length_penalty")}
 PRESET_TEMPLATE = {"math": "math", "reasoning": "math", "code": "code"}  # {task_type: template}
-PRESET_SUCCESS = {"math": "math_answer", "reasoning": "math_format"}  # {task_type: the reward that decides}
+PRESET_SUCCESS = {"math": "math_answer", "reasoning": "math_format"}  # {task_type: its success reward}

@@ -79,7 +79,7 @@ OWN_MASKS = dict(data.MASKS)  # a reward file may replace one
 # other object gets this id, because the Reward keeps the object
 DECORATED: dict[int, Reward] = {}
 MODULES = ("judge", "text", "verify_math", "verify_code", "reward_model")  # of our rewards, in this folder
-# Metrics that the trainer adds to those of a step, and prefixes that it gives to metrics
+# Metrics that the trainer adds to the metrics of a step, and its prefixes of metrics
 RESERVED = re.compile("step|lr|kl_beta|tokens_per_second|(eval|time|skipped)/.*")
 FROM_THE_RUN = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 FIELD_OF = {name: own for own, names in FIELDS.items() for name in names}  # {a name in other data sets: ours}
@@ -136,7 +136,7 @@ def import_rewards(names=None):
 
 
 def add_reward(name, new):
-    """Adds a Reward to the table. Raises Mistake if one of ours has this name."""
+    """Adds a Reward to the table. Raises Mistake if a reward of this project has this name."""
     known = REWARDS.get(name, new).fn
     module = str(known.__module__)
     new_module = str(new.fn.__module__)
@@ -148,8 +148,8 @@ def add_reward(name, new):
 
 
 def load_reward_file(path):
-    """Runs a Python file, but only once. Then the tables have its rewards, masks and environments, and those of no
-    other file of the user's: runs of one process, each with its own file, may take turns.
+    """Runs a Python file once. Afterwards the tables have its rewards, masks and environments, and no entries of other
+    user files: runs of one process, each with its own file, may alternate.
     Returns {name: function or class} of the file; {} if the path is None."""
     root, functions, added = run_reward_file(path)
     for table, new in zip(tables(), added, strict=True):
@@ -177,9 +177,9 @@ def run_reward_file(path):
     with keep_torch_defaults():
         module = load_user_file(path)
     neighbours = [x for name, x in sys.modules.items() if name.startswith(f"{module.__name__}.")]
-    for file in [*neighbours, module]:  # the file comes last: of two objects of one name its own counts
+    for file in [*neighbours, module]:  # the file comes last: its objects win over a neighbour's
         for name, x in vars(file).items():
-            if id(x) in DECORATED and not hasattr(x, "__name__"):  # an object: the name of its variable is the reward's
+            if id(x) in DECORATED and not hasattr(x, "__name__"):  # an object, named by its variable
                 add_reward(name, DECORATED[id(x)])
     added = []
     for table, old in zip(tables(), before, strict=True):
@@ -278,7 +278,7 @@ def fields_of_texts(texts, messages, all_fields):
 
 
 def names_of_others(columns):
-    """The fields under their names in other data sets, such as `answer` under `solution`."""
+    """The fields under the names of other data sets, such as `answer` under `solution`."""
     return {name: columns[own] for name, own in FIELD_OF.items() if own in columns}
 
 

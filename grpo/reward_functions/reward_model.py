@@ -44,13 +44,13 @@ class RewardModel:
 
     @torch.no_grad()
     def scores(self, texts):
-        """Score of each text, (N,) float32 on the model's device. Raises Mistake if one is longer than it can read.
-        texts: has prompts and completions (lists of N texts), and columns, whose "prompt" are the records' prompts"""
+        """Score of each text, (N,) float32 on the model's device. Raises Mistake if a text is too long for the model.
+        texts: has prompts and completions (lists of N texts), and columns with the records' prompts under `prompt`"""
         room = min(most_tokens(self.model), self.tokenizer.model_max_length)
         distinct, index = each_once(self.token_ids(texts), room, KEY)
         device = next(self.model.parameters()).device
         # transformers finds the last token of a text by the pad token. If the config has none, it takes the last
-        # column, where a shorter text of a padded batch has no token: such a model reads each text by itself
+        # column, where a shorter text of a padded batch has no token: such a model reads one text at a time
         size = 1 if self.pad is None else BATCH
         scores = []
         for start in range(0, len(distinct), size):
@@ -91,8 +91,8 @@ class RewardModel:
 
 
 def load_reward_model(path, device="cpu", dtype=torch.float32):
-    """A RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file; in float32 on
-    a GPU that would emulate bfloat16."""
+    """Loads a RewardModel from a folder in Hugging Face format or hf:owner/name, in the precision of its file; in
+    float32 on a GPU that would emulate bfloat16."""
     setting = f"{KEY}={path}"
     if not is_huggingface(path, KEY) or is_adapter(path):
         raise Mistake(f"{setting} is neither the folder of a model in Hugging Face format nor hf:owner/name; name one "

@@ -1,7 +1,7 @@
 """Rewards that read a completion as Python code. Only code_execution runs it, in a sandbox.
 
-`cut` splits asserts into expressions, which the sandbox evaluates, and claims, which are checked here: of
-`assert f(2) == 4` the code is asked for f(2) and never sees the 4 (docs/rewards.md).
+`cut` splits asserts into expressions, which the sandbox evaluates, and claims, which are checked here: for
+`assert f(2) == 4` the sandbox evaluates f(2), and the code never sees the 4 (docs/rewards.md).
 """
 
 import ast
@@ -30,7 +30,7 @@ OPERATORS = {
 FUNCTIONS = {function.__name__: function for function in (abs, bool, float, list, set, sorted, tuple)}
 FUNCTIONS["<math>.fabs"] = math.fabs
 FUNCTIONS["<math>.isclose"] = math.isclose
-# Raised for tests of other forms, and by answers to which a claim cannot be applied
+# Raised for tests of other forms, and by answers that do not fit a claim
 ERRORS = (KeyError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError)
 
 
@@ -53,7 +53,7 @@ def code_correctness(prompts, completions, **columns):
 
 
 def read_tests(tests, **columns):
-    """The tests of a record as Claims, a text, or a list of inputs and outputs. Raises Mistake for another form."""
+    """Reads the tests of a record: Claims, a text, or a list of inputs and outputs. Raises Mistake for another form."""
     kinds = set()
     if isinstance(tests, list):
         kinds = set(map(type, tests))
@@ -89,7 +89,7 @@ def code_execution(
 
     tests: Python code, as a text or a list of texts, which `cut` splits if it can; or a list of {"input": text,
     "output": text}: for each the code runs as a program, which must print the output
-    preamble: code before the completion's, such as imports; None for a record without
+    preamble: code before the completion's, such as imports; None for a record without it
     """
     scores = []
     preambles = preamble or [None] * len(tests)
@@ -122,7 +122,7 @@ class Claims(NamedTuple):
     claims: tuple     # a function for each: answer -> True if the assert holds
 
     def hold(self, answers):
-        """True if all claims hold for the answers, Python literals as texts; False if one cannot be read."""
+        """True if all claims hold for the answers, Python literals as texts; False if an answer cannot be read."""
         try:
             for claim, text in zip(self.claims, answers, strict=True):
                 if not claim(ast.literal_eval(syntax_tree(text, "eval"))):
@@ -198,9 +198,9 @@ def truth(node):
 
 
 def compiled(node, questions):
-    """A part of a test as a function: answer -> value. Appends the part's questions to `questions`.
+    """Compiles a part of a test into a function answer -> value. Appends the part's questions to `questions`.
 
-    Of `abs(f(2) - 4) < 1e-6` the question is f(2), and the function computes abs(answer - 4) < 1e-6 without eval.
+    For `abs(f(2) - 4) < 1e-6` the question is f(2), and the function computes abs(answer - 4) < 1e-6 without eval.
     """
     if is_question(node):
         questions.append(ast.unparse(node))
@@ -224,14 +224,14 @@ def compiled(node, questions):
 
 
 def is_question(node):
-    """True if a node calls a function of the code, perhaps inside a builtin, as list(f(2))."""
+    """True if a node calls a function of the code, perhaps inside a builtin, such as list(f(2))."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
         return False
     for part in ast.walk(node):
         if isinstance(part, (ast.Lambda, ast.comprehension, ast.NamedExpr)):
-            return False  # a variable of its own may have the name of one that was replaced
+            return False  # its variable may have the name of a replaced one
         if isinstance(part, ast.Name) and part.id.startswith("<"):
-            return False  # the child has no imports of the tests
+            return False  # the child lacks the imports of the tests
     if node.func.id in vars(builtins):
         return bool(node.args) and is_question(node.args[0])
     return True

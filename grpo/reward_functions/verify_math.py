@@ -214,7 +214,7 @@ def value_of(node):
 
 
 def syntax_tree(text, mode):
-    """The syntax tree of a model's text, or None if it has none. mode: "eval" for an expression, "exec" for code"""
+    """The syntax tree of a model's text; None if it does not parse. mode: "eval" for an expression, "exec" for code"""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about invalid escapes in the model's text, which the user cannot change
         try:

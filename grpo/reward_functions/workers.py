@@ -13,7 +13,7 @@ from core.errors import Mistake, libraries_first
 from grpo.reward_functions.registry import load_reward_file, run_reward
 from grpo.rollout import join
 
-PROCESSES = multiprocessing.get_context("spawn")  # a forked process would have the run's threads' locks and its GPU
+PROCESSES = multiprocessing.get_context("spawn")  # a fork would inherit the run's locks and its GPU
 
 
 class Workers:
@@ -27,7 +27,7 @@ class Workers:
         self.pool = None
 
     def call(self, call):
-        """(N values, {metric: (sum, count)}) of a reward, which gets each completion in a call of its own.
+        """Calls a reward once for each completion. Returns (N values, {metric: (sum, count)}).
 
         A completion is late if its call is not done after `timeout` seconds, or if a process ends before that. Then its
         value is NaN, and the processes are replaced. Raises Mistake if the reward does, or if no process can start.
@@ -70,7 +70,7 @@ class Workers:
         """Ends the processes, and removes the files that they left. The next call starts new ones."""
         if self.pool is None:
             return
-        for process in list((self.pool._processes or {}).values()):  # shutdown would wait for one that hangs
+        for process in list((self.pool._processes or {}).values()):  # shutdown would wait for a process that hangs
             process.kill()
         self.pool.shutdown(cancel_futures=True)
         self.pool = None
@@ -78,7 +78,7 @@ class Workers:
 
 
 def begin(path, folder):
-    """Sets up a worker process, which ends with the run, even if that is killed. folder: for its temporary files"""
+    """Sets up a worker process that ends with the run, even if the run is killed. folder: for its temporary files"""
     if os.name == "posix":  # Ctrl-C ends the run after its step, which needs the workers
         os.setpgid(0, 0)
     threading.Thread(target=end_with_the_run, daemon=True).start()
@@ -88,6 +88,6 @@ def begin(path, folder):
 
 
 def end_with_the_run():
-    """Waits for the end of the process that started this one, then ends this one."""
+    """Waits for the end of the parent process, then ends this process."""
     multiprocessing.parent_process().join()
     os._exit(1)

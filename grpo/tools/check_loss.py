@@ -1,4 +1,4 @@
-"""Checks your loss on the test vectors: names the objective that it is, or its mistake.
+"""Checks your loss on the test vectors: names its objective, or its mistake.
 
 python grpo/tools/check_loss.py mine.py:loss --objective=dapo --clip_high=0.28
 
@@ -6,8 +6,8 @@ tests/vectors/README.md has the arguments of the function; --help after it lists
 
 A loss is minus the mean of a policy term, plus kl_beta times the mean of a KL. So the checker makes the gradient of
 every published term, and of every term with a known mistake, under every way to average tokens. It then looks for pairs
-of a policy term and a KL of which your gradient is a combination, and reports the pair with the fewest mistakes. Only
-gradients are compared: a loss may differ by a constant.
+of a policy term and a KL that combine to your gradient, and reports the pair with the fewest mistakes. Only gradients
+are compared: a loss may differ by a constant.
 """
 
 import functools
@@ -44,7 +44,7 @@ CONVENTIONS = {"masked completions", "k1 times the ratio"}  # named, but not mis
 # A cap on the ratio. The vectors have ratios up to 2.8 and from 7.3, and any cap between gives the same gradient
 CAP = 3.0
 
-# Numbers in common use, by which a loss can be recognised although they are not the objective's own
+# Numbers in common use, so that a loss is recognised even if it does not have the objective's own numbers
 LOWER = 0.1, 0.2, 0.3, 1.0
 UPPER = 0.1, 0.2, 0.25, 0.28, 0.3, 0.4, 1.0, 2.0, 4.0
 OF_LOG_RATIO = 1 - math.exp(-0.2), math.exp(0.2) - 1  # of a log-ratio that is clipped to 0.2
@@ -54,7 +54,7 @@ BETAS = 0.01, 0.1, 0.2, 0.5, 1.0  # of dro
 
 @dataclass(frozen=True)
 class CheckConfig(Settings):
-    objective: Annotated[str | None, OBJECTIVES] = None  # what the loss is meant to be; None: any objective
+    objective: Annotated[str | None, OBJECTIVES] = None  # the intended objective of the loss; None: any objective
     kl: str | None = None  # its estimator of the KL: none, k2, k3 or yours; None: any or no KL
     kl_beta: Annotated[float, "(0, inf)"] = 0.04  # weight of the KL
     clip_low: Annotated[float, "(0, inf)"] | None = None
@@ -84,7 +84,7 @@ class KLTerm(NamedTuple):
 
 
 class KnownGradients(NamedTuple):
-    """The gradients that a loss may be made of, with respect to the T log-probabilities of all steps."""
+    """The gradients that may make up the gradient of a loss, with respect to the T log-probabilities of all steps."""
     steps: list           # of the vectors
     objectives: dict      # {name: row} of OBJECTIVES that are considered
     weights: list         # W Weights
@@ -96,7 +96,7 @@ class KnownGradients(NamedTuple):
 
 class Verdict(NamedTuple):
     """An explanation of a gradient."""
-    rank: tuple       # the best of several verdicts has the lowest
+    rank: tuple       # lower is better
     names: list       # of objectives
     term: PolicyTerm
     average: str      # a name in AVERAGES
@@ -119,7 +119,7 @@ def load_step(name):
     kind = step.advantage
     advantage = torch.tensor(step.advantages[kind], dtype=torch.float64)                 # (N,)
     step.A = advantage[:, None]
-    step.inside = torch.ones_like(step.mask)  # padding included, but for that of joined steps
+    step.inside = torch.ones_like(step.mask)  # 1.0 on padding too, but 0 on padding from joining steps
     step.parts = list(itertools.chain(*step.parts))
     step.logp.requires_grad_()
     return step
@@ -174,7 +174,7 @@ def masks(mask):
 
 
 def divisor(mask, average, L):
-    """The divisor of the terms of tokens, (N, 1) or (), with which their sum over the step is this average.
+    """The divisor (N, 1) or () of the terms of tokens that makes their sum over the step this average.
 
     mask: (N, M) of the tokens that are counted; L: max_tokens
     grpo/losses.py has the same, but its token_weights has no divisor where the mask is 0, and a loss with a mistake may
@@ -210,7 +210,7 @@ def divisors(mask, step):
         yield average, {"mean of means"}, of_parts * micro_batches
         yield average, {"a mean for each micro-batch, added up"}, of_parts
         if average != "token":
-            of_all_rows = of_step / N * rows  # N counts completions that have a token in the loss, rows all of them
+            of_all_rows = of_step / N * rows  # N counts completions with a token in the loss, rows counts all
             yield average, {"masked completions"}, of_all_rows
             of_all_rows = of_all_rows / micro_batches
             yield average, {"masked completions", "a mean for each micro-batch, added up"}, of_all_rows
@@ -362,7 +362,7 @@ def numbers_of(row):
 
 
 def family(row):
-    """The part of a row on which the gradient of its term depends."""
+    """The part of a row that determines the gradient of its term."""
     return row.ratio, row.surrogate, numbers_of(row)
 
 
@@ -424,8 +424,8 @@ def known_gradients(c):
     steps = [load_step(name) for name in SETS]
     for step in steps:
         weights, step.factors = weights_of(step)
-    # The completions of all steps as those of one, so that a term is differentiated once. The shorter ones get padding
-    # that the user's function does not see; `inside` is 0 there
+    # All steps are joined into one, so that a term is differentiated once. Shorter completions get padding that the
+    # user's function does not see; `inside` is 0 there
     joined = join([vars(step) for step in steps])
     step = SimpleNamespace(**joined)
     factors = step.factors.transpose(0, 1)                                               # (W, N, M)
@@ -495,7 +495,7 @@ def fits(g, P, K):
 
 
 def objectives_of(term, average, known):
-    """The names of the objectives that a term with an average may be, and the faults of its average and numbers."""
+    """The names of the objectives that match a term with an average, and the faults of its average and numbers."""
     row = term.row
     same_formula = []
     same_average = []
@@ -553,12 +553,12 @@ def explanations(g, known, c):
     for term, weight, kl, kl_weight, a, b in pairs(g, known):
         has_kl = kl is not known.kls[0]
         if has_kl and abs(b) < TOLERANCE * min(1.0, c.kl_beta):
-            continue  # the same without a KL
+            continue  # the pair without a KL explains the same
         faults = term.faults | weight.faults
         average = weight.average
         if abs(a) < TOLERANCE:
             if term is not known.terms[0]:
-                continue  # the KL is the whole gradient, with any term: the first stands for all
+                continue  # the KL is the whole gradient with any term, so only the first term is reported
             faults = {"no policy gradient"} | kl_weight.faults
             average = kl_weight.average
             a = 1.0
@@ -586,7 +586,7 @@ def explanations(g, known, c):
 
 
 def nearest(g, known, faults):
-    """The Verdict on a gradient (T,) that nothing explains: the objective whose gradient is nearest, and faults."""
+    """The Verdict on a gradient (T,) that nothing explains: the objective with the nearest gradient, and faults."""
     verdicts = []
     for average in AVERAGES:
         gradients = known.gradients[correct_weight(average, known)]
@@ -607,7 +607,7 @@ def nearest(g, known, faults):
 
 
 def correct_weight(average, known):
-    """The index of an average without a fault among the weights."""
+    """The index of the weight with this average and no fault."""
     return known.weights.index(Weight(average, set(), True))
 
 
@@ -647,7 +647,7 @@ def correct_gradient(verdict, known, beta):
 # The command
 
 def load_function(named):
-    """The function that FILE.py:NAME names."""
+    """Loads the function that FILE.py:NAME names."""
     path, _, name = named.rpartition(":")
     folder = pathlib.Path(path).resolve().parent
     sys.path.insert(0, str(folder))  # for the imports of the file

@@ -1,4 +1,4 @@
-"""Writes the page of a run, or prints a table of mean and standard deviation over seeds.
+"""Writes the page of a run, or prints a table with the mean and standard deviation over seeds.
 
 python grpo/tools/report.py html out-grpo
 python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
