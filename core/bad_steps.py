@@ -8,7 +8,7 @@ from core.errors import Mistake
 from core.logger import Logger
 
 
-@dataclass
+@dataclass(eq=False)
 class BadSteps:
     """Counts the steps in a row that taught nothing, alike on all ranks, and ends a run that no longer trains."""
 

@@ -10,6 +10,7 @@ from dataclasses import is_dataclass
 
 import torch
 
+from core.device import values_of
 from core.distributed import is_sharded
 from core.errors import Mistake, others, shortest
 from core.files import BEFORE, CONFIG, STATE, CannotWrite, replacing
@@ -175,7 +176,7 @@ def as_plain(x):
     dataclasses.asdict would copy every tensor and, for a view, the whole viewed tensor.
     """
     if is_dataclass(x):
-        x = vars(x)
+        x = values_of(x)
     if isinstance(x, dict):
         return {name: as_plain(part) for name, part in x.items()}
     if isinstance(x, (list, tuple)):

@@ -146,8 +146,6 @@ def settings_in(argument, known):
     names = run_config_file(argument)
     with open(path, "rb") as f:
         source = f.read()
-    if b"import" in source:
-        WITH_CODE.add(argument)
     imported = set()
     for symbol in symtable.symtable(source, argument, "exec").get_symbols():
         name = symbol.get_name()
@@ -156,6 +154,8 @@ def settings_in(argument, known):
         # `learning_rate: 1e-4` is a type hint to Python, and would be ignored silently
         if symbol.is_annotated() and name not in names and not name.startswith("_"):
             raise UsageError(f"{argument}: {name}: without = sets nothing; write {name} = VALUE")
+    if imported:
+        WITH_CODE.add(argument)
     settings = {}
     for name, value in names.items():
         # A file may import settings, and also the functions and tables that it needs
@@ -220,7 +220,7 @@ def lower_min_lr(values, origin):
     min_lr = values.get("min_lr")
     if min_lr is None or origin.get("learning_rate") != COMMAND:
         return
-    place = origin["min_lr"]
+    place = origin.get("min_lr")
     if place != COMMAND and min_lr > values["learning_rate"]:
         lower = values["learning_rate"] / 10
         values["min_lr"] = float(f"{lower:g}")
@@ -292,7 +292,7 @@ def as_float(value):
     try:
         return float(value)
     except OverflowError:
-        return math.inf
+        return math.inf if value > 0 else -math.inf
 
 
 def changed_settings(config, origin):

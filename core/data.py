@@ -219,7 +219,7 @@ def numbers_of_rank(data: Any, micro: int) -> ndarray:
     return np.arange(first, first + data.batch_size)
 
 
-@dataclass
+@dataclass(eq=False)
 class DatasetConsumer:
     """Windows of a token file as training problems.
 

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -106,5 +106,10 @@ def moved(x: Any, device: torch.device) -> Any:
             parts[name] = part if name == "inputs" else moved(part, device)
         return parts
     if is_dataclass(x):
-        return replace(x, **moved(vars(x), device))
+        return replace(x, **moved(values_of(x), device))
     return x
+
+
+def values_of(record: Any) -> dict:
+    """{name: value} of the fields of a dataclass object. `vars` would miss those of a class with slots."""
+    return {f.name: getattr(record, f.name) for f in fields(record)}

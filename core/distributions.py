@@ -293,14 +293,14 @@ class KeptTokens:
 
     def __getitem__(self, index):
         """Returns a copy of some distributions. index: (k,) integers or (K,) bool, on the CPU"""
+        counts = self.counts[index]                                                  # (k,)
+        ends = self.counts.cumsum(0)[index]                                          # (k,)
+        begins = ends - counts
         # Slices, because an index tensor for all the ids would take more memory than the ids
-        sizes = self.counts.tolist()
-        slices = self.ids.split(sizes)                                               # K of them
-        chosen = torch.arange(len(self))[index]                                      # (k,)
-        ids = [slices[i] for i in chosen.tolist()]
-        none = self.ids[:0]  # torch.cat needs a tensor, even if no distribution is chosen
-        ids = torch.cat([none, *ids])
-        return KeptTokens(ids, self.counts[index])
+        ids = [self.ids[:0]]  # torch.cat needs a tensor, even if no distribution is chosen
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            ids.append(self.ids[begin:end])
+        return KeptTokens(torch.cat(ids), counts)
 
     def split(self, size: int | list[int]) -> "list[KeptTokens]":
         """Splits into parts of `size` distributions, the last with the remainder, or of the sizes in a list."""

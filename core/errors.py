@@ -5,7 +5,6 @@ reward, an environment, a mask, a config) becomes a Mistake in a block of `other
 this project.
 """
 
-import functools
 import inspect
 import os
 import re
@@ -14,9 +13,10 @@ import sys
 import sysconfig
 import threading
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 CORE = os.path.dirname(os.path.realpath(__file__))
 ROOT = os.path.dirname(CORE)
@@ -172,16 +172,19 @@ def is_users(file: str) -> bool:
 
 
 def definition(function: Callable) -> str:
-    """Returns the place, "FILE, line N", that defines a function, a class, or the class of an object; without a Python
-    file, the name."""
-    if isinstance(function, functools.partial):
-        function = function.func
-    for defined in (function, type(function)):
-        with suppress(OSError, TypeError):  # inspect raises them without a Python file
-            _, line = inspect.getsourcelines(defined)
-            file = inspect.getsourcefile(defined)
-            return f"{shortest(file)}, line {line}"
-    return getattr(function, "__name__", type(function).__name__)
+    """The place of the definition, "FILE, line N", of a function, or of the first method of a class or of an object. If
+    there is none, the name."""
+    kind = function if isinstance(function, type) else type(function)
+    # Not by inspect, which parses the user's whole file for a class, and reads attributes of the user's object
+    parts = [function]
+    for base in kind.__mro__:
+        parts += vars(base).values()
+    for part in parts:
+        if isinstance(part, types.MethodType):
+            part = part.__func__
+        if isinstance(part, types.FunctionType):
+            return f"{shortest(part.__code__.co_filename)}, line {part.__code__.co_firstlineno}"
+    return getattr(function, "__name__", kind.__name__)
 
 
 def parameters_of(function: Callable, named: str) -> list[str]:

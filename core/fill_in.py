@@ -112,6 +112,8 @@ def draw_hidden(
     # Indices are found on the CPU: on a GPU nonzero and unique would wait for the work before them
     index = hidden.nonzero()                                                         # (K, 2)
     read, row = index[:, 0].unique(return_inverse=True)  # (R,) texts with a hidden token, (K,) in 0 .. R - 1
+    if len(read) == 0:
+        read = index.new_zeros(1)  # no token is drawn, but some models cannot read a batch of no texts
     device = input.device
     read = read.to(device, non_blocking=True)
     row = row.to(device, non_blocking=True)

@@ -40,7 +40,7 @@ def build_optimizers(
     return [adamw, *muon]
 
 
-@dataclass
+@dataclass(eq=False)
 class CosineLRScheduler:
     """lr(step) is the learning rate of an optimizer step, counted from 0.
 

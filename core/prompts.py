@@ -178,7 +178,7 @@ def percentile(lengths: Collection[int], share: float) -> int:
             return length
 
 
-@dataclass
+@dataclass(eq=False)
 class PromptConsumer:
     """Prompts as problems to complete, or records as supervised training examples.
 

@@ -56,7 +56,7 @@ def is_text_part(part):
 def with_text(message):
     """Joins the content of a message to one text if it is a list of text parts. Anything else is unchanged."""
     match message:
-        case {"content": list(parts)} if all(map(is_text_part, parts)):
+        case {"content": [*parts]} if parts and all(map(is_text_part, parts)):
             texts = [part["text"] for part in parts]
             return message | {"content": "".join(texts)}
     return message
@@ -275,6 +275,9 @@ def records_of_table(rows, place, notes, split=None):
     return records_of_list(filled, place, notes, split)
 
 
+PROMPT_COLUMNS = {*FIELDS["prompt"], "messages"}
+
+
 def records_of_csv(text, path, notes):
     """Yields the records of a CSV text with commas and a header. Every value is a text; an empty cell is a missing
     field."""
@@ -292,6 +295,8 @@ def records_of_csv(text, path, notes):
                               "quotes")
             elif any(cells):
                 row = {name: cell for name, cell in zip(names, cells, strict=True) if name and cell}
+                if row.keys().isdisjoint(PROMPT_COLUMNS) and not PROMPT_COLUMNS.isdisjoint(names):
+                    raise Mistake(f"{where}: the cell of the prompt is empty; fill it in, or leave the line out")
                 yield check_record(row, where, notes)
             where = f"{path}, line {reader.line_num + 1}"  # the first line of the next row; a row may have several
     except csv.Error as error:

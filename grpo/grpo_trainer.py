@@ -24,7 +24,6 @@ from grpo.grpo_training_step import grpo_training_step
 from grpo.metrics import Timer
 from grpo.reference import adapted, move_reference
 from grpo.reward_messages import RewardMessages
-from grpo.rewards import Rewards
 from grpo.rollout import DataBuffer, Facts, Rollouts
 from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings
@@ -263,7 +262,7 @@ class GRPOTrainer(Run):
 
     def finish(self) -> None:
         """Stops the reward workers. If training is complete, draws the curves and prints the table of changes."""
-        if isinstance(self.rewards, Rewards):
+        if hasattr(self.rewards, "close"):
             self.rewards.close()
         if not self.dist.is_main:
             return

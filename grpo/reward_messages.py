@@ -29,7 +29,7 @@ class RewardMessages:
         self.have_skipped = set()    # rewards already reported as skipping completions
         self.first_metrics = []      # metrics of the first FIRST_STEPS steps after the start
         self.first_facts = []        # Facts of the same steps
-        self.step_of_message = None  # the step after which a message said that no reward taught anything
+        self.step_of_message = 0  # the step after which a message said that no reward taught anything
 
     def add(self, step: int, metrics: dict, facts: Facts) -> None:
         """Records a step. step: its number, from 1"""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from core.checkpoint_manager import as_plain
-from core.device import moved
+from core.device import moved, values_of
 from core.distributions import KeptTokens
 from core.errors import Mistake
 from grpo.sums import Sums
@@ -69,7 +69,7 @@ class Inputs:
 
     def __post_init__(self):
         problems = len(self.chosen)
-        for name, x in vars(self).items():
+        for name, x in values_of(self).items():
             has_items = isinstance(x, (Tensor, list)) and len(x) == problems
             if x is not None and not has_items:
                 raise Mistake(f"{type(self).__name__}: {name} must be a tensor or a list with an item for each of "
@@ -88,7 +88,7 @@ class Inputs:
     def select(self, problems: Tensor) -> Self:
         """The inputs of these problems, given by their indices on the CPU."""
         selected = select_tensors(self, problems)
-        for name, x in vars(self).items():
+        for name, x in values_of(self).items():
             if isinstance(x, list):
                 selected[name] = [x[i] for i in problems.tolist()]
         return replace(self, **selected)
@@ -242,7 +242,7 @@ def differing(x: Tensor) -> Tensor:
 def select_tensors(record: Any, rows: Tensor) -> dict:
     """{name: these rows} of the fields of a record that are tensors."""
     selected = {}
-    for name, x in vars(record).items():
+    for name, x in values_of(record).items():
         if isinstance(x, Tensor):
             selected[name] = x[rows.to(x.device, non_blocking=True)]
     return selected
@@ -284,8 +284,8 @@ def join(parts: Sequence) -> Any:
 def join_fields(parts: Sequence) -> dict:
     """{name: the field of all parts, joined} of records of one type."""
     joined = {}
-    for name in vars(parts[0]):
-        joined[name] = join([vars(part)[name] for part in parts])
+    for name in values_of(parts[0]):
+        joined[name] = join([values_of(part)[name] for part in parts])
     return joined
 
 

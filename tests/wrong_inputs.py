@@ -489,13 +489,13 @@ REWARDS = [
     *((TRAIN, f"{EPISODES}{name} --max_iters=1", 1, f"environment='{name}' step number")
       for name in ("Wordy", "Vast", "Mute", "Hiding")),
     *((TRAIN, f"{EPISODES}{name} --max_iters=1", 1, f"environment='{name}' rewards.py {words}") for name, words in (
-        ("Stepless", "37 step text"), ("Upper", "39 step rename Step"), ("Twisted", "42 step rename setp"),
-        ("Value", "45 step text"), ("Deaf", "50 step text"), ("Greedy", "53 step 'more' text"),
-        ("Later", "56 step async"), ("Bit", "59 step yield"), ("Closing", "62 close 'why'"), ("Closed", "63 close"),
-        ("Leaving", "68 close async"), ("Resetless", "69 reset rename restet"), ("Alone", "74 reset record"),
-        ("Waits", "77 reset async"), ("Unmeasured", "78 'wins' reset"), ("Counted", "81 'wins' sum, count"),
-        ("Worded", "84 'wins' sum, count"), ("Endless", "87 'wins' finite"), ("Numbered", "90 1 metrics"),
-        ("Taken", "93 turns another"), ("Fails", "96 'wins' reset"))),
+        ("Stepless", "36 step text"), ("Upper", "41 step rename Step"), ("Twisted", "44 step rename setp"),
+        ("Value", "36 step text"), ("Deaf", "50 step text"), ("Greedy", "53 step 'more' text"),
+        ("Later", "56 step async"), ("Bit", "59 step yield"), ("Closing", "62 close 'why'"), ("Closed", "11 close"),
+        ("Leaving", "68 close async"), ("Resetless", "71 reset rename restet"), ("Alone", "74 reset record"),
+        ("Waits", "77 reset async"), ("Unmeasured", "11 'wins' reset"), ("Counted", "11 'wins' sum, count"),
+        ("Worded", "11 'wins' sum, count"), ("Endless", "11 'wins' finite"), ("Numbered", "11 1 metrics"),
+        ("Taken", "11 turns another"), ("Fails", "99 'wins' reset"))),
 ]
 
 VLLM = f"{SUMS} --sampler=vllm --vllm_url=http://127.0.0.1:1"

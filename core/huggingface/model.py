@@ -206,7 +206,7 @@ class HuggingFaceModel(Model):
         autocast = torch.autocast(
             kind,
             enabled=torch.is_autocast_enabled(kind),
-            cache_enabled=not torch.is_grad_enabled())
+            cache_enabled=torch.is_autocast_cache_enabled() and not torch.is_grad_enabled())
         self.body.forward = lambda *args, **settings: output
         try:
             with using(self.net, self.adapter), autocast:

@@ -122,14 +122,15 @@ def build_batches(config, data, dist):
 
     @torch.no_grad()
     def evaluation(model):
-        totals = torch.zeros(3, device=dist.device)
+        loss = correct = predictions = 0  # each of its own type: float32 would round large counts
         for step in range(config.eval_batches):
-            sums = supervised_sums(model, *batches("val", step))
-            totals += torch.stack(sums)
-        loss, correct, predictions = totals.tolist()
+            part_loss, part_correct, part_predictions = supervised_sums(model, *batches("val", step))
+            loss = loss + part_loss
+            correct = correct + part_correct
+            predictions = predictions + part_predictions
         return {
-            "val_loss": loss / predictions,
-            "val_accuracy": correct / predictions}
+            "val_loss": float(loss) / float(predictions),
+            "val_accuracy": float(correct) / float(predictions)}
 
     return batches, evaluation
 

@@ -88,10 +88,11 @@ class Evaluation:
 
         Without rewards the dictionary is empty, and a judge orders the samples. values: of rewards and judges
         """
-        if self.rewards is None or not self.rewards.names:
+        names = getattr(self.rewards, "names", ())  # a function has none
+        if not names:
             unordered = torch.zeros(len(rollouts.target))
             return {}, values.get("judge", unordered)
-        of_run = {name: values[name].cpu() for name in self.rewards.names}
+        of_run = {name: values[name].cpu() for name in names}
         return of_run, self.rewards.total(of_run, rollouts.group_size)
 
     def model_sums(self, policy, rollouts, settings, every=1):

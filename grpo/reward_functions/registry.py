@@ -329,9 +329,10 @@ def numbers(returned, name, N):
     values = []
     with others(f"reward {name} returned something that is no list of numbers", remedy, place):
         if hasattr(returned, "tolist"):  # an array of numpy, or a tensor
-            if np.shape(returned) == (N, 1):  # a column
-                returned = returned.reshape(N)
+            is_column = np.shape(returned) == (N, 1)
             returned = returned.tolist()
+            if is_column:
+                returned = [row[0] for row in returned]
         for x in returned:
             is_skip = x is None or math.isnan(x)  # as in TRL
             values.append(math.nan if is_skip else float(x))

@@ -95,7 +95,7 @@ def repetition(prompts, completions, **columns):
     """Minus the share of word 4-grams that repeat an earlier one: 0 without repeats, towards -1 in a loop."""
     scores = []
     for text in completions:
-        found = grams(text.split(), 4)
+        found = word_grams(text, 4)
         distinct = set(found)
         scores.append(len(distinct) / len(found) - 1 if found else 0.0)
     return scores
@@ -157,13 +157,14 @@ def read_xml(text):
 
 def three_grams(text):
     """The set of the word 3-grams; of the character 3-grams if there are none; else of only the text itself."""
-    found = grams(text.split(), 3)
+    found = word_grams(text, 3)
     if not found:
-        found = grams(text, 3)
+        found = [text[i : i + 3] for i in range(len(text) - 2)]
     return set(found) or {text}
 
 
-def grams(items, n):
-    """The n-grams of words or characters, in order."""
-    begins = range(len(items) - n + 1)
-    return [tuple(items[i : i + n]) for i in begins]
+def word_grams(text, n):
+    """The n-grams of words, in order."""
+    words = text.split()
+    begins = range(len(words) - n + 1)
+    return [tuple(words[i : i + n]) for i in begins]

@@ -54,16 +54,14 @@ def code_correctness(prompts, completions, **columns):
 
 def read_tests(tests, **columns):
     """Reads the tests of a record: Claims, a text, or a list of inputs and outputs. Raises Mistake for another form."""
-    kinds = set()
-    if isinstance(tests, list):
-        kinds = set(map(type, tests))
-    if kinds == {dict}:
+    is_list = isinstance(tests, (list, tuple)) and len(tests) > 0
+    if is_list and all(isinstance(test, dict) for test in tests):
         inputs = [test.get("input") for test in tests]
         outputs = [test.get("output") for test in tests]
         are_texts = all(isinstance(text, str) for text in inputs + outputs)
         if are_texts and "".join(outputs).strip():
             return tests
-    if kinds == {str}:
+    if is_list and all(isinstance(test, str) for test in tests):
         tests = "\n".join(tests)
     if isinstance(tests, str) and tests.strip():
         data = tests.encode(errors="surrogatepass")  # half a surrogate pair is no Python

@@ -371,11 +371,11 @@ def correct_variants(row, c):
     if row.clip_low is None:
         yield row
         return
-    if c.clip_low is None and c.clip_high is None:
-        yield replace(row, clip_low=0.2, clip_high=0.2)
     low = c.clip_low or row.clip_low
     high = c.clip_high or row.clip_high
-    yield replace(row, clip_low=low, clip_high=high)
+    yield replace(row, clip_low=low, clip_high=high)  # the first of equally good variants is named
+    if c.clip_low is None and c.clip_high is None:
+        yield replace(row, clip_low=0.2, clip_high=0.2)
 
 
 def common_variants(row):

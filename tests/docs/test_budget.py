@@ -27,7 +27,7 @@ MEASURED = {  # after unpacking; dev/LOG.md says what stands against fewer token
     "tokens of the fullest line": 32,
     "tokens a statement": 9.25,
     "% of statements with 40 tokens or more": 0.3,
-    "getattr, hasattr and setattr": 30,
+    "getattr, hasattr and setattr": 32,
     "settings": 105,
     "requirements files": 3,
     "words of docs": 22000,

@@ -132,7 +132,7 @@ def test_what_fails_while_it_is_read_fails_the_completion_alone(made, told):
 def test_an_environment_without_its_methods_or_metrics_fails_with_where_it_is_defined():
     one, _ = step_of(lambda: ("b", 0.5))
     assert one.measure() == {} and "'Returns' object has no attribute 'found'" in str(one.error)
-    assert str(one.error).startswith(definition(Returns))
+    assert str(one.error).startswith(definition(Returns.reset))
 
 
 @environment
