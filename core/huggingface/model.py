@@ -202,7 +202,8 @@ class HuggingFaceModel(Model):
         output = Output([h.reshape(1, -1, C)])                                       # (1, K, C)
         unread = torch.zeros(1, 1, dtype=torch.long, device=h.device)
         # With its cache, autocast would cast the output matrix once per block and sum the gradients of all calls in
-        # bfloat16. Without the cache each call casts the matrix, and gradients are summed in float32.
+        # bfloat16. Without the cache each call casts the matrix, and gradients are summed in float32. A block around
+        # this one may have turned the cache off, too: a CUDA graph must not hold a cast that ends with the block.
         autocast = torch.autocast(
             kind,
             enabled=torch.is_autocast_enabled(kind),

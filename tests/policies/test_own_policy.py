@@ -22,7 +22,7 @@ from tests.tiny import config, one_process
 PROMPTS, TOKENS, LENGTH = 6, 5, 3
 
 
-@dataclass
+@dataclass(slots=True)  # of which no `vars` would tell
 class TableInputs(Inputs):
     prompt: torch.Tensor  # (P,) the row of the table
 

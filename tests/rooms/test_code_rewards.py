@@ -39,7 +39,8 @@ GOOD, BAD = "def f(x):\n    return 2 * x", "def f(x):\n    return x"
       f"First:\n```python\n{BAD}\n```\nBetter:\n```py\n{GOOD}": 1}),
     ([{"input": "3\n", "output": "6\n"}, {"input": "0\n", "output": "0"}],
      {"```python\nprint(2 * int(input()))\n```": 1, "print(6)": 0, GOOD: 0}),
-    ("\ufeffassert f(2) == 4", {GOOD: 1}), (["def g():", "    return f(1)", "assert g() == 2"], {GOOD: 1})])
+    ("\ufeffassert f(2) == 4", {GOOD: 1}), (("assert f(2) == 4",), {GOOD: 1}),
+    (["def g():", "    return f(1)", "assert g() == 2"], {GOOD: 1})])
 def test_code_execution_is_one_only_if_the_tests_pass(tests, expected):
     REWARDS["code_execution"].check(tests=tests)
     assert executed(tests, *expected)[0] == list(expected.values())

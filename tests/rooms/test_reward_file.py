@@ -465,4 +465,9 @@ def test_methods_of_an_environment_need_not_be_functions_of_python():
     class Cached:
         step = functools.lru_cache(lambda self, text: (None, 1.0))
 
+    class Proxy:
+        def __getattr__(self, name):
+            return self
+
     assert definition(types.MethodType(functools.partial(print), Cached())) and definition(Cached)
+    assert definition(Proxy()) == definition(Proxy.__getattr__)

@@ -33,6 +33,7 @@ def test_every_value(name, record, values):
 @pytest.mark.parametrize(("size", "texts", "expected"), [
     (2, ["a b c", "a b c", "a b c", "d e f"], [0, 0, 1, 1]),  # groups do not see each other
     (3, ["a b c", "a b c", "d e f"], [0.5, 0.5, 1]), (2, ["a b c d", "a b c e", "", ""], [2 / 3, 2 / 3, 0, 0]),
+    (2, ["1 2 3", "123"], [1, 1]),  # of words and of characters
     (2, ["abcd", "abce"], [2 / 3, 2 / 3]), (1, ["a", "a"], [0, 0])])  # short texts are compared by characters
 def test_diversity_is_the_mean_distance_to_the_rest_of_the_group(size, texts, expected):
     assert rewards_of("diversity_bonus", *texts, settings={"group_size": size}) == pytest.approx(expected)

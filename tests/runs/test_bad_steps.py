@@ -142,6 +142,11 @@ def test_a_run_whose_groups_all_had_equal_rewards_says_so_at_its_end(prompts, tm
     assert ("nothing was learned" in capsys.readouterr().out) == said
 
 
+def test_a_run_without_a_step_does_not_say_that_it_learned_nothing(prompts, tmp_path, capsys):
+    run(prompt_trainer(prompts, tmp_path, evaluates=False, reward_functions=("length_penalty",), max_iters=0))
+    assert "nothing was learned" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("settings", [
     {"advantage": "step", "group_size": 2}, {"overlong_buffer": 3}, {"zero_std": "resample", "skips": True}], ids=str)
 def test_a_run_that_learned_from_other_than_groups_of_its_first_rounds_does_not_say_that_it_did_not(
