@@ -146,7 +146,7 @@ FAULTS = [
      "for_filler * len(fillers)", "for_filler * 0",
      "tests/data/test_judge_training.py"),
     ("all texts of a judge are filled at the lowest temperature", "core/supervised/judge_training.py",
-     "spread * for_temperature", "0 * for_temperature", "tests/data/test_judge_training.py"),
+     "width * for_temperature", "0 * for_temperature", "tests/data/test_judge_training.py"),
     ("the clean texts of a judge are those of one generator", "core/supervised/judge_training.py",
      "is_clean = for_clean < config.clean_share", "is_clean = for_filler < config.clean_share",
      "tests/data/test_judge_training.py"),

@@ -49,8 +49,8 @@ def filled_batch(data, fillers, device, config, split, step, micro=0):
     for_temperature, for_clean, for_filler = noise[:, 0, T:].unbind(1)               # (B,) each
 
     low = config.fill_temperature_low
-    spread = config.fill_temperature_high - low
-    temperature = low + spread * for_temperature                                     # (B,)
+    width = config.fill_temperature_high - low
+    temperature = low + width * for_temperature                                      # (B,)
     temperature = temperature.to(device, torch.float32, non_blocking=True)
     temperature = temperature[:, None]                                               # (B, 1)
 

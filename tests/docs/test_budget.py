@@ -33,7 +33,7 @@ MEASURED = {  # after unpacking; dev/LOG.md says what stands against fewer token
     "words of docs": 22000,
 }
 STEP = {  # of the files that a step of the main job runs through
-    "tokens": 30100,
+    "tokens": 30750,
     "tokens a line": 8.5,
     "tokens a statement": 9.85,
 }
