@@ -144,11 +144,25 @@ def each_metrics(path):
 
 def starts_of(config, path):
     """Returns the records of a run's starts. config: the content of its config.json at `path`. Raises Mistake if they
-    are not a list of objects."""
+    do not have the form that core/run.py records."""
     starts = config.get("starts", [])
-    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+    if not isinstance(starts, list) or not all(map(is_start, starts)):
         raise Mistake(f"{path}: starts must be a list of what was written there; delete the file")
     return starts
+
+
+def is_start(start):
+    """True for an object of the form that core/run.py records."""
+    if not isinstance(start, dict):
+        return False
+    end = start.get("end", {})
+    settings = start.get("settings", {})
+    if not isinstance(end, dict) or not isinstance(settings, dict):
+        return False
+    lacks = {"ended", "step", "time", "why"} - end.keys()
+    if end and lacks:
+        return False
+    return all(isinstance(about, dict) for about in settings.values())
 
 
 def keep_records(path, step, say=None):
