@@ -8,14 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.device import gpu_logits_at_once
 
 SAMPLING = 1               # first number of the seeds of this noise; seeds in other files start with others
 LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits on a CPU
-LARGE_VOCABULARY = 2**14   # from this size on, sorting all tokens is slow: a nucleus is first sought in the top part
-TOP_PART = 1024            # tokens in the top part, the most likely tokens
+LARGE_VOCABULARY = 2**14   # from this size on, sorting and adding up all tokens is slow
+TOP_PART = 1024            # tokens in the top part, the most likely tokens, in which a nucleus is first sought
+BLOCK = 256                # tokens in a block of a large vocabulary: a block is drawn first, then a token in it
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -91,16 +93,41 @@ def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
     logp: (K, V) log-probabilities; uniform: (K, G) in [0, 1)
     Returns ids (K, G). A token of probability 0 is never drawn. A distribution with NaN gives some valid id
     """
-    p = logp.to(uniform.device).exp()
-    cdf = p.double().cumsum_(1)                                                      # (K, V)
+    p = logp.exp()
+    vocabulary = p.shape[1]
+    if vocabulary < LARGE_VOCABULARY:
+        ids, _ = first_above(p, uniform)                                             # (K, G)
+        return ids.to(p.device)
+    # Running sums of all tokens in float64 would take most of the time. A block is drawn first, then a token in it:
+    # only the sums of the blocks and the drawn blocks are added up in float64, and go to the CPU if the noise is there
+    blocks = F.pad(p, (0, -vocabulary % BLOCK)).unflatten(1, (-1, BLOCK))            # (K, B, BLOCK)
+    block, share = first_above(blocks.sum(2), uniform)                               # (K, G) each
+    index = block.to(p.device)[..., None]
+    inside = blocks.gather(1, index.expand(-1, -1, BLOCK))                           # (K, G, BLOCK)
+    place, _ = first_above(inside, share[..., None])                                 # (K, G, 1)
+    ids = block * BLOCK + place[..., 0]                                              # (K, G)
+    return ids.clamp(max=vocabulary - 1).to(p.device)  # NaN may give a place after the last token
+
+
+def first_above(p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Finds where the running sum of p (..., V) first exceeds a share of the whole sum, on the device of the shares.
+
+    uniform: the shares (..., G) in [0, 1)
+    Returns the indices (..., G), at which p is not 0, and how much of p there lies below the share (..., G), in [0, 1)
+    """
+    p = p.to(uniform.device)
+    cdf = p.double().cumsum(-1)                                                      # (..., V)
     # Rounding makes the end of the cdf slightly different from 1, and noise above it would find no token. Noise is
     # therefore scaled to the end.
-    height = uniform * cdf[:, -1:]                                                   # (K, G)
+    height = uniform * cdf[..., -1:]                                                 # (..., G)
     # A token of probability 0 has the same cdf as the token before it. With right=True, noise equal to that number
     # skips both, to a token of positive probability.
-    ids = torch.searchsorted(cdf, height, right=True)                                # (K, G)
-    last = logp.shape[1] - 1
-    return ids.clamp_(max=last).to(logp.device)
+    index = torch.searchsorted(cdf, height, right=True)                              # (..., G)
+    last = p.shape[-1] - 1
+    index.clamp_(max=last)
+    above = cdf.gather(-1, index) - height                                           # (..., G)
+    share = 1 - above / p.gather(-1, index)
+    return index, share.clamp(0, 1 - 2**-53)  # rounding may lead out of p
 
 
 def sample_tokens(
@@ -109,16 +136,21 @@ def sample_tokens(
         temperature: float | Tensor = 1.0,   # a number, or (K, 1)
         top_p: float = 1.0,                  # 1: all tokens
         top_k: int = 0,                      # 0: all tokens; 1: the most likely one
-        min_p: float = 0.0) -> tuple:        # 0: all tokens
+        min_p: float = 0.0,                  # 0: all tokens
+        top_part: bool = False) -> tuple:    # as in nucleus: log-probabilities are NaN where no token is kept
     """Draws G tokens from each of K distributions.
 
     Returns ids (K, G), their log-probabilities (K, G) under the distribution drawn from, and the mask (K, V) of the
-    kept tokens, or None if all are kept
+    kept tokens, or None if all are kept or, with top_k=1, only the drawn one
     """
+    if top_k == 1:
+        highest, ids = logits.max(-1, keepdim=True)  # of equally likely tokens the lowest id
+        logp = highest - highest  # 0, or NaN for a logit that is not finite
+        return ids.expand_as(uniform), logp.expand_as(uniform), None
     logp = sampling_logp(logits, temperature)                                        # (K, V)
     kept = None
     if top_p < 1 or top_k > 0 or min_p > 0:
-        kept = kept_tokens(logp, top_p, top_k, min_p)                                # (K, V)
+        kept = kept_tokens(logp, top_p, top_k, min_p, top_part)                      # (K, V)
     logp = restrict(logp, kept)
     ids = sample_from(logp, uniform)                                                 # (K, G)
     return ids, logp.gather(1, ids), kept
@@ -200,7 +232,8 @@ def kept_tokens(
         logp: Tensor,          # (K, V)
         top_p: float = 1.0,
         top_k: int = 0,
-        min_p: float = 0.0) -> Tensor:
+        min_p: float = 0.0,
+        top_part: bool = False) -> Tensor:  # as in nucleus
     """Marks the tokens that may be drawn: among the top_k most likely (0: all), the tokens of the nucleus that are at
     least min_p times as likely as the most likely token (arXiv 2407.01082). Returns (K, V) bool."""
     kept = torch.ones_like(logp, dtype=torch.bool)
@@ -212,7 +245,7 @@ def kept_tokens(
         kept = none.scatter(-1, ids, True)
         among_top_k = restrict(logp, kept)
     if top_p < 1:
-        kept &= nucleus(among_top_k, top_p)
+        kept &= nucleus(among_top_k, top_p, top_part)
     if min_p > 0:
         highest = logp.amax(-1, keepdim=True)                                        # (K, 1)
         lowest = highest + math.log(min_p)
@@ -220,16 +253,22 @@ def kept_tokens(
     return kept
 
 
-def nucleus(logp: Tensor, top_p: float) -> Tensor:
+def nucleus(logp: Tensor, top_p: float, top_part: bool = False) -> Tensor:
     """Finds the smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751). Ties go to the
-    lowest id. logp: (K, V). Returns (K, V) bool."""
+    lowest id. logp: (K, V). Returns (K, V) bool.
+
+    top_part: sorts only the top part of a large vocabulary, and keeps no token where the nucleus may exceed it
+    """
     p = logp.exp()
-    # Only rows whose nucleus may exceed the top part are sorted as a whole. On a GPU all rows are: sorting takes less
-    # time there than waiting for the list of these rows.
+    # Only rows whose nucleus may exceed the top part are sorted as a whole. On a GPU all rows are, because the code of
+    # a CUDA graph cannot wait for the list of these rows.
     vocabulary = p.shape[-1]
-    if vocabulary < LARGE_VOCABULARY or p.is_cuda:
+    needs_no_list = p.is_cuda and not top_part
+    if vocabulary < LARGE_VOCABULARY or needs_no_list:
         return nucleus_of_all(p, top_p)
     kept, incomplete = nucleus_of_top_part(p, top_p)
+    if top_part:
+        return kept & ~incomplete[:, None]
     rest = p[incomplete]                                                             # (r, V)
     kept[incomplete] = nucleus_of_all(rest, top_p)
     return kept

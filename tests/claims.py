@@ -53,6 +53,10 @@ CLAIMS = {
             "exactness/test_generation.py::test_stop_sequences_end_a_completion_where_its_text_first_contains_one",
         "CUDA-graph decoding writes what the token loop writes, in every order of refilling":
             "exactness/test_decode.py::test_every_batch_and_order_of_refilling_writes_what_the_loop_writes",
+        "a token of a large vocabulary is drawn by blocks, as by one running sum":
+            "exactness/test_distributions.py::test_a_large_vocabulary_is_drawn_by_blocks_as_by_one_running_sum_and_never_what_has_no_probability",
+        "rows whose nucleus exceeds the likeliest tokens wait for a whole sort, and write the same":
+            "exactness/test_decode.py::test_rows_whose_nucleus_exceeds_the_top_part_wait_and_write_the_same",
         "truncation, drawing and logits in parts equal loops, at extreme logits too":
             "exactness/test_distributions.py::test_of_extreme_logits_what_is_drawn_is_possible_and_numbers_and_gradients_are_finite",
         "left padding changes nothing, whatever its tokens are":

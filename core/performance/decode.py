@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from core.cache import RowCache, new_cache
-from core.distributions import KeptCollector, KeptTokens, draw_tokens, rows_at_once
+from core.distributions import LARGE_VOCABULARY, KeptCollector, KeptTokens, draw_tokens, rows_at_once
 from core.errors import one_line
 from core.generation import Generation
 from core.performance.sharding import has_parts
@@ -99,7 +99,8 @@ class Decoder:
         self.prompt = prompt
         self.padding = padding
         vocabulary = 0
-        if sampling.get("top_p", 1) < 1 or sampling.get("top_k") or sampling.get("min_p"):
+        truncates = sampling.get("top_p", 1) < 1 or sampling.get("top_k") or sampling.get("min_p")
+        if truncates and sampling.get("top_k") != 1:
             vocabulary = self.model.vocabulary
         scheduler = Scheduler(
             self,
@@ -112,7 +113,7 @@ class Decoder:
         with self.cast_weights():
             while scheduler.refill():
                 width = scheduler.width()
-                self.steps(scheduler.n, width, scheduler.L, **sampling)
+                self.steps(scheduler.top_part, scheduler.n, width, scheduler.L, **sampling)
                 scheduler.poll()
                 scheduler.shrink()
         return scheduler.generation()
@@ -226,21 +227,25 @@ class Decoder:
         L = given.shape[1]
         self.completion.given[number, :L] = self.on_device(given)
 
-    def steps(self, *shape, **sampling):
-        """Runs POLL_STEPS steps with the given arguments of `step`."""
-        arguments = (*shape, *sampling.items())
-        step = self.graphs.get(arguments)
-        is_new = step is None
-        if is_new:
-            step = partial(self.step, *shape, **sampling)
-        for _ in range(POLL_STEPS):
+    def steps(self, top_part, *shape, **sampling):
+        """Runs POLL_STEPS steps with the given arguments of `step`. top_part applies to all but the first, in which
+        every row gets a token."""
+        new = {}
+        for i in range(POLL_STEPS):
+            kind = top_part and i > 0
+            arguments = (kind, *shape, *sampling.items())
+            step = self.graphs.get(arguments)
+            if step is None:
+                step = new.setdefault(arguments, partial(self.step, kind, *shape, **sampling))
             step()
-        if is_new:  # after the steps: a graph must not capture the one-time setup of kernels
+        for arguments, step in new.items():  # after the steps: a graph must not capture the one-time setup of kernels
             self.graphs[arguments] = self.captured(step)
 
-    def step(self, n, width, L, **sampling):
+    def step(self, top_part, n, width, L, **sampling):
         """Reads a token and draws the next one in each of the first n rows, without synchronising with the host.
 
+        top_part: as in core.distributions.nucleus. A row whose nucleus may exceed it waits: it reads the same token
+            again in the next step
         width: cache columns to read; L: maximum number of tokens in a completion
         """
         views = [x[:n] for x in self.row]
@@ -258,17 +263,23 @@ class Decoder:
         padding = row.padding[:, 0]                                                  # (n,)
         h = self.model.states(row.token, None, past, padding)[:, 0]                  # (n, C)
         noise = completion.noise[place]                                              # (n, 1)
-        token, logp, kept = draw_tokens(self.model, h, noise, as_mask=True, **sampling)
+        token, logp, kept = draw_tokens(self.model, h, noise, as_mask=True, top_part=top_part, **sampling)
         given = completion.given[place]                                              # (n, 1)
-        token = torch.where(given < 0, token, given)
+        is_drawn = given < 0
+        token = torch.where(is_drawn, token, given)
         slot = row.t % POLL_STEPS                                                    # (n, 1)
         row.recent.scatter_(1, slot, token)
         if kept is not None:
             rows = torch.arange(n, device=self.device)[:, None]                      # (n, 1)
             row.kept[rows, slot] = kept[:, None]                                     # (n, 1, V)
         completion.logp[place] = logp
+        advances = 1
+        if top_part:
+            waits = is_drawn & logp.isnan()                                          # (n, 1)
+            token = torch.where(waits, row.token, token)
+            advances = ~waits
         row.token.copy_(token)
-        row.t.add_(1).clamp_(max=L)
+        row.t.add_(advances).clamp_(max=L)
 
     def captured(self, step):
         """Captures step() as a CUDA graph on a GPU. Returns a function that replays the graph, or `step` if there is no
@@ -300,6 +311,7 @@ class Scheduler:
 
     n: rows of the next steps; running: {row: its completion}; begun: number of completions started so far
     written: the tokens of each completion at the last poll; truncated: per completion, False once it has ended
+    top_part: as in Decoder.steps; False while most rows would wait
     given: (N, L) as in CompletionBuffers, on the CPU; stop, turns: as in core.generation.generate
     """
 
@@ -330,6 +342,7 @@ class Scheduler:
             completions=self.N,
             tokens=self.L,
             vocabulary=vocabulary)
+        self.top_part = self.is_large = vocabulary >= LARGE_VOCABULARY
         self.collector = KeptCollector()
 
     def columns(self, tokens):
@@ -366,18 +379,23 @@ class Scheduler:
     def poll(self):
         """Appends the tokens of the last steps to their completions, lets the environment answer finished turns, and
         frees the rows of finished completions. Free rows keep drawing until they are refilled."""
-        recent = self.decoder.row.recent[: self.n]                                   # (n, POLL_STEPS)
-        recent = recent.tolist()  # the only wait for the device in these steps
+        buffers = self.decoder.row
+        state = torch.cat((buffers.t, buffers.recent), 1)                            # (rows, 1 + POLL_STEPS)
+        state = state[: self.n].tolist()  # the only wait for the device in these steps
         new = []
+        rows = len(self.running)
+        advanced = 0
         for row, number in list(self.running.items()):
             written = self.written[number]
             first = len(written)
             slot = first % POLL_STEPS
-            ring = recent[row]
+            t, *ring = state[row]
             tokens = ring[slot:] + ring[:slot]  # from column `first` on
-            written += tokens[: self.L - first]
+            written += tokens[: t - first]
+            advanced += t - first
             ended = self.cut_at_end(number, first)
-            new += [(row, number, column) for column in range(first, len(written))]
+            if self.sizes.vocabulary:
+                new += [(row, number, column) for column in range(first, len(written))]
             if ended and self.turns:
                 ended = self.turns.answer_turn(number, written)
                 if not ended:  # the row continues after the answer
@@ -387,6 +405,8 @@ class Scheduler:
             if ended or len(written) == self.L:
                 self.truncated[number] = not ended
                 del self.running[row]
+        # If rows advance by less than a third of the steps, sorting all tokens in each step is faster than waiting
+        self.top_part = self.is_large and 3 * advanced > rows * POLL_STEPS
         if self.sizes.vocabulary:
             self.collect(torch.tensor(new))
 
@@ -440,12 +460,13 @@ class Scheduler:
         is_own = (target >= 0) & (self.given[:, :M] < 0)                             # (N, M)
         on_device = self.decoder.on_device
         target = target.clamp(min=0)
-        mask = on_device(is_own).float()
+        is_own = on_device(is_own)
         logp = self.decoder.completion.logp[:N, :M]
+        logp = logp.masked_fill(~is_own, 0)  # where a row waited it is NaN
         kept = self.collector.joined()
         return Generation(
             target=on_device(target),
-            mask=mask,
-            logp=logp * mask,
+            mask=is_own.float(),
+            logp=logp,
             kept=kept,
             truncated=on_device(self.truncated))

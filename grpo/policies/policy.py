@@ -151,6 +151,11 @@ class ModelPolicy(Policy):
             rows = slice(i, i + size)
             part = {key: x[rows] for key, x in problems.items()}
             sampled = self.sample_part(part, iteration, settings)
+            if settings.top_k == 1:  # the drawn tokens were the only ones that could be drawn
+                index = sampled.index()[:, 0]
+                ids = sampled.target.flatten().cpu()[index]                          # (K,)
+                kept = KeptTokens(ids.int(), torch.ones_like(ids))
+                sampled.inputs = sampled.inputs.with_kept(kept)
             rollouts.append(sampled)
         return join(rollouts)
 

@@ -15,6 +15,7 @@ from grpo.sampling_settings import SamplingSettings
 from tests.exactness.test_generation import PROMPTS, expect_same
 from tests.exactness.test_turns import SETTINGS as TURNS
 from tests.families import CAUSAL_FAMILIES, FAMILIES, model_folder
+from tests.pretend_cuda import PretendCuda
 from tests.tiny import CAUSAL, causal_model, causal_policy, prompt_config, prompt_consumer
 
 NOISE = draw_uniforms(3, 7, range(3), (4, 24))
@@ -34,6 +35,14 @@ def small_buckets(monkeypatch):
         monkeypatch.setattr(decode, name, value)
 
 
+@pytest.fixture
+def large_vocabulary(monkeypatch):
+    """A vocabulary is large from 64 tokens on, and its top part has 8."""
+    for name in ("core.distributions.LARGE_VOCABULARY", "core.performance.decode.LARGE_VOCABULARY"):
+        monkeypatch.setattr(name, 64)
+    monkeypatch.setattr("core.distributions.TOP_PART", 8)
+
+
 @pytest.mark.parametrize("rows", [3, pytest.param(1, marks=pytest.mark.slow), pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8, "min_p": 0.01}, {"top_k": 5}, {"top_k": 1}], ids=str)
 @pytest.mark.parametrize("stop", [Early(), Early("e", "  "), Stop(CAUSAL)], ids=["ids", "sequences", "few"])
@@ -44,6 +53,43 @@ def test_every_batch_and_order_of_refilling_writes_what_the_loop_writes(rows, tr
     for noise in NOISE[:, :2, :12], NOISE, NOISE[:, 1:3, :20]:
         found = decoder(*PROMPTS, noise, stop, temperature=1.1, **truncation)
         expect_same(found, generate(net, *PROMPTS, noise, stop, temperature=1.1, **truncation))
+
+
+@pytest.mark.parametrize("temperature, most", [(0.05, 0.2), (0.1, 0.5), (1.0, 1.0)])
+@pytest.mark.parametrize("stop", [Early(), pytest.param(Stop(CAUSAL), marks=pytest.mark.slow)], ids=["ids", "few"])
+@pytest.mark.parametrize("truncation", [{"top_p": 0.8}, {"top_p": 0.8, "top_k": 30, "min_p": 0.01}], ids=str)
+def test_rows_whose_nucleus_exceeds_the_top_part_wait_and_write_the_same(
+        temperature, most, stop, truncation, large_vocabulary, monkeypatch):
+    """Few rows wait; some do; all do, and therefore all tokens are sorted in every step of every other round."""
+    net = causal_model(scale=4.0, n_layer=2, block_size=int(PROMPTS[0].shape[1]) + NOISE.shape[2])
+    steps, step = [], Decoder.step
+    monkeypatch.setattr(Decoder, "step", lambda self, kind, *a, **s: steps.append(kind) or step(self, kind, *a, **s))
+    monkeypatch.setattr(decode, "POLL_STEPS", 6)
+    sampling = {"temperature": temperature} | truncation
+    found = Decoder(net)(*PROMPTS, NOISE, stop, rows=4, **sampling)
+    expected = generate(net, *PROMPTS, NOISE, stop, **sampling)
+    expect_same(found, expected)
+    wide = (expected.kept.counts >= 8).float().mean()
+    assert wide == (temperature == 1.0) or temperature == 0.1 and 0 < wide < 1 or wide < 0.1
+    whole = steps.count(False) / len(steps)
+    assert most - 0.5 < whole <= most and len(found.mask.sum(1).unique()) > 1
+
+
+@pytest.mark.parametrize("sampling", [{}, {"top_p": 0.8}, {"top_k": 1}], ids=str)
+def test_on_a_gpu_no_step_waits_for_the_device_and_greedy_steps_keep_nothing(sampling, large_vocabulary):
+    net = causal_model(scale=1.5, n_layer=2, block_size=int(PROMPTS[0].shape[1]) + NOISE.shape[2])
+    expected = generate(net, *PROMPTS, NOISE, Early(), **sampling)
+    with PretendCuda() as gpu:
+        prompt, padding = (x.to("cuda") for x in PROMPTS)
+        decoder = Decoder(net.to("cuda"))
+        found = decoder(prompt, padding, NOISE, Early(), rows=4, **sampling)
+        assert gpu.replays and not gpu.mixes
+        kinds = {kind for kind, *_ in decoder.graphs}
+        target, truncated = found.target.cpu(), found.truncated.cpu()
+    assert torch.equal(target, expected.target) and torch.equal(truncated, expected.truncated)
+    assert kinds == ({False, True} if "top_p" in sampling else {False})
+    assert decoder.sizes.vocabulary == (len(CAUSAL.characters) + 1 if "top_p" in sampling else 0)
+    assert (found.kept is None) == ("top_p" not in sampling)
 
 
 @pytest.mark.parametrize("family", CAUSAL_FAMILIES)
@@ -65,8 +111,11 @@ def test_models_of_others_are_decoded_where_every_layer_keeps_all_tokens(family,
             assert len(found.mask.sum(1).unique()) > 2
 
 
-@pytest.mark.parametrize("settings", [{}, {"stop_sequences": ()}, {"max_new_tokens": 9, "top_p": 0.9}], ids=str)
-def test_an_environment_hears_and_answers_the_same(prompts, settings):
+@pytest.mark.parametrize("settings", [
+    {}, {"stop_sequences": ()}, {"max_new_tokens": 9, "top_p": 0.9}, {"top_p": 0.9, "temperature": 0.1}], ids=str)
+def test_an_environment_hears_and_answers_the_same(prompts, settings, request):
+    if "temperature" in settings:
+        request.getfixturevalue("large_vocabulary")
     c = prompt_config(**TURNS | settings)
     policy, other = causal_policy(1, scale=3.0), causal_policy(1, scale=3.0)
     other.decoder, c = Decoder(other.model), c.varied(sample_rows=6)
@@ -75,6 +124,9 @@ def test_an_environment_hears_and_answers_the_same(prompts, settings):
     for name in ("target", "mask", "truncated"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     torch.testing.assert_close(found.old_logp, expected.old_logp, rtol=1e-4, atol=1e-4)
+    if expected.inputs.kept is not None:
+        for one, other in zip(found.inputs.kept, expected.inputs.kept, strict=True):
+            assert torch.equal(one.ids, other.ids) and torch.equal(one.counts, other.counts)
     assert found.texts.columns == expected.texts.columns and found.texts.completions == expected.texts.completions
     assert (expected.mask[:, 0] == 1).all() and (expected.mask == 0).any()
 
@@ -93,10 +145,15 @@ class Answers:
         return True
 
 
-def test_a_stop_token_in_an_answer_ends_no_completion():
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_stop_token_in_an_answer_ends_no_completion(is_large, request):
+    sampling = {"top_p": 0.9}
+    if is_large:
+        request.getfixturevalue("large_vocabulary")
+        sampling["temperature"] = 0.05  # some rows wait
     net = causal_model(scale=1.5, n_layer=2, block_size=int(PROMPTS[0].shape[1]) + NOISE.shape[2])
-    found = Decoder(net)(*PROMPTS, NOISE, Early(), Answers(), rows=5, top_p=0.9)
-    expect_same(found, generate(net, *PROMPTS, NOISE, Early(), Answers(), top_p=0.9))
+    found = Decoder(net)(*PROMPTS, NOISE, Early(), Answers(), rows=5, **sampling)
+    expect_same(found, generate(net, *PROMPTS, NOISE, Early(), Answers(), **sampling))
     assert found.mask[:, 2:4].sum() == 0 and found.mask[:, 4].sum() > 0
 
 

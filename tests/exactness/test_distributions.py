@@ -6,12 +6,15 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from core import distributions
 from core.distributions import (
     KeptTokens, draw_uniforms, entropy, in_parts, kept_tokens, nucleus, restrict, sample_from, sample_tokens,
     sampling_logp, token_logp)
 from core.huggingface.model import BANNED
+from tests.pretend_mps import PretendMps
 
 JUST_BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
@@ -37,7 +40,12 @@ def nucleus_by_a_loop(p, top_p):
 
 @pytest.mark.parametrize("total", [1.0, 1e-30])
 @pytest.mark.parametrize("zeros", [(), (0, 1, 5), (0, 1, 2, 3, 4)])
-def test_tokens_are_drawn_as_by_a_loop_over_running_sums(zeros, total):
+@pytest.mark.parametrize("block", [None, 256, 4, 3, 1])
+def test_tokens_are_drawn_as_by_a_loop_over_running_sums(zeros, total, block, monkeypatch):
+    """block: tokens in a block of a vocabulary that counts as large"""
+    if block:
+        monkeypatch.setattr(distributions, "LARGE_VOCABULARY", 2)
+        monkeypatch.setattr(distributions, "BLOCK", block)
     p = np.random.default_rng(len(zeros)).dirichlet(np.ones(6))
     p[list(zeros)] = 0.0
     logp = torch.from_numpy(p * total / p.sum()).log()                               # (6,)
@@ -46,6 +54,90 @@ def test_tokens_are_drawn_as_by_a_loop_over_running_sums(zeros, total):
     noise = [0.0, JUST_BELOW_ONE, 1 - 1e-9, 5e-324, *edges, *np.random.default_rng(1).random(200)]
     drawn = sample_from(logp.expand(len(noise), 6), torch.tensor(noise, dtype=torch.float64)[:, None])[:, 0].tolist()
     assert drawn == [drawn_by_a_loop(logp.exp().tolist(), u) for u in noise]
+
+
+def by_one_running_sum(logp, uniform):
+    """The tokens of one running sum in float64, and the distance of the noise to the nearest step of that sum."""
+    sums = logp.double().exp().cumsum(1)                                             # (K, V)
+    sums /= sums[:, -1:].clone()
+    ids = torch.searchsorted(sums, uniform, right=True)                              # (K, G)
+    around = torch.stack((ids - 1, ids)).clamp(0, logp.shape[1] - 1)                 # (2, K, G)
+    return ids, torch.stack([(sums.gather(1, i) - uniform).abs() for i in around]).amin(0)
+
+
+@pytest.mark.parametrize("vocabulary", [16384, 16385, 20000])
+def test_a_large_vocabulary_is_drawn_by_blocks_as_by_one_running_sum_and_never_what_has_no_probability(vocabulary):
+    rng = np.random.default_rng(vocabulary)
+    p = rng.dirichlet(np.full(vocabulary, 0.02), 6)                                  # a few likely tokens
+    p[3:] = rng.dirichlet(np.ones(vocabulary), 3)                                    # none
+    p[2, rng.random(vocabulary) < 0.9] = 0
+    edges = np.arange(0, vocabulary, 256)
+    p[4, edges] = p[4, edges[1:] - 1] = p[4, -1] = 0                                 # at both ends of each block
+    p[5].reshape(-1)[: 256 * 60].reshape(60, 256)[::2] = 0                           # in every second block
+    logp = torch.from_numpy(p / p.sum(1, keepdims=True)).float().log()               # (6, V)
+    sums = logp.double().exp().cumsum(1)
+    steps = (sums / sums[:, -1:])[:, 255::256][:, :60]                               # (6, 60) between two blocks
+    noise = torch.from_numpy(rng.random((6, 300)))
+    noise = torch.cat((noise, steps, torch.tensor([[0.0, 5e-324, JUST_BELOW_ONE]]).double().expand(6, 3)), 1)
+    ids = sample_from(logp, noise.clamp(max=JUST_BELOW_ONE))
+    assert (logp.gather(1, ids) > -torch.inf).all()
+    expected, distance = by_one_running_sum(logp, noise)
+    is_clear = distance > 1e-6
+    assert torch.equal(ids[is_clear], expected[is_clear]) and is_clear[:3].float().mean() > 0.5
+
+
+def test_a_token_of_a_large_vocabulary_is_as_frequent_as_it_is_likely():
+    p = np.random.default_rng(1).dirichlet(np.full(20_000, 0.001))
+    draws = 50_000
+    ids = sample_from(torch.from_numpy(p).float().log()[None], draw_uniforms(5, 0, [0], (draws,)))[0]
+    likely = draws * p > 10
+    counts, expected = np.bincount(ids, minlength=20_000), draws * p
+    counts, expected = (np.append(x[likely], x[~likely].sum()) for x in (counts, expected))
+    tokens = len(counts)
+    deviation = ((counts - expected) ** 2 / expected).sum()
+    assert tokens > 20 and deviation < tokens + 4 * math.sqrt(2 * tokens)
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the most numbers in a tensor that an operation makes, by type."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.most[x.dtype] = max(self.most.get(x.dtype, 0), x.numel())
+        return out
+
+    def __enter__(self):
+        self.most = {}
+        return super().__enter__()
+
+
+def test_of_a_large_vocabulary_only_sums_of_blocks_and_the_drawn_blocks_are_in_float64():
+    logp = torch.randn(2, 152_000).log_softmax(-1)
+    with Sizes() as sizes:
+        sample_from(logp, NOISE.expand(2, 5))
+    assert sizes.most[torch.float64] <= logp.numel() / 50
+
+
+def test_on_an_apple_gpu_only_sums_of_blocks_and_the_drawn_blocks_go_to_the_cpu(monkeypatch):
+    logits, moves = torch.randn(3, 20_000), []
+    expected = sample_tokens(logits, NOISE.expand(3, 5))
+    moved = PretendMps.moved
+    monkeypatch.setattr(PretendMps, "moved", lambda gpu, x, *a, **s: moves.append(x.numel()) or moved(gpu, x, *a, **s))
+    with PretendMps():
+        ids, logp, _ = sample_tokens(logits.to("mps"), NOISE.expand(3, 5))
+        assert ids.device.type == logp.device.type == "mps"
+    assert torch.equal(ids, expected[0]) and torch.equal(logp, expected[1])
+    assert max(moves[1:]) < logits.numel() / 10
+
+
+def test_the_likeliest_token_is_the_first_of_equals_whatever_else_is_set():
+    logits = torch.randint(3, (200, 30)).float()
+    for more in {}, {"top_p": 0.3}, {"min_p": 0.5}, {"temperature": 0.2}:
+        ids, logp, kept = sample_tokens(logits, NOISE.expand(200, 5), top_k=1, **more)
+        assert kept is None and not logp.any()
+        assert ids.tolist() == [[row.index(max(row))] * 5 for row in logits.tolist()]
 
 
 def test_kept_tokens_are_the_top_k_then_the_nucleus_then_those_likely_enough():
@@ -79,6 +171,20 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_loop(top_p, monkeypatch)
             assert kept == nucleus_by_a_loop(row, top_p)
             checked += 1
     assert checked > 100
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.97])
+def test_in_the_top_part_a_nucleus_is_whole_or_empty(top_p, monkeypatch):
+    enlarge(monkeypatch, 12, 5)
+    weights = torch.randint(1, 5, (200, 20)).float()
+    weights[:50, 3] = 4000.0
+    logp = (weights / weights.sum(-1, keepdim=True)).log()
+    found, whole = nucleus(logp, top_p, top_part=True), nucleus(logp, top_p)
+    is_empty = ~found.any(1)
+    assert torch.equal(found[~is_empty], whole[~is_empty]) and not is_empty.all()
+    assert (whole.sum(1) < 5)[~is_empty].all() and (is_empty.any() or top_p < 0.2)
+    ids, reported, _ = sample_tokens(logp, NOISE.expand(200, 5), top_p=top_p, top_part=True)
+    assert torch.equal(reported.isnan(), is_empty[:, None].expand(200, 5)) and ids.max() < 20
 
 
 @pytest.mark.parametrize("truncated", [False, True])
@@ -125,6 +231,9 @@ def test_of_extreme_logits_what_is_drawn_is_possible_and_numbers_and_gradients_a
         logits = EXTREMES[torch.randint(7, (100, V))].requires_grad_()
         ids, logp, kept = sample_tokens(logits.detach(), NOISE.expand(100, 5), temperature, **truncation)
         assert torch.isfinite(logp).all() and (logp <= 1e-6).all()
+        if truncation.get("top_k") == 1:
+            assert kept is None
+            kept = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
         if kept is not None:
             assert kept.gather(1, ids).all()
             assert (kept.sum(1) <= truncation.get("top_k", V)).all()
