@@ -68,7 +68,7 @@ class Decoder:
     caches: the keys of layer 0, its values, the keys of layer 1, and so on; (rows, H, columns, D) each
     prompt, padding: arguments of the current call; start: (1,) the cache column of the last prompt token
     graphs: {arguments of a step: function that runs it}; captures: False once capturing a step has failed
-    cast: {linear layer: its weights in the precision of autocast}
+    cast: {(linear layer, "weight" or "bias"): this parameter in the precision of autocast}
     """
 
     def __init__(self, model):
@@ -120,29 +120,30 @@ class Decoder:
 
     @contextmanager
     def cast_weights(self):
-        """Within the block, linear layers hold their weights in the precision of autocast, which would otherwise cast
-        them again for each token. The products are the same."""
+        """Within the block, linear layers hold their weights and biases in the precision of autocast, which would
+        otherwise cast them again for each token. The products are the same."""
         kind = self.device.type
         is_on = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind)
         own = {}
         for layer in self.model.modules():
             if is_on and isinstance(layer, nn.Linear) and layer.weight.dtype == torch.float32:
-                own[layer] = layer.weight
+                for name, x in layer.named_parameters(recurse=False):
+                    own[layer, name] = x
         try:
-            for layer, weight in own.items():
-                if layer not in self.cast:
-                    cast = weight.to(dtype)
-                    self.cast[layer] = nn.Parameter(cast, requires_grad=False)
+            for place, x in own.items():
+                if place not in self.cast:
+                    cast = x.to(dtype)
+                    self.cast[place] = nn.Parameter(cast, requires_grad=False)
                 # Training changes the weight between calls. The cast is updated in place: graphs hold its address
-                self.cast[layer].copy_(weight)
-                layer.weight = self.cast[layer]
+                self.cast[place].copy_(x)
+                setattr(*place, self.cast[place])
             # No autocast cache: it is freed at the end of the block, but graphs would still use its tensors
             with torch.autocast(kind, dtype, is_on, cache_enabled=False):
                 yield
         finally:
-            for layer, weight in own.items():
-                layer.weight = weight
+            for place, x in own.items():
+                setattr(*place, x)
 
     def on_device(self, x):
         return torch.as_tensor(x).to(self.device, non_blocking=True)

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from core.distributed import autocast
 from core.distributions import draw_uniforms
@@ -168,3 +169,29 @@ def test_in_bfloat16_the_weights_follow_the_model_whose_own_come_back():
         expected = logp.gather(1, found.target[:, :1])[:, 0]
         torch.testing.assert_close(found.logp[:, 0], expected, rtol=2e-2, atol=2e-2)
         assert all(p is own[name] for name, p in net.named_parameters())
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts to bfloat16."""
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.count += func._schema.name == "aten::_to_copy" and out.dtype == torch.bfloat16
+        return out
+
+
+def test_weights_and_biases_are_cast_once_a_call_with_the_same_numbers(tmp_path, monkeypatch):
+    net = load_model(model_folder(tmp_path / "qwen2", "qwen2"))[0]
+    prompt, found, counts = torch.arange(24).view(3, 8) + 10, [], []
+    uncached = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=False)
+    assert sum(isinstance(x, torch.nn.Linear) and x.bias is not None for x in net.modules()) == 6  # in two layers
+    for _ in range(2):
+        for tokens in 3, 9:  # a round and three
+            with torch.no_grad(), autocast(torch.device("cpu"), torch.bfloat16), Casts() as casts:
+                found.append(Decoder(net)(prompt, None, NOISE[:, :1, :tokens], Stop(CAUSAL), rows=3))
+            counts.append(casts.count)
+        monkeypatch.setattr(Decoder, "cast_weights", lambda _: uncached())
+    assert torch.equal(found[1].logp, found[3].logp) and torch.equal(found[1].target, found[3].target)
+    linear = 2 * 7 + 1
+    assert (counts[3] - counts[2]) - (counts[1] - counts[0]) == 6 * (linear + 6), "of 6 more tokens"
