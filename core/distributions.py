@@ -137,11 +137,12 @@ def sample_tokens(
         top_p: float = 1.0,                  # 1: all tokens
         top_k: int = 0,                      # 0: all tokens; 1: the most likely one
         min_p: float = 0.0,                  # 0: all tokens
-        top_part: bool = False) -> tuple:    # as in nucleus: log-probabilities are NaN where no token is kept
+        in_part: bool = False) -> tuple:     # looks only at the top part of a large vocabulary
     """Draws G tokens from each of K distributions.
 
     Returns ids (K, G), their log-probabilities (K, G) under the distribution drawn from, and the mask (K, V) of the
-    kept tokens, or None if all are kept or, with top_k=1, only the drawn one
+    kept tokens, or None if all are kept or, with top_k=1, only the drawn one. With in_part, a distribution whose kept
+    tokens may exceed the top part keeps none, and its log-probabilities are NaN
     """
     if top_k == 1:
         highest, ids = logits.max(-1, keepdim=True)  # of equally likely tokens the lowest id
@@ -149,11 +150,20 @@ def sample_tokens(
         return ids.expand_as(uniform), logp.expand_as(uniform), None
     logp = sampling_logp(logits, temperature)                                        # (K, V)
     kept = None
+    if in_part:
+        part, logp = top_part(logp)                                                  # (K, TOP_PART) each
     if top_p < 1 or top_k > 0 or min_p > 0:
-        kept = kept_tokens(logp, top_p, top_k, min_p, top_part)                      # (K, V)
+        kept = kept_tokens(logp, top_p, top_k, min_p)                                # (K, V or TOP_PART)
+    if in_part:
+        kept &= ~may_exceed(logp.exp(), kept)
     logp = restrict(logp, kept)
     ids = sample_from(logp, uniform)                                                 # (K, G)
-    return ids, logp.gather(1, ids), kept
+    logp = logp.gather(1, ids)
+    if in_part:
+        ids = part.gather(1, ids)
+        none = torch.zeros_like(logits, dtype=torch.bool)
+        kept = none.scatter(1, part, kept)                                           # (K, V)
+    return ids, logp, kept
 
 
 def draw_tokens(
@@ -232,8 +242,7 @@ def kept_tokens(
         logp: Tensor,          # (K, V)
         top_p: float = 1.0,
         top_k: int = 0,
-        min_p: float = 0.0,
-        top_part: bool = False) -> Tensor:  # as in nucleus
+        min_p: float = 0.0) -> Tensor:
     """Marks the tokens that may be drawn: among the top_k most likely (0: all), the tokens of the nucleus that are at
     least min_p times as likely as the most likely token (arXiv 2407.01082). Returns (K, V) bool."""
     kept = torch.ones_like(logp, dtype=torch.bool)
@@ -245,7 +254,7 @@ def kept_tokens(
         kept = none.scatter(-1, ids, True)
         among_top_k = restrict(logp, kept)
     if top_p < 1:
-        kept &= nucleus(among_top_k, top_p, top_part)
+        kept &= nucleus(among_top_k, top_p)
     if min_p > 0:
         highest = logp.amax(-1, keepdim=True)                                        # (K, 1)
         lowest = highest + math.log(min_p)
@@ -253,22 +262,20 @@ def kept_tokens(
     return kept
 
 
-def nucleus(logp: Tensor, top_p: float, top_part: bool = False) -> Tensor:
+def nucleus(logp: Tensor, top_p: float) -> Tensor:
     """Finds the smallest set of most likely tokens whose probability reaches top_p (arXiv 1904.09751). Ties go to the
-    lowest id. logp: (K, V). Returns (K, V) bool.
-
-    top_part: sorts only the top part of a large vocabulary, and keeps no token where the nucleus may exceed it
-    """
+    lowest id. logp: (K, V). Returns (K, V) bool."""
     p = logp.exp()
     # Only rows whose nucleus may exceed the top part are sorted as a whole. On a GPU all rows are, because the code of
     # a CUDA graph cannot wait for the list of these rows.
     vocabulary = p.shape[-1]
-    needs_no_list = p.is_cuda and not top_part
-    if vocabulary < LARGE_VOCABULARY or needs_no_list:
+    if vocabulary < LARGE_VOCABULARY or p.is_cuda:
         return nucleus_of_all(p, top_p)
-    kept, incomplete = nucleus_of_top_part(p, top_p)
-    if top_part:
-        return kept & ~incomplete[:, None]
+    part, top = top_part(p)                                                          # (K, TOP_PART) each
+    in_part = nucleus_of_all(top, top_p)                                             # (K, TOP_PART)
+    none = torch.zeros_like(p, dtype=torch.bool)                                     # (K, V)
+    kept = none.scatter(-1, part, in_part)
+    incomplete = may_exceed(top, in_part)[:, 0]                                      # (K,)
     rest = p[incomplete]                                                             # (r, V)
     kept[incomplete] = nucleus_of_all(rest, top_p)
     return kept
@@ -284,22 +291,22 @@ def nucleus_of_all(p: Tensor, top_p: float) -> Tensor:
     return in_order_of_ids.scatter(-1, order, kept)
 
 
-def nucleus_of_top_part(p: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Finds the nucleus of probabilities (K, V) among their TOP_PART largest. Also returns (K,) bool, True where the
-    nucleus is incomplete: it may need tokens outside this part."""
-    top, ids = p.topk(TOP_PART)                                                      # (K, TOP_PART)
+def top_part(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Finds the TOP_PART largest numbers of each row of x (K, V). Returns their ids, ascending, and the numbers."""
+    top, ids = x.topk(TOP_PART)                                                      # (K, TOP_PART) each
     # topk lists equally likely tokens in an order that depends on the device. Sorting by id breaks ties by id.
     ids, order = ids.sort(-1)
-    top = top.gather(-1, order)
-    kept = nucleus_of_all(top, top_p)                                                # (K, TOP_PART)
-    # If the nucleus has the least likely token of the top part, or one as likely, it may continue outside this part, or
+    return ids, top.gather(-1, order)
+
+
+def may_exceed(p: Tensor, kept: Tensor) -> Tensor:
+    """Tells where the kept tokens of a top part may not be all: (K, 1) bool. p, kept: (K, TOP_PART)"""
+    # If the least likely token of the top part is kept, or one as likely, tokens outside this part may be kept, too, or
     # an equally likely token outside may have a lower id
-    lowest_kept = top.masked_fill(~kept, torch.inf)                                  # (K, TOP_PART)
-    lowest_kept = lowest_kept.amin(-1)                                               # (K,)
-    lowest = top.amin(-1)                                                            # (K,)
-    incomplete = lowest_kept <= lowest
-    none = torch.zeros_like(p, dtype=torch.bool)                                     # (K, V)
-    return none.scatter(-1, ids, kept), incomplete
+    lowest_kept = p.masked_fill(~kept, torch.inf)                                    # (K, TOP_PART)
+    lowest_kept = lowest_kept.amin(-1, keepdim=True)                                 # (K, 1)
+    lowest = p.amin(-1, keepdim=True)
+    return lowest_kept <= lowest
 
 
 @dataclass(eq=False)

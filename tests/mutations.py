@@ -98,6 +98,8 @@ FAULTS = [
     ("a token is drawn in its block by the noise of the block", "core/distributions.py",
      "first_above(inside, share[..., None])", "first_above(inside, uniform[..., None])",
      "tests/exactness/test_distributions.py"),
+    ("a nucleus that fills the top part counts as whole", "core/distributions.py", "return lowest_kept <= lowest",
+     "return lowest_kept < lowest", "tests/exactness/test_distributions.py"),
     ("greedy tokens are scored among all tokens", "grpo/policies/policy.py", "if settings.top_k == 1:", "if False:",
      "tests/policies/test_all_kinds.py"),
     ("a pass does not read what was drawn before it", "core/fill_in_passes.py",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from core.cache import RowCache, new_cache
-from core.distributions import LARGE_VOCABULARY, KeptCollector, KeptTokens, draw_tokens, rows_at_once
+from core.distributions import LARGE_VOCABULARY, TOP_PART, KeptCollector, KeptTokens, draw_tokens, rows_at_once
 from core.errors import one_line
 from core.generation import Generation
 from core.performance.sharding import has_parts
@@ -113,7 +113,7 @@ class Decoder:
         with self.cast_weights():
             while scheduler.refill():
                 width = scheduler.width()
-                self.steps(scheduler.top_part, scheduler.n, width, scheduler.L, **sampling)
+                self.steps(scheduler.in_part, scheduler.n, width, scheduler.L, **sampling)
                 scheduler.poll()
                 scheduler.shrink()
         return scheduler.generation()
@@ -228,12 +228,13 @@ class Decoder:
         L = given.shape[1]
         self.completion.given[number, :L] = self.on_device(given)
 
-    def steps(self, top_part, *shape, **sampling):
-        """Runs POLL_STEPS steps with the given arguments of `step`. top_part applies to all but the first, in which
-        every row gets a token."""
+    def steps(self, in_part, *shape, **sampling):
+        """Runs POLL_STEPS steps with the given arguments of `step`. in_part does not apply to the first, in which every
+        row gets a token."""
         new = {}
+        in_part = in_part and sampling.get("top_k", 0) < TOP_PART  # a nucleus among the top_k needs all of them
         for i in range(POLL_STEPS):
-            kind = top_part and i > 0
+            kind = in_part and i > 0
             arguments = (kind, *shape, *sampling.items())
             step = self.graphs.get(arguments)
             if step is None:
@@ -242,11 +243,11 @@ class Decoder:
         for arguments, step in new.items():  # after the steps: a graph must not capture the one-time setup of kernels
             self.graphs[arguments] = self.captured(step)
 
-    def step(self, top_part, n, width, L, **sampling):
+    def step(self, in_part, n, width, L, **sampling):
         """Reads a token and draws the next one in each of the first n rows, without synchronising with the host.
 
-        top_part: as in core.distributions.nucleus. A row whose nucleus may exceed it waits: it reads the same token
-            again in the next step
+        in_part: looks only at the top part of the vocabulary. A row whose kept tokens may exceed it waits: it reads the
+            same token again in the next step
         width: cache columns to read; L: maximum number of tokens in a completion
         """
         views = [x[:n] for x in self.row]
@@ -264,7 +265,7 @@ class Decoder:
         padding = row.padding[:, 0]                                                  # (n,)
         h = self.model.states(row.token, None, past, padding)[:, 0]                  # (n, C)
         noise = completion.noise[place]                                              # (n, 1)
-        token, logp, kept = draw_tokens(self.model, h, noise, as_mask=True, top_part=top_part, **sampling)
+        token, logp, kept = draw_tokens(self.model, h, noise, as_mask=True, in_part=in_part, **sampling)
         given = completion.given[place]                                              # (n, 1)
         is_drawn = given < 0
         token = torch.where(is_drawn, token, given)
@@ -275,7 +276,7 @@ class Decoder:
             row.kept[rows, slot] = kept[:, None]                                     # (n, 1, V)
         completion.logp[place] = logp
         advances = 1
-        if top_part:
+        if in_part:
             waits = is_drawn & logp.isnan()                                          # (n, 1)
             token = torch.where(waits, row.token, token)
             advances = ~waits
@@ -312,7 +313,7 @@ class Scheduler:
 
     n: rows of the next steps; running: {row: its completion}; begun: number of completions started so far
     written: the tokens of each completion at the last poll; truncated: per completion, False once it has ended
-    top_part: as in Decoder.steps; False while most rows would wait
+    in_part: as in Decoder.steps; False while most rows would wait
     given: (N, L) as in CompletionBuffers, on the CPU; stop, turns: as in core.generation.generate
     """
 
@@ -343,7 +344,7 @@ class Scheduler:
             completions=self.N,
             tokens=self.L,
             vocabulary=vocabulary)
-        self.top_part = self.is_large = vocabulary >= LARGE_VOCABULARY
+        self.in_part = self.is_large = vocabulary >= LARGE_VOCABULARY
         self.collector = KeptCollector()
 
     def columns(self, tokens):
@@ -407,7 +408,7 @@ class Scheduler:
                 self.truncated[number] = not ended
                 del self.running[row]
         # If rows advance by less than a third of the steps, sorting all tokens in each step is faster than waiting
-        self.top_part = self.is_large and 3 * advanced > rows * POLL_STEPS
+        self.in_part = self.is_large and 3 * advanced > rows * POLL_STEPS
         if self.sizes.vocabulary:
             self.collect(torch.tensor(new))
 

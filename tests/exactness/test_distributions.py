@@ -173,18 +173,24 @@ def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_loop(top_p, monkeypatch)
     assert checked > 100
 
 
-@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.97])
-def test_in_the_top_part_a_nucleus_is_whole_or_empty(top_p, monkeypatch):
+@pytest.mark.parametrize("truncation", [
+    {"top_p": 0.1}, {"top_p": 0.5}, {"top_p": 0.97}, {"top_k": 3}, {"min_p": 0.6},
+    {"top_p": 0.9, "top_k": 4, "min_p": 0.01}], ids=str)
+def test_in_the_top_part_all_kept_tokens_are_found_and_drawn_or_none(truncation, monkeypatch):
     enlarge(monkeypatch, 12, 5)
-    weights = torch.randint(1, 5, (200, 20)).float()
-    weights[:50, 3] = 4000.0
-    logp = (weights / weights.sum(-1, keepdim=True)).log()
-    found, whole = nucleus(logp, top_p, top_part=True), nucleus(logp, top_p)
-    is_empty = ~found.any(1)
-    assert torch.equal(found[~is_empty], whole[~is_empty]) and not is_empty.all()
-    assert (whole.sum(1) < 5)[~is_empty].all() and (is_empty.any() or top_p < 0.2)
-    ids, reported, _ = sample_tokens(logp, NOISE.expand(200, 5), top_p=top_p, top_part=True)
-    assert torch.equal(reported.isnan(), is_empty[:, None].expand(200, 5)) and ids.max() < 20
+    weights = torch.rand(400, 20) + 1
+    weights[:100] = torch.randint(1, 5, (100, 20)).float()
+    weights[:50, 3] = weights[100:200, 4] = 4000.0
+    logits = weights.log()
+    ids, logp, kept = sample_tokens(logits, NOISE.expand(400, 5), **truncation, in_part=True)
+    found = kept.any(1)
+    whole_ids, whole_logp, whole = sample_tokens(logits, NOISE.expand(400, 5), **truncation)
+    assert found.any() and (whole.sum(1) < 5)[found].all() and (not found.all() or truncation.get("top_k") == 3)
+    is_tie = (logits == logits.topk(truncation.get("top_k", 1)).values[:, -1:]).sum(1) > 1  # topk takes any of them
+    found &= ~is_tie if "top_k" in truncation else True
+    assert torch.equal(kept[found], whole[found]) and torch.equal(ids[found], whole_ids[found])
+    torch.testing.assert_close(logp[found], whole_logp[found])
+    assert logp[~kept.any(1)].isnan().all() and 0 <= ids.min() and ids.max() < 20
 
 
 @pytest.mark.parametrize("truncated", [False, True])
