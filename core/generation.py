@@ -55,7 +55,8 @@ class Generation:
     target: Tensor             # (N, M) tokens, the stop token included
     mask: Tensor               # (N, M) 1.0 where a token was sampled; 0.0 after the end, and in answers to a turn
     logp: Tensor               # (N, M) log-probability under the distribution drawn from
-    kept: KeptTokens | None    # the tokens that could be drawn, for each sampled token in order; None: all
+    kept: KeptTokens | None    # the tokens that could be drawn, for each sampled token in order; None: all, or (with
+                               # top_k=1) the sampled one
     truncated: Tensor          # (N,) bool: ran out of room before its end
 
 
