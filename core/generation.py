@@ -51,12 +51,11 @@ def generate(
 
 @dataclass
 class Generation:
-    """N = P * G sampled completions; M is the length of the longest."""
+    """N = P * G sampled completions; M is the length of the longest. With top_k=1 the sampled tokens are those kept."""
     target: Tensor             # (N, M) tokens, the stop token included
     mask: Tensor               # (N, M) 1.0 where a token was sampled; 0.0 after the end, and in answers to a turn
     logp: Tensor               # (N, M) log-probability under the distribution drawn from
-    kept: KeptTokens | None    # the tokens that could be drawn, for each sampled token in order; None: all, or (with
-                               # top_k=1) the sampled one
+    kept: KeptTokens | None    # the tokens that could be drawn, for each sampled token in order; None: all, or top_k=1
     truncated: Tensor          # (N,) bool: ran out of room before its end
 
 
