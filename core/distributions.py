@@ -100,7 +100,8 @@ def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
         return ids.to(p.device)
     # Running sums of all tokens in float64 would take most of the time. A block is drawn first, then a token in it:
     # only the sums of the blocks and the drawn blocks are added up in float64, and go to the CPU if the noise is there
-    blocks = F.pad(p, (0, -vocabulary % BLOCK)).unflatten(1, (-1, BLOCK))            # (K, B, BLOCK)
+    p = F.pad(p, (0, -vocabulary % BLOCK))
+    blocks = p.unflatten(1, (-1, BLOCK))                                             # (K, B, BLOCK)
     block, share = first_above(blocks.sum(2), uniform)                               # (K, G) each
     index = block.to(p.device)[..., None]
     inside = blocks.gather(1, index.expand(-1, -1, BLOCK))                           # (K, G, BLOCK)
