@@ -17,7 +17,7 @@ SAMPLING = 1               # first number of the seeds of this noise; seeds in o
 LOGITS_AT_ONCE = 2**25     # most numbers in one tensor of logits on a CPU
 LARGE_VOCABULARY = 2**14   # from this size on, sorting and adding up all tokens is slow
 TOP_PART = 1024            # tokens in the top part, the most likely tokens, in which a nucleus is first sought
-BLOCK = 256                # tokens in a block of a large vocabulary: a block is drawn first, then a token in it
+BLOCK = 128                # tokens in a block of a large vocabulary: a block is drawn first, then a token in it
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -100,7 +100,9 @@ def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
         return ids.to(p.device)
     # Running sums of all tokens in float64 would take most of the time. A block is drawn first, then a token in it:
     # only the sums of the blocks and the drawn blocks are added up in float64, and go to the CPU if the noise is there
-    p = F.pad(p, (0, -vocabulary % BLOCK))
+    rest = -vocabulary % BLOCK
+    if rest:  # few vocabularies are no multiple
+        p = F.pad(p, (0, rest))
     blocks = p.unflatten(1, (-1, BLOCK))                                             # (K, B, BLOCK)
     block, share = first_above(blocks.sum(2), uniform)                               # (K, G) each
     index = block.to(p.device)[..., None]

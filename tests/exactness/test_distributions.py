@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from core import distributions
 from core.distributions import (
-    KeptTokens, draw_uniforms, entropy, in_parts, kept_tokens, nucleus, restrict, sample_from, sample_tokens,
+    BLOCK, KeptTokens, draw_uniforms, entropy, in_parts, kept_tokens, nucleus, restrict, sample_from, sample_tokens,
     sampling_logp, token_logp)
 from core.huggingface.model import BANNED
 from tests.pretend_mps import PretendMps
@@ -40,7 +40,7 @@ def nucleus_by_a_loop(p, top_p):
 
 @pytest.mark.parametrize("total", [1.0, 1e-30])
 @pytest.mark.parametrize("zeros", [(), (0, 1, 5), (0, 1, 2, 3, 4)])
-@pytest.mark.parametrize("block", [None, 256, 4, 3, 1])
+@pytest.mark.parametrize("block", [None, 128, 4, 3, 1])
 def test_tokens_are_drawn_as_by_a_loop_over_running_sums(zeros, total, block, monkeypatch):
     """block: tokens in a block of a vocabulary that counts as large"""
     if block:
@@ -72,12 +72,12 @@ def test_a_large_vocabulary_is_drawn_by_blocks_as_by_one_running_sum_and_never_w
     p = rng.dirichlet(np.full(vocabulary, 0.02), 6)                                  # a few likely tokens
     p[3:] = rng.dirichlet(np.ones(vocabulary), 3)                                    # none
     p[2, rng.random(vocabulary) < 0.9] = 0
-    edges = np.arange(0, vocabulary, 256)
+    edges = np.arange(0, vocabulary, BLOCK)
     p[4, edges] = p[4, edges[1:] - 1] = p[4, -1] = 0                                 # at both ends of each block
-    p[5].reshape(-1)[: 256 * 60].reshape(60, 256)[::2] = 0                           # in every second block
+    p[5, : BLOCK * 60].reshape(60, BLOCK)[::2] = 0                                   # in every second block
     logp = torch.from_numpy(p / p.sum(1, keepdims=True)).float().log()               # (6, V)
     sums = logp.double().exp().cumsum(1)
-    steps = (sums / sums[:, -1:])[:, 255::256][:, :60]                               # (6, 60) between two blocks
+    steps = (sums / sums[:, -1:])[:, BLOCK - 1 :: BLOCK][:, :60]                     # (6, 60) between two blocks
     noise = torch.from_numpy(rng.random((6, 300)))
     noise = torch.cat((noise, steps, torch.tensor([[0.0, 5e-324, JUST_BELOW_ONE]]).double().expand(6, 3)), 1)
     ids = sample_from(logp, noise.clamp(max=JUST_BELOW_ONE))
@@ -91,11 +91,11 @@ def test_noise_between_two_blocks_never_draws_what_has_no_probability():
     """The second block is as unlikely as the rounding of the sums."""
     p = torch.zeros(200, 20_000)
     p[:, 7] = torch.linspace(0.5, 1, 200)
-    p[:, 256 + 9] = torch.linspace(1, 20, 200) * 2**-53
+    p[:, BLOCK + 9] = torch.linspace(1, 20, 200) * 2**-53
     noise = 1 - torch.arange(1, 60).double() * 2**-53
     logp = p.log()
     ids = sample_from(logp, noise.expand(200, 59))
-    assert (logp.gather(1, ids) > -torch.inf).all() and set(ids.flatten().tolist()) == {7, 265}
+    assert (logp.gather(1, ids) > -torch.inf).all() and set(ids.flatten().tolist()) == {7, BLOCK + 9}
 
 
 def test_a_token_of_a_large_vocabulary_is_as_frequent_as_it_is_likely():
