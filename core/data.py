@@ -213,9 +213,11 @@ def rng_of(seed: int, split: str, step: int, *number: int) -> Generator:
     return np.random.default_rng([PROBLEMS, seed, SPLITS.index(split), step, *number])
 
 
-def numbers_of_rank(data: Any, micro: int) -> ndarray:
-    """Returns the numbers, within a step, of this rank's problems in a micro-batch. data: a consumer"""
-    first = (micro * data.world + data.rank) * data.batch_size
+def numbers_of_rank(data: Any, split: str, micro: int) -> ndarray:
+    """Returns the numbers, within a step, of this rank's problems in a micro-batch. In validation all ranks have those
+    of rank 0, because an evaluation shares out whole batches. data: a consumer"""
+    rank = data.rank if split == "train" else 0
+    first = (micro * data.world + rank) * data.batch_size
     return np.arange(first, first + data.batch_size)
 
 
@@ -284,7 +286,7 @@ class DatasetConsumer:
 
     def batch(self, split: str, step: int, micro: int = 0) -> dict:
         """Returns this rank's share of micro-batch `micro` of `step`, as numpy arrays."""
-        numbers = numbers_of_rank(self, micro)
+        numbers = numbers_of_rank(self, split, micro)
         problems = [self._problem(split, step, int(number)) for number in numbers]
         input, target, mask = map(np.stack, zip(*problems, strict=True))             # (B, T) each
         return {"input": input, "target": target, "mask": mask, "number": numbers}

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
@@ -18,7 +18,7 @@ from torch import Tensor
 from core.device import detect_device, detect_dtype, moved
 from core.errors import Mistake, one_line
 
-LONGEST_WAIT = timedelta(hours=12)     # at a barrier: rank 0 evaluates, saves, or prepares a dataset
+LONGEST_WAIT = timedelta(hours=12)     # at a barrier: ranks evaluate, rank 0 saves or prepares a dataset
 EXCHANGE_WAIT = timedelta(minutes=30)  # until all ranks have started, and until all take part in an exchange
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them for each of several ranks
 
@@ -61,7 +61,7 @@ class Distributed:
     """One process, or one of several under torchrun (nccl on CUDA, gloo elsewhere).
 
     A rank that does not take part in an exchange ends the others after EXCHANGE_WAIT. Only `barrier` waits 12 hours,
-    because rank 0 may build, evaluate or save before it. If a rank ends, the others end too.
+    because ranks may build, evaluate or save before it. If a rank ends, the others end too.
     Gradients are summed over ranks by one explicit all-reduce per optimizer step. The losses here carry their
     normalisation in their weights (see grpo/losses.py), so the sum over ranks is the gradient, and a rank that needs no
     backward pass in a step adds zeros. Sharded models (core/performance/sharding.py) sum their gradients themselves.
@@ -207,14 +207,25 @@ class Distributed:
         dist.gather_object(value, values)
         return values
 
+    def map(self, function: Callable, items: Sequence) -> list:
+        """Calls function(item) for every item, each on one rank: rank r has the items r, r + world, ... Returns all
+        results in the order of the items, on every rank, with tensors on the CPU. Waits as long as a barrier."""
+        results = [function(item) for item in items[self.rank :: self.world]]
+        self.barrier()  # an exchange would not wait long enough
+        of_ranks = self.of_all(moved(results, "cpu"))
+        return [of_ranks[i % self.world][i // self.world] for i in range(len(items))]
+
+    def of_all(self, value: Any) -> list:
+        """Collects the values of all ranks on every rank, in rank order."""
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     def keys_of_all(self, keys: Iterable) -> list:
         """Returns the sorted union of the keys of all ranks, the same list on every rank."""
-        keys = set(keys)
-        if self.world > 1:
-            found = [None] * self.world
-            dist.all_gather_object(found, keys)
-            keys = keys.union(*found)
-        return sorted(keys)
+        found = self.of_all(set(keys))
+        return sorted(set().union(*found))
 
     def barrier(self) -> None:
         """Waits for every rank, however long one of them builds, evaluates or saves."""

@@ -315,7 +315,7 @@ class PromptConsumer:
 
     def _drawn(self, split, step, micro):
         """Draws this rank's share of a micro-batch. Returns (records, numbers)."""
-        numbers = numbers_of_rank(self, micro)
+        numbers = numbers_of_rank(self, split, micro)
         records = self.records[split]
         rng = rng_of(self.seed, split, step)
         order = rng.permutation(len(records))

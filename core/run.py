@@ -306,7 +306,7 @@ class Run:
         raise NotImplementedError
 
     def evaluate(self) -> None:
-        """Evaluates on held-out data, logs the metrics and keeps them. Rank 0 calls it."""
+        """Evaluates on held-out data, logs the metrics and keeps them. Every rank calls it."""
         raise NotImplementedError
 
     def state(self) -> dict:
@@ -383,10 +383,9 @@ class Run:
                 return
 
     def run_evaluation(self) -> None:
-        """Evaluates on rank 0, while the other ranks wait."""
+        """Evaluates on all ranks, which then wait until rank 0 has written the results."""
         with self.dist.gathered():
-            if self.dist.is_main:
-                self.evaluate()
+            self.evaluate()
         self.dist.barrier()
         self.evaluated = True
 

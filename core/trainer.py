@@ -115,7 +115,7 @@ def training_step(
 
 class Trainer(Run):
     """Trains any model on batches(split, step, micro) -> (input, target, mask).
-    evaluation: model -> {metric: number}, called every eval_interval steps and at the end, on rank 0"""
+    evaluation: model -> {metric: number}, called every eval_interval steps and at the end, on every rank"""
 
     def __init__(
             self,

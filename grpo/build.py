@@ -308,7 +308,7 @@ def make_rewards(config, judge=None, reward_scorer=None):
     return TokenRewards(config, judge, reward_scorer)
 
 
-def build_evaluation(config, models, rewards, data):
+def build_evaluation(config, models, rewards, data, dist):
     """Builds the evaluation for the kind of run. Raises Mistake if a text is too long for the models, or if
     unmask_steps is larger than a block."""
     settings = SamplingSettings.of(config)
@@ -321,7 +321,7 @@ def build_evaluation(config, models, rewards, data):
         if config.block_size > room:
             raise Mistake(f"texts of {config.block_size} tokens (block_size) are more than the {room} that the model "
                           "reads; lower block_size")
-        return fill_in_evaluation(config, models, rewards)
+        return fill_in_evaluation(config, models, dist, rewards)
     if data.longest + config.max_new_tokens > room:
         raise Mistake(f"prompts of up to {data.longest} tokens, as the template {config.template!r} writes them, and "
                       f"{config.max_new_tokens} new ones (max_new_tokens) do not fit the {room} tokens that the model "
@@ -331,13 +331,13 @@ def build_evaluation(config, models, rewards, data):
         raise Mistake(f"unmask_steps={config.unmask_steps} is more than the {places} places of a block (block_length, "
                       "or max_new_tokens); lower it")
     from grpo.evaluation.prompts import PromptEvaluation
-    return PromptEvaluation(data, models.reference, rewards, config)
+    return PromptEvaluation(data, models.reference, rewards, config, dist)
 
 
-def fill_in_evaluation(config, models, rewards=None):
+def fill_in_evaluation(config, models, dist, rewards=None):
     """Builds the evaluation on validation problems with the masks of the run. The problems are the same for every seed
     and batch size."""
     from grpo.evaluation.fill_in import PROBLEMS_PER_STEP, FillInEvaluation
     data = masked_windows(config, PROBLEMS_PER_STEP, models.policy.tokenizer)
     judges = {"judge": models.judge, "gold_judge": models.gold_judge}
-    return FillInEvaluation(data, models.reference, judges, rewards, config)
+    return FillInEvaluation(data, models.reference, judges, rewards, config, dist)

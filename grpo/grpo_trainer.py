@@ -40,7 +40,7 @@ class GRPOTrainer(Run):
     policy, reference (or None): policies (grpo/policies/policy.py)
     rewards: a Rewards, or any function rollouts -> Scored
     data: problems(split, iteration, micro) -> a batch that the policy can sample for, as numpy arrays
-    evaluation: (policy, temperature) -> (metrics, samples), run on rank 0
+    evaluation: (policy, temperature) -> (metrics, samples), called on every rank
     a sample: {"problem": text, "group": [{"text", "reward"}, ...] from the best to the worst}
     """
 
@@ -228,6 +228,8 @@ class GRPOTrainer(Run):
         self.logger.say("  evaluating ...")
         self.progress.global_step = self.step
         found, samples = self.evaluation(self.policy, c.temperature)
+        if not self.dist.is_main:
+            return
         shown = [f"{name} {format_number(x)}" for name, x in found.items()]
         for first in range(0, len(shown), 3):
             line = " | ".join(shown[first : first + 3])

@@ -35,7 +35,7 @@ def main(argv):
         data = build_data(config, dist)
         models = build_models(config, data, dist)  # the generator, the frozen reference and the judge
         rewards = build_rewards(config, models, data, dist)
-        evaluation = build_evaluation(config, models, rewards, data)
+        evaluation = build_evaluation(config, models, rewards, data, dist)
         lines = list(plan(config, origin, models, rewards, data, dist))
 
         def make_trainer(logger, dist):

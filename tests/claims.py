@@ -268,6 +268,13 @@ CLAIMS = {
             "runs/test_states.py::test_of_a_damaged_state_the_one_before_is_used_and_kept",
         "two ranks equal one with twice the batch or accumulation":
             "runs/test_ranks.py::test_two_ranks_equal_one",
+        "two ranks evaluate what one does, to the last bit where batches suffice, and call a reward once a completion":
+            "runs/test_ranks.py::test_two_ranks_evaluate_what_one_does_and_call_a_reward_once_for_each_completion",
+        "two ranks evaluate supervised models as one does":
+            "runs/test_ranks.py::test_two_ranks_evaluate_supervised_models_to_the_last_bit_as_one_does",
+        "fewer batches of an evaluation than ranks are cut, and change no mean":
+            "rooms/test_held_out_samples.py::"
+            "test_fewer_batches_than_ranks_are_cut_and_neither_means_nor_samples_change",
         "both ranks skip a step that one cannot take":
             "runs/test_ranks.py::test_both_ranks_skip_a_step_that_one_cannot_take",
         "a resumed run has the bits of the uninterrupted one":
@@ -311,7 +318,7 @@ CLAIMS = {
         "rewards that differ in no group of the first steps are named once, with their value":
             "runs/test_bad_steps.py::test_rewards_that_differ_in_no_group_of_the_first_steps_are_named_once_with_their_value",
         "a reward varies if it does on any rank":
-            "runs/test_ranks.py::test_a_reward_varies_if_it_does_on_any_rank_and_held_out_rewards_are_those_of_one",
+            "runs/test_ranks.py::test_a_reward_varies_if_it_does_on_any_rank_and_held_out_rewards_are_those_of_all",
         "runs killed at random moments end with the same bits":
             "runs/test_faults.py::test_runs_that_are_killed_at_random_moments_end_with_the_same_bits",
         "another number of ranks goes on between two iterations":

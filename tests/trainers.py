@@ -31,7 +31,7 @@ def trainer(dataset, out_dir, reward=None, policy=None, resume=False, evaluates=
     reference, scoring = build_reference(c, policy, dist), reward or rewards(c, judge())
     if evaluates:
         models = Models(FILL_IN, policy, reference, Judge(judge(), TOKENIZER, reads_ids=True), None)
-        evaluation = fill_in_evaluation(c, models, scoring)
+        evaluation = fill_in_evaluation(c, models, dist, scoring)
     t = GRPOTrainer(policy, reference, scoring, consumer(dataset, c), evaluation, c,
                     logger(c.out_dir, c.max_iters, evaluation.columns), dist)
     if resume:
@@ -51,7 +51,7 @@ def prompt_trainer(prompts, out_dir, evaluates=True, logger=Logger, **settings):
     c = config(**settings)
     dist, policy = one_process(), causal_policy(seed=1, scale=3.0)
     data, scoring, reference = prompt_consumer(prompts, c), Rewards(c), build_reference(c, policy, dist)
-    evaluation = PromptEvaluation(data, reference, scoring, c) if evaluates else no_evaluation
+    evaluation = PromptEvaluation(data, reference, scoring, c, dist) if evaluates else no_evaluation
     return GRPOTrainer(policy, reference, scoring, data, evaluation, c,
                        logger(c.out_dir, c.max_iters, evaluation.columns), dist)
 

@@ -122,12 +122,11 @@ def build_batches(config, data, dist):
 
     @torch.no_grad()
     def evaluation(model):
-        loss = correct = predictions = 0  # each of its own type: float32 would round large counts
-        for step in range(config.eval_batches):
-            part_loss, part_correct, part_predictions = supervised_sums(model, *batches("val", step))
-            loss = loss + part_loss
-            correct = correct + part_correct
-            predictions = predictions + part_predictions
+        def sums_of(step):
+            return supervised_sums(model, *batches("val", step))
+
+        found = dist.map(sums_of, range(config.eval_batches))
+        loss, correct, predictions = map(sum, zip(*found, strict=True))  # float32 would round large counts
         return {
             "val_loss": float(loss) / float(predictions),
             "val_accuracy": float(correct) / float(predictions)}
@@ -148,7 +147,7 @@ def build_judge_batches(config, data, dist):
     def evaluation(model):
         metrics = {}
         for i, filler in enumerate(fillers):
-            report = judge_report(model, data, filler, dist.device, config.eval_batches)
+            report = judge_report(model, data, filler, dist, config.eval_batches)
             for name, value in report.items():
                 metrics[f"{name}/{i}"] = value
         return metrics

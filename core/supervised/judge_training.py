@@ -106,10 +106,10 @@ def correlation(x, y):
 
 
 @torch.no_grad()
-def judge_report(judge, data, filler, device, batches):
+def judge_report(judge, data, filler, dist, batches):
     """Measures how well the judge distinguishes validation texts from the same texts filled in by one generator.
 
-    data: a DatasetConsumer that masks different shares of the texts
+    data: a DatasetConsumer that masks different shares of the texts; dist: the ranks, which share the batches
     Returns a dict:
         "pearson", "spearman": correlations of 1 - score with the replaced share of a filled text
         "auc": true texts against texts with 30% of their tokens filled in
@@ -118,16 +118,13 @@ def judge_report(judge, data, filler, device, batches):
     """
     cls = data.tokenizer.cls_token_id
     has_realness = judge.judge_head != "cls"  # realness of every token
-    # A tensor for each batch. Texts are filled in at the masks of the data; for `scores_of_30`, at other masks
-    replaced_shares = []
-    scores = []
-    scores_of_30 = []
-    scores_of_true = []
-    realness_of_true = []
-    realness_of_false = []
-    for step in range(batches):
+
+    def read(step):
+        """Returns {name: a tensor} of a batch. Texts are filled in at the masks of the data; for `score_of_30`, at
+        other masks."""
+        found = {}
         batch = data.batch("val", step)
-        input, target, mask = unpack_batch(batch, device)                            # (B, T) each
+        input, target, mask = unpack_batch(batch, dist.device)                       # (B, T) each
         T = mask.shape[1]
         seed = data.seed + REPORT_NOISE
         noise = draw_uniforms(seed, step, batch["number"], (2, T))                   # (B, 2, T)
@@ -138,40 +135,37 @@ def judge_report(judge, data, filler, device, batches):
         is_true = filled == target                                                   # (B, T)
         is_replaced = ~is_true
         realness = calculate_realness(judge, filled, cls)                            # (B, T); for a cls judge (B, 1)
-        replaced_share = is_replaced.float().mean(1)                                 # (B,)
-        score = realness.mean(1)  # as calculate_judge_scores, without a second read of the texts
-        replaced_shares.append(replaced_share)
-        scores.append(score)
+        found["replaced_share"] = is_replaced.float().mean(1)                        # (B,)
+        found["score"] = realness.mean(1)  # as calculate_judge_scores, without a second read of the texts
         if has_realness:
-            was_masked = mask.to(device)
-            realness_of_true.append(realness[was_masked & is_true])
-            realness_of_false.append(realness[was_masked & is_replaced])
+            was_masked = mask.to(dist.device)
+            found["realness_of_true"] = realness[was_masked & is_true]
+            found["realness_of_false"] = realness[was_masked & is_replaced]
 
         # For the AUC, HIDDEN_SHARE of the columns of every text are hidden, chosen at random, so that the AUC does not
         # depend on the masks of the data
         columns = noise[:, 1].argsort(1)                                             # (B, T)
         columns = columns[:, : round(HIDDEN_SHARE * T)]
         hidden = torch.zeros_like(mask).scatter(1, columns, True)                    # (B, T)
-        masked = target.masked_fill(hidden.to(device), data.tokenizer.mask_token_id)
+        masked = target.masked_fill(hidden.to(dist.device), data.tokenizer.mask_token_id)
         filled_30 = fill_in_one_pass(filler, masked, hidden, uniform, TEMPERATURE)
         filled_30 = filled_30[:, 0]                                                  # (B, T)
-        score_of_30 = calculate_judge_scores(judge, filled_30, cls)
-        score_of_true = calculate_judge_scores(judge, target, cls)
-        scores_of_30.append(score_of_30)
-        scores_of_true.append(score_of_true)
+        found["score_of_30"] = calculate_judge_scores(judge, filled_30, cls)
+        found["score_of_true"] = calculate_judge_scores(judge, target, cls)
+        return found
 
-    replaced_share = joined(replaced_shares)
-    score = joined(scores)
-    estimate = 1 - score
-    rank = average_ranks(replaced_share)
+    parts = dist.map(read, range(batches))
+    x = {name: joined([part[name] for part in parts]) for name in parts[0]}
+    estimate = 1 - x["score"]
+    rank = average_ranks(x["replaced_share"])
     rank_of_estimate = average_ranks(estimate)
     report = {
-        "pearson": correlation(replaced_share, estimate),
+        "pearson": correlation(x["replaced_share"], estimate),
         "spearman": correlation(rank, rank_of_estimate),
-        "auc": auc(joined(scores_of_true), joined(scores_of_30)),
-        "mean_score": float(score.mean())}
+        "auc": auc(x["score_of_true"], x["score_of_30"]),
+        "mean_score": float(x["score"].mean())}
     if has_realness:
-        report["token_auc"] = auc(joined(realness_of_true), joined(realness_of_false))
+        report["token_auc"] = auc(x["realness_of_true"], x["realness_of_false"])
     return report
 
 

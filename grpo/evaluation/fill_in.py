@@ -45,14 +45,14 @@ class FillInEvaluation(Evaluation):
 
     columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm")
 
-    def __init__(self, data, reference, judges, rewards, config):
+    def __init__(self, data, reference, judges, rewards, config, dist):
         """
         data: a DatasetConsumer with batches of PROBLEMS_PER_STEP
         judges: {"judge", "gold_judge": a Judge or None}
         rewards: a Rewards or None; config: the run's
         """
         config = config.for_evaluation(data.seed + NOISE_SEED)
-        super().__init__(reference, rewards, config)
+        super().__init__(reference, rewards, config, dist)
         self.data = data
         self.judges = judges
         self.credit = None  # (N, M) rewards of the sampled tokens of the last batch, with a credit_window
@@ -66,7 +66,7 @@ class FillInEvaluation(Evaluation):
 
     @cached_property
     def words(self):
-        """The words of the training text in lower case, decoded at first use: only one rank evaluates."""
+        """The words of the training text in lower case, decoded at the first evaluation."""
         text = self.data.train_text()
         return {word.lower() for word in WORD.findall(text)}
 

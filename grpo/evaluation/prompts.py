@@ -18,10 +18,10 @@ class PromptEvaluation(Evaluation):
 
     columns = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "completion_length", "truncated")
 
-    def __init__(self, data, reference, rewards, config):
+    def __init__(self, data, reference, rewards, config, dist):
         """data: a PromptConsumer; config: the run's"""
         config = config.for_evaluation(NOISE_SEED)
-        super().__init__(reference, rewards, config)
+        super().__init__(reference, rewards, config, dist)
         self.data = data
         self.records = data.records["val"][: config.eval_problems]
 

@@ -4,7 +4,9 @@ import json
 import math
 import os
 import textwrap
+from functools import partial
 
+import numpy as np
 import torch
 
 from core.files import SAMPLES, writing
@@ -30,54 +32,75 @@ class Evaluation:
             values: {name of a reward: (N,)}
     """
 
-    def __init__(self, reference, rewards, config):
-        """rewards: a Rewards or None; config: for evaluation"""
+    def __init__(self, reference, rewards, config, dist):
+        """rewards: a Rewards or None; config: for evaluation; dist: the ranks, which share the problems"""
         self.reference = reference
         self.rewards = rewards
         self.config = config
+        self.dist = dist
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
         """Returns {metric: mean over all completions of all problems} and samples to show.
 
-        Raises Mistake if a reward logs a metric under the name of a held-out metric.
+        The ranks share the problems. The sums are added in the order of the problems: with at least as many batches as
+        ranks, the number of ranks changes no mean. Raises Mistake if a reward logs a metric under the name of a
+        held-out metric.
         """
         config = self.config.varied(temperature=temperature)
-        settings = SamplingSettings.of(config)
-        sums = []  # {metric: (sum, count)} of each batch
-        samples = []
-        for step, batch in self.batches:
-            rollouts = policy.sample(batch, step, settings)
-            texts = rollouts.texts
-            judged = self.judge_scores(texts)
-            names = []
-            if self.rewards is not None:
-                names = [name for name in self.rewards.names if name not in judged]
-            values = {}
-            logged = {}
-            if names:
-                values, logged = self.rewards.score(texts, rollouts.group_size, names)
-            measured = {}
-            for name, scores in judged.items():
-                measured[name] = scores.sum(), len(scores)
-            measured |= self.sums(policy, step, batch, rollouts, values, config)
-            of_run, total = self.rewards_of_run(judged | values, rollouts)
-            if of_run and config.rewarded:
-                statistics = reward_statistics(rollouts.by_problem(total))
-                measured |= in_numbers(statistics)
-            clashes = logged.keys() & measured.keys()
-            if clashes:
-                raise taken(min(clashes))
-            sums.append(logged | measured)
-            shown = min(rollouts.problems, SHOWN - len(samples))
-            for i in range(shown):
-                sample = self.sample(batch, rollouts, i, total, of_run)
-                samples.append(sample)
+        measure = partial(self.measure, policy, config)
+        found = self.dist.map(measure, self.parts())
+        sums, samples = zip(*found, strict=True)
         means = {}
         for name, (total, count) in join(sums).items():
             if count:
                 means[name] = float(total / count)
-        return means, samples
+        shown = join(samples)[:SHOWN]
+        return means, shown
+
+    def parts(self):
+        """[(step of the noise, problems)]: the batches, cut if they are fewer than the ranks. Noise belongs to a
+        problem, so a cut changes only rounding."""
+        batches = list(self.batches)
+        pieces = math.ceil(self.dist.world / len(batches))
+        parts = []
+        for step, batch in batches:
+            count = len(batch["number"])
+            for rows in np.array_split(np.arange(count), min(pieces, count)):
+                part = {key: x[rows] for key, x in batch.items()}
+                parts.append((step, part))
+        return parts
+
+    def measure(self, policy, config, part):
+        """Returns {metric: (sum, count)} of one of the parts, and samples to show."""
+        step, batch = part
+        rollouts = policy.sample(batch, step, SamplingSettings.of(config))
+        texts = rollouts.texts
+        judged = self.judge_scores(texts)
+        names = []
+        if self.rewards is not None:
+            names = [name for name in self.rewards.names if name not in judged]
+        values = {}
+        logged = {}
+        if names:
+            values, logged = self.rewards.score(texts, rollouts.group_size, names)
+        measured = {}
+        for name, scores in judged.items():
+            measured[name] = scores.sum(), len(scores)
+        measured |= self.sums(policy, step, batch, rollouts, values, config)
+        of_run, total = self.rewards_of_run(judged | values, rollouts)
+        if of_run and config.rewarded:
+            statistics = reward_statistics(rollouts.by_problem(total))
+            measured |= in_numbers(statistics)
+        clashes = logged.keys() & measured.keys()
+        if clashes:
+            raise taken(min(clashes))
+        samples = []
+        shown = min(rollouts.problems, SHOWN)
+        for i in range(shown):
+            sample = self.sample(batch, rollouts, i, total, of_run)
+            samples.append(sample)
+        return logged | measured, samples
 
     def judge_scores(self, texts):
         """{name of a judge: its scores (N,)}. A judge that is also a reward of the run is called only once."""

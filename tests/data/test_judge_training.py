@@ -11,7 +11,7 @@ from core.distributions import draw_uniforms
 from core.model import SEQUENCE_SCORER
 from core.supervised.config import PretrainConfig
 from core.supervised.judge_training import auc, average_ranks, filled_batch, judge_report
-from tests.tiny import TOKENIZER, config, consumer, judge, model
+from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process
 
 
 class Writer:
@@ -159,7 +159,7 @@ def test_the_report_of_a_judge_that_knows_the_true_texts(dataset):
             known = (text[:, None] == truths).float()                                # against the nearest true text
             return 20 * known[torch.arange(len(text)), known.mean(2).argmax(1)] - 10
 
-    report = judge_report(Knowing(), data, model(scale=1.0), "cpu", batches=2)
+    report = judge_report(Knowing(), data, model(scale=1.0), one_process(), batches=2)
     assert report["auc"] == report["token_auc"] == 1 and report["pearson"] > 0.99 and report["spearman"] > 0.99
 
 
@@ -200,4 +200,4 @@ def test_the_report_of_a_judge_equals_loops(dataset, head):
     if head == "realness":
         expected["token_auc"] = same_in_pairs(true_tokens, false_tokens)
         assert min(len(true_tokens), len(false_tokens)) > 5
-    assert judge_report(scorer, data, filler, "cpu", batches=3) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert judge_report(scorer, data, filler, one_process(), batches=3) == pytest.approx(expected, rel=1e-4, abs=1e-5)

@@ -16,13 +16,13 @@ from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluat
 from grpo.reward_functions.judge import Judge
 from grpo.reward_functions.registry import reward
 from grpo.sampling_settings import SamplingSettings
-from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, judge
+from tests.tiny import TOKENIZER, config, consumer, count_rows, fill_policy, judge, one_process
 
 
 def evaluation_of(dataset, reference=None, scorer=None, gold=None, **settings):
     c = config(**{"eval_problems": 6, "eval_completions": 3} | settings)
     data = consumer(dataset, dataclasses.replace(c, batch_size=PROBLEMS_PER_STEP))
-    return FillInEvaluation(data, reference, {"judge": scorer, "gold_judge": gold}, None, c)
+    return FillInEvaluation(data, reference, {"judge": scorer, "gold_judge": gold}, None, c, one_process())
 
 
 def reader(seed=5):
@@ -144,7 +144,7 @@ def test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure(dataset
     def figures(**settings):
         c = config(dataset=dataset, eval_problems=4, unmask_steps=2, **settings)
         models = Models(FILL_IN, fill_policy(), fill_policy(seed=2), None, None)
-        return fill_in_evaluation(c, models)(fill_policy(), 1.0)[0]
+        return fill_in_evaluation(c, models, one_process())(fill_policy(), 1.0)[0]
 
     assert figures() == figures(fill_estimator="one_step", seed=7)
 

@@ -5,6 +5,7 @@ import math
 import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,24 +16,29 @@ from tests.tiny import config
 
 
 class Shares(Evaluation):
-    """Batches of these numbers of problems; a judge gives the number that a completion is."""
+    """Batches of these numbers of problems, on `world` ranks, all in this process; a judge gives the number that a
+    completion is. read: the numbers of problems that were read at once"""
 
-    def __init__(self, sizes, c):
-        super().__init__(None, None, c)
-        self.batches = [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+    def __init__(self, sizes, c, world=1):
+        dist = SimpleNamespace(world=world, map=lambda function, items: [function(item) for item in items])
+        super().__init__(None, None, c, dist)
+        self.batches, self.read = [(0, {"number": np.arange(sum(sizes[:i]), sum(sizes[: i + 1]))})
+                                   for i in range(len(sizes))], []
 
     def judge_scores(self, texts):
         return {"judge": torch.tensor([float(text) for text in texts.completions])}
 
     def sums(self, policy, step, batch, rollouts, values, config):
+        self.read.append(rollouts.problems)
         return {"never": (0.0, 0.0)}
 
 
 def written(batch, step, settings):
     """As if a policy wrote two completions of each problem: its number times 10, and 5 more."""
-    numbers = [10 * (step + i) + j for i in range(batch) for j in (0, 5)]
+    numbers = [10 * int(i) + j for i in batch["number"] for j in (0, 5)]
     texts = SimpleNamespace(prompts=["?"] * len(numbers), completions=list(map(str, numbers)), columns={})
-    return SimpleNamespace(problems=batch, group_size=2, texts=texts, target=torch.zeros(len(numbers), 1))
+    target = torch.zeros(len(numbers), 1)
+    return SimpleNamespace(problems=len(numbers) // 2, group_size=2, texts=texts, target=target)
 
 
 def test_held_out_means_are_over_all_completions_and_samples_are_sorted():
@@ -43,6 +49,13 @@ def test_held_out_means_are_over_all_completions_and_samples_are_sorted():
         ["5", "0"], ["15", "10"], ["25", "20"]], "the first three problems, from the best to the worst"
     _, samples = Shares((1, 1, 1, 1), config())(policy, 1.0)
     assert [sample["group"][0]["reward"] for sample in samples] == [5.0, 15.0, 25.0]
+
+
+@pytest.mark.parametrize("world, read", [(1, [4, 2]), (2, [4, 2]), (3, [2, 2, 1, 1]), (50, [1] * 6)])
+def test_fewer_batches_than_ranks_are_cut_and_neither_means_nor_samples_change(world, read):
+    policy = SimpleNamespace(sample=written)
+    evaluation = Shares((4, 2), config(), world)
+    assert evaluation(policy, 1.0) == Shares((4, 2), config())(policy, 1.0) and evaluation.read == read
 
 
 def test_the_question_of_messages_is_the_last_one_that_is_not_the_models():

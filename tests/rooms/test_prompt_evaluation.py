@@ -16,7 +16,7 @@ from grpo.evaluation.prompts import PromptEvaluation
 from grpo.rewards import Rewards, reward
 from grpo.report import page
 from grpo.sampling_settings import SamplingSettings
-from tests.tiny import CAUSAL, causal_policy, config, count_rows, prompt_consumer, read_records
+from tests.tiny import CAUSAL, causal_policy, config, count_rows, one_process, prompt_consumer, read_records
 from tests.trainers import prompt_trainer, run
 
 
@@ -37,7 +37,7 @@ def settings(**changes):
 
 def evaluation_of(prompts, c, reference=None, rewards=None):
     data = prompt_consumer(prompts, c)
-    return PromptEvaluation(data, reference, rewards or Rewards(c), c)
+    return PromptEvaluation(data, reference, rewards or Rewards(c), c, one_process())
 
 
 def evaluated_rollouts(policy, evaluation, temperature=1.0):

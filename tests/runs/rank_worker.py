@@ -1,7 +1,9 @@
-"""Run by test_ranks.py, alone or on two ranks: the gradient of a step for every objective, KL estimator and advantage.
+"""Run by test_ranks.py, alone or on two ranks: the gradient of a step for every objective, KL estimator and advantage,
+and evaluations.
 
 python tests/runs/rank_worker.py DATASET PROMPTS OUT LAYOUT...
-A layout is BATCH_SIZExACCUMULATION, as 4x2. Writes <OUT>-<layout>-<rank>.pt for each.
+A layout is BATCH_SIZExACCUMULATION, as 4x2. Writes <OUT>-<layout>-<rank>.pt for each,
+and <OUT>-held-out-<rank>.pt.
 """
 
 import dataclasses
@@ -15,12 +17,18 @@ import torch
 
 from core.distributed import Distributed
 from core.logger import create_logger
+from core.supervised.build import build_batches, build_data
+from core.supervised.config import PretrainConfig
+from core.supervised.judge_training import judge_report
+from grpo.build import FILL_IN, Models, fill_in_evaluation, make_rewards
+from grpo.evaluation.prompts import PromptEvaluation
 from grpo.grpo_trainer import GRPOTrainer
 from grpo.losses import ADVANTAGES, OBJECTIVES
-from grpo.rewards import Scored
+from grpo.reward_functions.judge import Judge
+from grpo.rewards import Rewards, Scored, reward
 from tests.tiny import (
-    Catcher, causal_policy, collect, config, consumer, fill_policy, grpo_step, judge, length_reward, prompt_consumer,
-    rewards, train)
+    TOKENIZER, Catcher, causal_policy, collect, config, consumer, fill_policy, grpo_step, judge, length_reward, model,
+    prompt_consumer, rewards, train)
 from tests.trainers import RARELY, no_evaluation
 
 KL = [{"kl_estimator": "exact"}, {"kl_beta": 0.0}, {"kl_estimator": "k2"}, {"kl_estimator": "k3"},
@@ -110,12 +118,48 @@ def bad_steps(out_dir):
             "run": (trainer.skipped_steps, trainer.step, trainer.iteration)}
 
 
+def held_out(kind, settings):
+    """What an evaluation finds, and the completions for which it calls a reward on this rank."""
+    called = []
+
+    @reward(0, 1)
+    def noted(prompts, completions, **columns):
+        called.extend(map(str.__add__, prompts, completions))
+        return [None if "e" in text[:2] else float(text < "M") for text in completions]
+
+    c = config(**{"dataset": dataset, "eval_completions": 2, "max_new_tokens": 6, "task_type": "general",
+                  "reward_functions": ("noted",)} | settings)
+    if kind == "fill":
+        policy = fill_policy(seed=1, scale=3.0)
+        judges = [Judge(judge(seed), TOKENIZER, reads_ids=True) for seed in (5, 6)]
+        models = Models(FILL_IN, policy, fill_policy(seed=9).frozen(), *judges)
+        evaluation = fill_in_evaluation(c, models, dist, make_rewards(c, models.judge))
+    else:
+        policy, reference = causal_policy(seed=1, scale=3.0), causal_policy(seed=9).frozen()
+        evaluation = PromptEvaluation(prompt_consumer(prompts, c), reference, Rewards(c), c, dist)
+    metrics, samples = evaluation(policy, 0.9)
+    return {"metrics": metrics, "samples": samples, "called": called}
+
+
+def supervised():
+    """What the evaluations of supervised runs find, of three batches."""
+    c = PretrainConfig(dataset=dataset, mode="masked_fill", block_size=32, batch_size=4, eval_batches=3, device="cpu")
+    data = build_data(c, dist)
+    _, evaluation = build_batches(c, data, dist)
+    return evaluation(model()), judge_report(judge(), data, model(seed=3), dist, 3)
+
+
+HELD_OUT = {"fill, 3 batches": ("fill", {"eval_problems": 40}), "fill, 1 batch": ("fill", {"eval_problems": 5}),
+            "prompts, 3 batches": ("prompts", {"eval_problems": 6, "sample_rows": 2}),
+            "prompts, 1 batch": ("prompts", {"eval_problems": 5, "sample_rows": 5})}
 dataset, prompts, out, *layouts = sys.argv[1:]
 dist = Distributed("cpu", "float32")
 for name in layouts:
     batch_size, accumulation = map(int, name.split("x"))
     cut = {"batch_size": batch_size, "gradient_accumulation_steps": accumulation}
     torch.save([later_gradient(kind, cut, settings) for kind, settings in CASES], f"{out}-{name}-{dist.rank}.pt")
+found = {name: held_out(*case) for name, case in HELD_OUT.items()}
+torch.save(found | {"supervised": supervised()}, f"{out}-held-out-{dist.rank}.pt")
 if dist.world > 1:
     one = {"batch_size": 4, "kl_beta": 0.0}
     alone = [later_gradient("prompts", one, {"zero_std": "resample"}, on_rank_1(1.0)),

@@ -45,9 +45,9 @@ def base(tmp_path_factory):
             "log_interval": 1, "device": "cpu"}
 
 
-def settings_of(base, tmp_path, fault=NEVER, rank="1", call=4, name="out", **changes):
+def settings_of(base, tmp_path, fault=NEVER, rank="1", call=6, name="out", **changes):
     """Command-line arguments of a run whose reward has a fault, once, in its call number `call` on a rank. The first is
-    that with all records."""
+    that with all records, the next two are in an evaluation, as are those after three more."""
     text = FAULT.format(marker=str(tmp_path / "done"), rank=rank, call=call, fault=fault)
     (tmp_path / "reward.py").write_text(text)
     settings = base | {"reward_file": tmp_path / "reward.py", "out_dir": tmp_path / name} | changes
@@ -68,9 +68,11 @@ KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 
 @pytest.mark.parametrize("fault, errors, more", [
     ("raise ValueError('my reward broke')", 2, {}),
+    ("raise ValueError('my reward broke')", 2, {"call": 7}),
     (KILL, 1, {}),
     (f"from core.performance import sharding; sharding.gathered_state = lambda *x, **y: {KILL}", 1,
-     {"parallel": "fsdp", "optimizer": "adamw"})], ids=["fails", "is killed in a step", "is killed in a sharded save"])
+     {"parallel": "fsdp", "optimizer": "adamw"})], ids=[
+        "fails", "fails in an evaluation", "is killed in a step", "is killed in a sharded save"])
 def test_if_a_rank_ends_the_other_ends_with_a_line_and_the_last_state_stays(base, tmp_path, fault, errors, more):
     done = run_script(TRAIN, *settings_of(base, tmp_path, fault, **more), ranks=2)
     assert done.returncode == 1 and (tmp_path / "done").exists(), done.stderr

@@ -1,5 +1,5 @@
-"""Two ranks are one rank with twice the batch, or with twice the accumulation. A number that is not finite on one of
-them makes both skip the step."""
+"""Two ranks are one rank with twice the batch, or with twice the accumulation, and evaluate what one does. A number
+that is not finite on one of them makes both skip the step."""
 
 import re
 
@@ -38,6 +38,25 @@ def test_two_ranks_equal_one(out, layout):
     assert (metrics[:, -1] > 1e-4).all() and (metrics[:, -2] > 0).sum() > 25, "the steps left the ratio of 1"
 
 
+@pytest.mark.parametrize("kind", ["fill", "prompts"])
+@pytest.mark.parametrize("cut", ["3 batches", "1 batch"])
+def test_two_ranks_evaluate_what_one_does_and_call_a_reward_once_for_each_completion(out, kind, cut):
+    """To the last bit if there are enough batches, else up to the rounding of smaller ones."""
+    first, second, one = (torch.load(f"{out}-{name}.pt")[f"{kind}, {cut}"]
+                          for name in ("2-held-out-0", "2-held-out-1", "1-held-out-0"))
+    assert first["called"] and second["called"] and second["metrics"] == first["metrics"]
+    assert sorted(first["called"] + second["called"]) == sorted(one["called"])
+    assert first["samples"] == one["samples"] and len(one["samples"]) == 3
+    assert list(first["metrics"]) == list(one["metrics"]) and len(one["metrics"]) > 9
+    assert first["metrics"] == (one["metrics"] if cut == "3 batches" else pytest.approx(one["metrics"], rel=1e-5))
+
+
+def test_two_ranks_evaluate_supervised_models_to_the_last_bit_as_one_does(out):
+    first, second, one = (torch.load(f"{out}-{name}.pt")["supervised"]
+                          for name in ("2-held-out-0", "2-held-out-1", "1-held-out-0"))
+    assert first == one == second and len(one[0]) == 2 and len(one[1]) == 5
+
+
 @pytest.fixture(scope="module")
 def alone(out):
     """What happened on one rank alone, as both ranks saw it."""
@@ -70,7 +89,7 @@ def on_one_rank(completions):
 """
 
 
-def test_a_reward_varies_if_it_does_on_any_rank_and_held_out_rewards_are_those_of_one(prompts, tmp_path):
+def test_a_reward_varies_if_it_does_on_any_rank_and_held_out_rewards_are_those_of_all(prompts, tmp_path):
     save_model(str(tmp_path / "g.safetensors"), causal_model(scale=3.0), CAUSAL)
     (tmp_path / "mine.py").write_text(MINE)
     settings = {"dataset": prompts, "generator_checkpoint": tmp_path / "g.safetensors", "task_type": "general",
@@ -81,4 +100,5 @@ def test_a_reward_varies_if_it_does_on_any_rank_and_held_out_rewards_are_those_o
     assert done.returncode == 0, done.stderr
     line, = re.findall("(?m)^steps 1 to 3: .*", done.stdout)
     assert "nowhere (mean: 0.5)" in line and "on_one_rank" not in line
-    assert done.stdout.count("mean_reward 0.5000") == 2, "before and after, rank 0 evaluates"
+    held_out, = set(re.findall(r"mean_reward (\S+)", done.stdout))
+    assert float(held_out) == 0.5 + sum(range(8)) / 16, "before and after: rank 1 has the second half"

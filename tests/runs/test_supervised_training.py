@@ -136,7 +136,7 @@ def test_every_generator_of_a_judge_has_its_own_report(dataset, tmp_path, of_a_j
     data, expected = build_data(trainer.config, one_process()), {}
     for i, path in enumerate(of_a_judge["fill_checkpoints"]):
         filler, _ = load_model(path)
-        report = judge_report(trainer.model.eval(), data, filler, "cpu", batches=2)
+        report = judge_report(trainer.model.eval(), data, filler, one_process(), batches=2)
         expected |= {f"{name}/{i}": value for name, value in report.items()}
     assert trainer.last_evaluation == expected and len(expected) == 10
     assert expected["mean_score/0"] != expected["mean_score/1"]
