@@ -98,11 +98,17 @@ def freeze_and_cast(dtype, model):
     changes. Autocast leaves vectors and embeddings in float32, and so does this."""
     if dtype == torch.float32:
         return freeze(model)
-    embeddings = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
-    for part in model.modules():
-        if isinstance(part, nn.Linear) and part.weight not in embeddings:
-            part.weight.data = part.weight.data.to(dtype)
+    for weight in multiplied_weights(model):
+        weight.data = weight.data.to(dtype)
     return freeze(model)
+
+
+def multiplied_weights(model):
+    """Returns the weights of linear layers, which autocast casts for each product. An embedding reads its weight in
+    float32, also one that the output layer shares, which is left out."""
+    linear = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
+    embeddings = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)}
+    return linear - embeddings
 
 
 def load_tokenizer(path, key="checkpoint"):

@@ -557,6 +557,11 @@ CLAIMS = {
             "rooms/test_ray_runs.py::test_a_run_starts_a_ray_of_its_own_and_ends_it",
         "the weights that Ray's workers get are the trainer's, to the last bit":
             "rooms/test_ray_workers.py::test_weights_of_every_kind_come_to_the_last_bit",
+        "a sync with Ray in bfloat16 halves the bytes of linear layers and changes no bit of a sample":
+            "rooms/test_ray_workers.py::"
+            "test_of_a_run_in_bfloat16_linear_layers_come_in_half_the_bytes_and_no_bit_of_a_sample_changes",
+        "a vLLM server gets weights in the precision of the run":
+            "rooms/test_vllm.py::test_weights_are_written_in_the_precision_of_the_run",
         "a run whose worker is killed is the run without workers":
             "rooms/test_ray_runs.py::test_a_run_whose_worker_is_killed_is_the_run_without_workers",
         "two sharded ranks on a Ray cluster train as one process":

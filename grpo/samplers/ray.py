@@ -17,13 +17,13 @@ from core.device import moved
 from core.distributed import Distributed
 from core.errors import ROOT, Mistake, definition, libraries_first, one_line, others
 from core.fill_in import UNMASK_ORDERS
-from core.models import is_small
+from core.models import is_small, multiplied_weights
 from core.resume import resume_command
 from core.settings.optional import require
 from grpo.build import load_policy_model
 from grpo.environments import WARNED, warn
 from grpo.rollout import join
-from grpo.samplers.sampler import LONGEST_CALL
+from grpo.samplers.sampler import LONGEST_CALL, with_ties
 from grpo.sampling_settings import SamplingSettings
 
 START_SECONDS = 300  # time limit for a worker to import and load its model
@@ -90,8 +90,9 @@ class RayWorker:
         if version != self.version:
             weights = {}
             for name, x in self.policy.weights().items():
-                data = torch.from_numpy(packed[name].copy())  # Ray's own memory is read-only
-                weights[name] = data.view(x.dtype).view(x.shape)
+                dtype, data = packed[name]
+                data = torch.from_numpy(data.copy())  # Ray's own memory is read-only
+                weights[name] = data.view(dtype).view(x.shape)
             self.policy.load_weights(weights)
             self.version = version
         rollouts = self.policy.sample(problems, iteration, self.settings)
@@ -127,7 +128,8 @@ class RaySampler:
             undo.pop_all()
 
     def sync(self, weights, version):
-        self.weights = version, self.ray.put(pack(weights))
+        packed = pack(weights, self.policy.model, self.policy.dtype)
+        self.weights = version, self.ray.put(packed)
 
     def start(self, problems, iteration):
         answers = []
@@ -174,15 +176,19 @@ class RaySampler:
                           f"{last_line(error)}; {remedy}") from None
 
 
-def pack(weights):
-    """Converts {name: tensor} to {name: numpy bytes}, which Ray's object store shares between processes without a
-    copy."""
-    packed = {}
-    for name, x in weights.items():
-        x = x.detach().to("cpu", copy=True)  # a copy: FSDP cannot free a storage shared with numpy
+def pack(weights, model, dtype):
+    """Converts {name: tensor} to {name: (dtype, numpy bytes)}, which Ray's object store shares between processes
+    without a copy. The weights of linear layers are cast to dtype, in which workers multiply: autocast would round
+    them to the same numbers."""
+    multiplied = {p.data_ptr() for p in multiplied_weights(model)}
+
+    def packed(x):
+        own = dtype if x.data_ptr() in multiplied else x.dtype
+        x = x.detach().to("cpu", own, copy=True)  # a copy: FSDP cannot free a storage shared with numpy
         flat = x.reshape(-1).view(torch.uint8)
-        packed[name] = flat.numpy()
-    return packed
+        return own, flat.numpy()
+
+    return with_ties(packed, weights)
 
 
 def join_ray(ray, config, dist):

@@ -36,6 +36,12 @@ class Sampler(Protocol):
         """Releases all resources and drops unfinished starts."""
 
 
+def with_ties(function, weights):
+    """Returns {name: function(tensor)} of weights {name: tensor}. Tied weights share one result."""
+    found = {(x.data_ptr(), x.shape): function(x) for x in weights.values()}
+    return {name: found[x.data_ptr(), x.shape] for name, x in weights.items()}
+
+
 class Prefetcher:
     """Keeps a sampler up to max_staleness iterations ahead of training. Checkpoints do not contain rollouts sampled
     ahead: a resumed run samples them again.

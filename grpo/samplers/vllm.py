@@ -25,7 +25,7 @@ from core.generation import Generation, Stop
 from core.huggingface.export import write_generator
 from core.huggingface.files import writing_folder
 from core.model import GPT, LANGUAGE_MODEL
-from grpo.samplers.sampler import LONGEST_CALL
+from grpo.samplers.sampler import LONGEST_CALL, with_ties
 from grpo.sampling_settings import SamplingSettings
 
 SEEDS = 7                     # makes the server's seeds differ from other noise; vLLM adds the completion's index
@@ -263,11 +263,16 @@ def never_sampled(policy):
 
 
 def save_for_vllm(policy, path, weights):
-    """Writes the weights for the server: the adapter, or the whole model in Hugging Face format."""
+    """Writes the weights for the server in the precision of the run: the adapter, or the whole model in Hugging Face
+    format."""
     if isinstance(policy.model, GPT):
         twin = GPT(policy.model.config)
         twin.load_weights(weights)
         with writing_folder(path) as folder:
-            write_generator(twin, policy.tokenizer, folder)
-    else:
-        policy.save(path, weights=weights)
+            write_generator(twin, policy.tokenizer, folder, policy.dtype)
+        return
+
+    def cast(x):
+        return x.to(policy.dtype) if x.is_floating_point() else x
+
+    policy.save(path, weights=with_ties(cast, weights))

@@ -17,12 +17,15 @@ import pytest
 import torch
 
 from core.errors import Mistake
+from core.models import load_model, load_tokenizer
 from core.resume import resume_command
 from core.supervised.config import PretrainConfig
 from grpo.grpo_config import GRPOConfig
+from grpo.policies.causal import CausalPolicy
 from grpo.samplers import ray as module
 from grpo.samplers.ray import RaySampler, gpus_beside, pack
 from grpo.sampling_settings import SamplingSettings
+from tests.families import model_folder
 from tests.tiny import (
     ROOT, causal_policy, config, consumer, fill_policy, one_process, prompt_config, prompt_consumer, prompt_fill_policy)
 
@@ -130,10 +133,63 @@ def test_what_workers_say_of_environments_is_said_once(world, monkeypatch, capsy
 
 def test_weights_of_every_kind_come_to_the_last_bit():
     weights = {"matrix": torch.randn(3, 4).T, "half": torch.randn(5).bfloat16(), "flags": torch.tensor([True, False])}
-    loaded = {}
-    policy = SimpleNamespace(weights=lambda: weights, load_weights=loaded.update, sample=lambda *_: weights["half"])
-    module.RayWorker(lambda config: policy, GRPOConfig()).sample({}, 0, 1, pack(weights))
+    weights["tied"] = weights["matrix"]
+    loaded, own = {}, weights | {"half": torch.randn(5)}  # a sharded model is gathered in bfloat16, a worker's is whole
+    policy = SimpleNamespace(weights=lambda: own, load_weights=loaded.update, sample=lambda *_: weights["half"])
+    packed = pack(weights, torch.nn.Linear(2, 2), torch.bfloat16)
+    module.RayWorker(lambda config: policy, GRPOConfig()).sample({}, 0, 1, packed)
     assert all(loaded[name].dtype == x.dtype and torch.equal(loaded[name], x) for name, x in weights.items())
+    assert packed["tied"] is packed["matrix"], "Ray stores it once"
+
+
+def bytes_of(packed):
+    return sum(data.nbytes for _, data in {id(x): x for x in packed.values()}.values())
+
+
+def huggingface_policy(folder, kind, seed=0, dtype=torch.bfloat16, **adapter):
+    """A policy of a small model in Hugging Face format whose trained weights depend on the seed."""
+    model, _ = load_model(model_folder(folder / kind, kind), adapter=PretrainConfig(**adapter))
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p.add_(0.05 * torch.randn(p.shape))
+    return CausalPolicy(model, load_tokenizer(str(folder / kind)), dtype)
+
+
+OF_BFLOAT16 = {
+    "causal": partial(causal_policy, dtype=torch.bfloat16), "fill": partial(fill_policy, dtype=torch.bfloat16),
+    "tied": partial(causal_policy, dtype=torch.bfloat16, tied=True)}
+
+
+@pytest.mark.parametrize("kind", [*OF_BFLOAT16, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
+    "qwen3", "qwen3 with an adapter", "mamba2"))])
+def test_of_a_run_in_bfloat16_linear_layers_come_in_half_the_bytes_and_no_bit_of_a_sample_changes(
+        world, dataset, prompts, tmp_path, kind):
+    if kind in OF_BFLOAT16:
+        make = OF_BFLOAT16[kind]
+    else:
+        pytest.importorskip("peft")
+        adapter = {"lora_rank": 4} if "adapter" in kind else {}
+        make = partial(huggingface_policy, tmp_path, kind.split()[0], **adapter)
+    policy, c = make(), (config if kind == "fill" else prompt_config)(sampler="ray", ray_workers=2)
+    data = consumer(dataset, c) if kind == "fill" else prompt_consumer(prompts, c, tokenizer=policy.tokenizer)
+    sampler = RaySampler(lambda config: make(seed=9), policy, c, one_process())
+    sampler.sync(policy.weights(), 0)
+    sampler.start(data.problems("train", 0), 0)
+    found = sampler.finish()
+    expected = policy.sample(data.problems("train", 0), 0, SamplingSettings.of(c))
+    for name in ("target", "mask", "old_logp"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    half, whole = (bytes_of(pack(policy.weights(), policy.model, dtype)) for dtype in (torch.bfloat16, torch.float32))
+    of_linear, others = 0, 0
+    for p in filter(lambda p: p.requires_grad, policy.parameters()):
+        readers = [type(layer) for layer in policy.model.modules() if getattr(layer, "weight", None) is p]
+        if set(readers) == {torch.nn.Linear}:
+            of_linear += p.numel()
+        else:
+            others += p.numel()
+    assert (half, whole) == (2 * of_linear + 4 * others, 4 * (of_linear + others)) and of_linear
 
 
 @pytest.mark.parametrize("visible, rank, ranks, names", [

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("transformers")
 
@@ -25,7 +26,7 @@ from grpo.grpo_training_step import grpo_training_step
 from grpo.policies.causal import CausalPolicy
 from grpo.reference import logp_in_batches
 from grpo.step_settings import StepSettings
-from grpo.samplers.vllm import VllmSampler
+from grpo.samplers.vllm import VllmSampler, save_for_vllm
 from tests.families import model_folder, write_sums
 from tests.rooms.vllm_server import running
 from tests.tiny import CAUSAL, ROOT, causal_model, fixed_rewards, one_process, prompt_config, run_script
@@ -121,6 +122,20 @@ def test_a_sync_brings_the_weights_and_the_policy_scores_what_was_drawn_alike(wo
         w.sampler.close()
         w.connect()
     assert kind == "real" or len(w.server.salts) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_written_in_the_precision_of_the_run(world, tmp_path, kind):
+    """As casting all of a float32 folder gives them, in half the bytes; tied ones once."""
+    policy, found = world(kind).policy, []
+    for dtype in (torch.float32, torch.bfloat16):
+        policy.dtype = dtype
+        save_for_vllm(policy, str(tmp_path / str(dtype)), policy.weights())
+        file, = (tmp_path / str(dtype)).glob("*.safetensors")
+        found.append(load_file(file))
+    assert found[0].keys() == found[1].keys() and not {x.dtype for x in found[1].values()} - {torch.bfloat16}
+    for name, x in found[0].items():
+        assert x.dtype == torch.float32 and torch.equal(found[1][name], x.bfloat16()), name
 
 
 def test_completions_depend_on_seed_iteration_and_problem_alone(world):
