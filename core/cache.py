@@ -128,11 +128,8 @@ class RowCache(Cache):
             i: int,
             before: tuple,
             k: Tensor,
-            v: Tensor,
-            *args,
-            **settings) -> tuple:
-        """Writes keys and values (n, H, 1, D) into the buffers `before` of layer i. Returns these buffers. The extra
-        arguments, which transformers passes, are ignored."""
+            v: Tensor) -> tuple:
+        """Writes keys and values (n, H, 1, D) into the buffers `before` of layer i. Returns these buffers."""
         keys, values = before
         column = self.column[:, None, None]                                          # (n, 1, 1, 1)
         keys.scatter_(2, column.expand_as(k), k.to(keys.dtype))

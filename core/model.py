@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from core.distributions import at_least_float32
-from core.errors import Mistake
+from core.errors import Mistake, others
 from core.settings.setting import check_values
 
 LANGUAGE_MODEL = "language_model"    # causal: the state at position t predicts token t + 1
@@ -24,6 +24,7 @@ MASKED_FILL = "masked_fill"          # bidirectional: the state at position t pr
 SEQUENCE_SCORER = "sequence_scorer"  # bidirectional: how real the text looks, per position or as a whole
 MODES = (LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER)
 JUDGE_HEADS = ("realness", "cls")
+BACKEND = "inductor"  # of torch.compile; tests set one that needs no C++ compiler
 
 
 @dataclass(frozen=True)
@@ -366,9 +367,29 @@ def run_compiled(function: Callable, block: Block, x: Tensor, *inputs) -> Any:
 
 @cache
 def compiled(function: Callable) -> Callable:
-    """Compiles a function once for the layers of all models, so that a policy and its reference compute alike."""
-    torch._dynamo.config.recompile_limit = 64  # beyond it, functions silently run uncompiled, with other rounding
-    return torch.compile(function, dynamic=True)
+    """Compiles a function once for the layers of all models, so that a policy and its reference compute alike.
+
+    Nothing runs uncompiled, with other rounding: code that cannot be compiled is an error, and so is more than
+    recompile_limit programs. Sizes are symbols, so each kind of call needs one program.
+    """
+    torch._dynamo.config.recompile_limit = 256
+    torch._dynamo.config.specialize_float = True  # otherwise each epsilon of a norm is an input of the program
+    # Otherwise sizes that happen to be equal, such as 64 rows and heads of 64 numbers, would become one constant
+    torch.fx.experimental._config.use_duck_shape = False
+    return torch.compile(
+        function,
+        fullgraph=True,
+        dynamic=True,
+        backend=BACKEND)
+
+
+@torch.no_grad()
+def try_compiled(function: Callable, *inputs: Any) -> None:
+    """Calls a compiled function. Raises Mistake if it cannot be compiled: dynamo may not be able to trace the model, or
+    the machine may lack a compiler. Otherwise the first step of the run would end in the traceback of a library."""
+    with others("compile=True fails with this model on this machine", "set compile=False, or install a C++ compiler "
+                "and, for a GPU, triton", quiet=True, ours_too=True):
+        function(*inputs)
 
 
 def freeze(model: nn.Module) -> nn.Module:

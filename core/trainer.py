@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from core.data import masked_positions
 from core.distributions import in_parts, token_logp
-from core.model import SEQUENCE_SCORER
+from core.model import SEQUENCE_SCORER, try_compiled
 from core.models import save_model
 from core.optim import clip_gradients, set_learning_rate, step_optimizers
 from core.run import Run
@@ -134,6 +134,7 @@ class Trainer(Run):
         self.evaluation = evaluation
         if config.compile:
             model.states = torch.compile(model.states)
+            try_compiled(torch.compile(torch.neg), torch.zeros(2, device=dist.device))
 
     def write_model(self, path: str, **facts) -> None:
         save_model(path, self.model, self.tokenizer, **facts)

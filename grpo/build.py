@@ -142,6 +142,7 @@ def build_models(config, data, dist):
         policy.compile()
         if reference is not None:
             reference.compile()
+        policy.try_compiled()
     parts = (policy, reference, judge, gold_judge)
     used = [part.model for part in parts if part is not None]
     shard_models(used, config, dist)

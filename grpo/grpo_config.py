@@ -189,7 +189,7 @@ class GRPOConfig(RunConfig):
     device: str = "auto"  # auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
         # float32 or bfloat16; auto: bfloat16 on GPUs that support it
-    compile: bool = False  # torch.compile: half a minute at the start, then faster; for long runs
+    compile: bool = False  # torch.compile of the layers: a minute or two at the start, then faster; for long runs
     parallel: Literal["ddp", "fsdp"] = "ddp"
         # several processes: ddp (each holds whole models) or fsdp (each holds a shard)
 

@@ -24,7 +24,7 @@ from core.huggingface.lora import (
     copy_weights,
     using,
 )
-from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, Model
+from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER, Model, compiled
 from core.performance.sharding import layers_of, weights_of
 
 BANNED = -1e9         # logit of a banned token: its probability is 0, and its products with 0 are finite
@@ -43,6 +43,7 @@ class HuggingFaceModel(Model):
 
     judge_head = "realness"
     suffix = ""
+    compiles = False  # True: layers are compiled
 
     def __init__(self, net, tokenizer, mode, has_adapter=False):
         super().__init__()
@@ -109,7 +110,10 @@ class HuggingFaceModel(Model):
             inputs = self.inputs_of_rows(tokens, past, padding)
         else:
             inputs = self.inputs_of_texts(tokens, before, past, padding)
-        with using(self.net, self.adapter), self.checkpointing(past):
+        # Token by token in a cache that grows they are not, because core/performance/prepacked.py changes them there
+        compiles = self.compiles and (T > 1 or isinstance(past, RowCache))
+        content = inputs.get(self.cache_name)
+        with using(self.net, self.adapter), self.changed_layers(content, compiles):
             h = self.body(**inputs).last_hidden_state
         if config_value(self.config, "shifted_logits"):
             h = shifted(h, padding)
@@ -164,9 +168,13 @@ class HuggingFaceModel(Model):
         """Returns transformers arguments for the next token (n, 1) of each row of a RowCache."""
         from transformers.cache_utils import DynamicCache, DynamicLayer
         content = DynamicCache()
-        for i, buffers in enumerate(rows.layers):
-            layer = DynamicLayer()
-            layer.update = functools.partial(rows.add, i, buffers)
+        row = torch.arange(len(tokens), device=tokens.device)[:, None]               # (n, 1)
+        most_heads = max(keys.shape[1] for keys, _ in rows.layers)
+        head = torch.arange(most_heads, device=tokens.device)                        # once, not in each layer
+        for keys, values in rows.layers:
+            layer = with_methods(LayerOfRows, DynamicLayer())
+            layer.buffers = keys, values
+            layer.place = row, head[: keys.shape[1]], rows.column
             content.layers.append(layer)
         place = rows.column - padding[:, None]                                       # (n, 1)
         return {
@@ -222,22 +230,32 @@ class HuggingFaceModel(Model):
         self.start_ids = self.end_ids = ()
         self.banned_ids = tuple(i for i in self.banned_ids if i not in self.stop_ids)
 
-    @contextmanager
-    def checkpointing(self, past):
-        """Within the block, with grad_checkpoint, every layer stores only its inputs.
+    def compile_layers(self):
+        """Compiles the layers."""
+        if self.new_cache().is_recurrent:
+            raise Mistake(f"compile=True: {type(self.body).__name__} has recurrent layers, which cannot be compiled; "
+                          "set compile=False")
+        self.compiles = True
 
-        The transformers version disables the cache, but a group reads its prompt through the cache.
+    @contextmanager
+    def changed_layers(self, content, compiles):
+        """Within the block, layers run compiled if `compiles`, and with grad_checkpoint store only their inputs.
+
+        The checkpointing of transformers disables the cache, but a group reads its prompt through the cache.
+        content: the transformers cache of the call, or None
         """
-        if not self.grad_checkpoint or not torch.is_grad_enabled():
-            yield
-            return
-        cached = [] if past is None else past.content.layers
-        for i, layer in enumerate(self.layers):
-            layer.forward = checkpointed(layer.forward, cached, i)
+        computes_again = self.grad_checkpoint and torch.is_grad_enabled()
+        changed = self.layers if compiles or computes_again else ()
+        cached = [] if content is None else content.layers
+        for i, layer in enumerate(changed):
+            if compiles:
+                layer.forward = functools.partial(run_compiled, layer, content, i)
+            if computes_again:
+                layer.forward = checkpointed(layer.forward, cached, i)
         try:
             yield
         finally:
-            for layer in self.layers:
+            for layer in changed:
                 del layer.forward
 
     def new_cache(self):
@@ -279,6 +297,27 @@ class Output(tuple):
 
     def __getattr__(self, name):
         return self[0] if name == "last_hidden_state" else None
+
+
+def run_compiled(layer, content, i, *inputs, **settings):
+    """Calls layer i with a program that all layers share.
+
+    The layer gets its own layer of the cache in place of the whole cache, `content`. Otherwise its number in the list
+    of cache layers would be a constant, and each layer would need a program of its own.
+    """
+    own = None
+    if content is not None and i < len(content.layers):  # the upper layers of Gemma 4 have none
+        own = content.layers[i]
+    inputs = [own if x is content else x for x in inputs]
+    for name, x in settings.items():
+        if x is content:
+            settings[name] = own
+    return compiled(forward_of)(layer, *inputs, **settings)
+
+
+def forward_of(layer, *inputs, **settings):
+    """Calls the layer, not the function that stands in its place."""
+    return type(layer).forward(layer, *inputs, **settings)
 
 
 def checkpointed(forward, cached, i):
@@ -426,6 +465,19 @@ def in_autocast(x):
     if torch.is_autocast_enabled(kind):
         return x.to(torch.get_autocast_dtype(kind))
     return x
+
+
+class LayerOfRows:
+    """Methods for a cache layer that writes the next token of each row into the buffers of a RowCache.
+
+    buffers: keys and values (n, H, L, D); place: the row, head and column, each an index tensor, of the new ones
+    """
+
+    def update(self, keys, values, *args, **settings):
+        # Inductor copies the whole buffers for scatter_, and writes in place for an index of all leading dimensions
+        for buffer, new in zip(self.buffers, (keys, values), strict=True):
+            buffer[self.place] = new[:, :, 0].to(buffer.dtype)                       # (n, H, D)
+        return self.buffers
 
 
 class LayerWithRoom:

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
+from core.cache import new_cache
 from core.distributed import autocast
 from core.distributions import KeptTokens, entropy, in_parts, restrict, rows_at_once, sampling_logp
-from core.errors import Mistake
+from core.model import try_compiled
 from core.models import save_model
 from core.tokenizer import Tokenizer
 from grpo.losses import exact_kl
@@ -29,8 +30,8 @@ class Policy:
     frozen(): a copy that later training does not change; to(device): moves the policy
     save(path, **facts): writes a model file or folder; facts: plain values to store in it
     Only a policy with a sharded model needs calls(rollouts) -> number of times that `states` calls the model; its
-    `save` also gets `weights`. Only runs built by grpo/build.py also need `model`, `tokenizer`, compile() and, to
-    evaluate prompts, greedy(problems, settings).
+    `save` also gets `weights`. Only runs built by grpo/build.py also need `model`, `tokenizer`, compile(),
+    try_compiled() and, to evaluate prompts, greedy(problems, settings).
     """
 
     inputs_type = Inputs
@@ -236,7 +237,12 @@ class ModelPolicy(Policy):
         self.model.to(device)
 
     def compile(self) -> None:
-        """Compiles the layers for reading texts. A reference is a separate copy, so it must be compiled separately."""
-        if not hasattr(self.model, "compile_layers"):
-            raise Mistake("compile=True: a Hugging Face model cannot be compiled here; set compile=False")
+        """Compiles the layers. A reference is a separate copy, so it must be compiled separately."""
         self.model.compile_layers()
+
+    def try_compiled(self) -> None:
+        """Reads two texts. Raises Mistake if the layers cannot be compiled."""
+        tokens = torch.zeros(2, 2, dtype=torch.long, device=self.device)
+        past = new_cache(self.model)
+        with self.autocast():  # as prompts are read, so that the run needs this program anyway
+            try_compiled(self.model.states, tokens, None, past, tokens[0])
