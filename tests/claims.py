@@ -65,6 +65,10 @@ CLAIMS = {
             "exactness/test_model.py::test_a_judge_s_score_is_the_mean_realness_or_one_minus_the_regressed_share",
         "compiled and packed layers compute what plain layers compute":
             "exactness/test_faster_layers.py::test_compiled_layers_compute_what_plain_ones_do_and_a_frozen_copy_exactly_the_same",
+        "A step with compiled Hugging Face layers is the step without":
+            "exactness/test_compiled_layers.py::test_a_step_with_compiled_layers_is_the_step_without",
+        "what cannot be compiled ends the run at its start, in one line":
+            "exactness/test_compiled_layers.py::test_what_cannot_be_compiled_ends_the_run_at_its_start_in_one_line",
         "no other cut into parts of like length reads fewer padded tokens":
             "exactness/test_parts_of_a_step.py::test_no_cut_into_like_lengths_is_cheaper",
         "logits and special tokens of every model family equal those of transformers":
