@@ -35,6 +35,8 @@ CLAIMS = {
             "exactness/test_reads.py::test_each_distinct_input_is_read_once",
         "a group's prompt read once has the gradient of padded rows":
             "exactness/test_reads.py::test_reading_prompts_once_and_like_lengths_together_gives_the_gradient_of_padded_rows",
+        "a large vocabulary is scored in fewer passes, with the gradient of the plain formulas":
+            "exactness/test_large_vocabulary.py::test_the_gradient_is_that_of_the_plain_formulas",
         "logits are made in bounded memory":
             "exactness/test_reads.py::test_the_reference_pass_of_the_exact_kl_makes_bounded_logits",
         "the loops to read give the numbers of the trainer":
