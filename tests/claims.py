@@ -580,6 +580,8 @@ CLAIMS = {
             "rooms/test_vllm.py::test_a_sync_brings_the_weights_and_the_policy_scores_what_was_drawn_alike",
         "stale weights or re-encoded ids of a server end the run by the mismatch":
             "rooms/test_vllm.py::test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from_the_policy",
+        "a server of raw log-probabilities ends the run":
+            "rooms/test_vllm.py::test_a_server_of_raw_log_probabilities_ends_the_run",
         "a server's completions depend on seed, iteration and problem alone":
             "rooms/test_vllm.py::test_completions_depend_on_seed_iteration_and_problem_alone",
         "no file holds the key of a server": "rooms/test_vllm.py::test_no_file_holds_the_key_of_a_server",

@@ -31,6 +31,7 @@ from grpo.sampling_settings import SamplingSettings
 SEEDS = 7                     # makes the server's seeds differ from other noise; vLLM adds the completion's index
 NEVER = -100.0                # logit bias of tokens that the policy never samples
 LAST_SECONDS = 10             # timeout of a request at the end of a run
+CERTAIN = -1e-3               # least log-probability of a token that a bias makes certain
 CONNECTIONS = 128             # simultaneous requests
 WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
 KEY = "VLLM_API_KEY"          # environment variable, also read by vLLM
@@ -116,6 +117,7 @@ class VllmSampler:
         self.dist.barrier()
         if has_adapter:
             self.model = self.name
+        self._check_logprobs()
 
     def close(self):
         self.server.close()
@@ -173,6 +175,17 @@ class VllmSampler:
             "logprobs": 1,
             "return_token_ids": True,
             "cache_salt": self.name}
+
+    def _check_logprobs(self):
+        """Raises Mistake if the server's log-probabilities are those before temperature and biases: near a temperature
+        of 1 the mismatch is too small to end the run."""
+        certain = {"logit_bias": {0: -NEVER}, "max_tokens": 1}
+        body = self._request([0], 0) | certain
+        answer = self.server.ask("POST", "/v1/completions", body)
+        _, logp, _ = self._completions(answer)[0]
+        if logp < CERTAIN:
+            raise Mistake(f"{self.server.named} has log-probabilities before temperature and biases "
+                          f"(--logprobs-mode); start it with {COMMAND}")
 
     def _load_adapter(self, path):
         """Makes the server load the adapter, and unload the oldest adapter once no start needs it."""

@@ -165,6 +165,14 @@ def test_other_weights_or_ids_end_the_run_by_the_mismatch_once_they_are_far_from
     assert w.step()["mismatch_kl"] < 1e-8
 
 
+def test_a_server_of_raw_log_probabilities_ends_the_run(world):
+    """Also at a temperature of 1, where biases alone make a difference."""
+    w = world(temperature=1.0)
+    w.server.fault = "raw log-probabilities"
+    with pytest.raises(Mistake, match="vllm_url"):
+        w.sync(0)
+
+
 def test_no_file_holds_the_key_of_a_server(world, monkeypatch):
     w = world("adapter")
     w.sync(0)

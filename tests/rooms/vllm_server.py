@@ -14,6 +14,7 @@ import torch
 FAULTS = {
     "stale adapter": "says that it loaded an adapter, but computes with the one before",
     "stale weights": "says that it read the weights again, but keeps those it has",
+    "raw log-probabilities": "reports those before temperature and biases, as vLLM does unless told otherwise",
     "re-encoded": "reports ids of the text instead of those that it drew, as many as it drew"}
 
 
@@ -84,12 +85,14 @@ class VllmServer(ThreadingHTTPServer):
         generator, drawn, logp = torch.Generator().manual_seed(seed), [], []
         assert body["ignore_eos"] and (body["top_p"], body["top_k"], body["min_p"]) == (1.0, 0, 0.0)
         while len(drawn) < body["max_tokens"]:
-            logits = self.net(torch.tensor([prompt + drawn])).logits[0, -1].double()
+            raw = self.net(torch.tensor([prompt + drawn])).logits[0, -1].double()
+            logits = raw.clone()
             for i, bias in body["logit_bias"].items():
                 logits[int(i)] += bias
             p = (logits / body["temperature"]).softmax(-1)
             drawn.append(int(torch.multinomial(p, 1, generator=generator)))
-            logp.append(float(p[drawn[-1]].log()))
+            reported = raw.softmax(-1) if self.fault == "raw log-probabilities" else p
+            logp.append(float(reported[drawn[-1]].log()))
             text = self.tokenizer.decode(drawn)
             if drawn[-1] in body["stop_token_ids"] or any(s in text for s in body["stop"]):
                 break
