@@ -35,7 +35,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.learning import learn, scratch
-from bench.random_models import SIZES, Trial, qwen2
+from bench.random_models import SIZES, Trial, random_net
 from bench.sides import started
 from core.config import load_config
 from core.errors import ROOT, Mistake, UsageError, run_script
@@ -67,7 +67,7 @@ class GPUConfig(Settings):
     out: str = ""  # a file that the findings are appended to
 
     # Speed and memory: random weights
-    shapes: tuple[str, ...] = ("0.5B", "1.5B")  # names of shapes of Qwen2.5
+    shapes: tuple[str, ...] = ("0.5B", "1.5B")  # names in SIZES of random_models.py, most of Qwen2.5
     dtype: Annotated[str, ("bfloat16", "float32")] = "bfloat16"  # precision of matrix products
     peak_tflops: Positive = 989.0  # of the GPU's datasheet, for the share that training reaches; H100, H200: 989
 
@@ -214,7 +214,7 @@ def kernels(profiled, seconds, device):
 def generate(c):
     """Tokens a second of transformers' generate, whose cache grows."""
     for (name, size), rows in itertools.product(c.sizes.items(), map(c.rows, GENERATED)):
-        net = qwen2(size, c.device_used).to(getattr(torch, c.dtype)).eval()
+        net = random_net(size, c.device_used).to(getattr(torch, c.dtype)).eval()
         prompts = torch.randint(size.vocabulary, (rows, size.prompt_length), device=c.device_used)
         seconds = []
         for _ in range(2):

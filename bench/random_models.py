@@ -1,4 +1,4 @@
-"""Models of Qwen2.5's shapes with random weights, and steps on random prompts: their speed and memory are measured."""
+"""Models of Qwen's shapes with random weights, and steps on random prompts: their speed and memory are measured."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -30,26 +30,38 @@ class Size:
     heads: int
     key_heads: int                # heads of keys and values
     vocabulary: int = 151_936
+    head: int | None = None       # size of a head; None: Qwen2.5, whose heads divide the states
+    is_tied: bool = True          # the output layer has the weights of the embedding
     prompt_length: int = 64       # tokens of each prompt
     completion_length: int = 256  # tokens of each completion: none ends by itself
+
+    @property
+    def head_size(self):
+        return self.head or self.hidden // self.heads
 
 
 SIZES = {
     "0.5B": Size(896, 4864, 24, 14, 2),
     "1.5B": Size(1536, 8960, 28, 12, 2),
+    "3B": Size(2048, 11008, 36, 16, 2),
+    "7B": Size(3584, 18944, 28, 28, 4, vocabulary=152_064, is_tied=False),
+    "Qwen3-0.6B": Size(1024, 3072, 28, 16, 8, head=128),
+    "Qwen3-1.7B": Size(2048, 6144, 28, 16, 8, head=128),
     "mini": Size(32, 64, 2, 4, 2, vocabulary=500, prompt_length=4, completion_length=8)}
 
 
-def qwen2(size, device):
-    """A Qwen2.5 of transformers with random weights, which has no token that ends a text."""
-    transformers = quiet_transformers("Qwen2.5", "model")
+def random_net(size, device):
+    """A Qwen2.5 or Qwen3 of transformers with random weights, which has no token that ends a text."""
+    transformers = quiet_transformers("Qwen", "model")
     torch.manual_seed(0)
-    config = transformers.Qwen2Config(
-        vocab_size=size.vocabulary, hidden_size=size.hidden, intermediate_size=size.inner,
-        num_hidden_layers=size.layers, num_attention_heads=size.heads, num_key_value_heads=size.key_heads,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None)
+    settings = {
+        "vocab_size": size.vocabulary, "hidden_size": size.hidden, "intermediate_size": size.inner,
+        "num_hidden_layers": size.layers, "num_attention_heads": size.heads, "num_key_value_heads": size.key_heads,
+        "tie_word_embeddings": size.is_tied, "bos_token_id": None, "eos_token_id": None}
     with torch.device(device):  # a CPU draws the weights of 1.5B in half a minute
-        return transformers.Qwen2ForCausalLM(config)
+        if size.head is None:
+            return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**settings))
+        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**settings, head_dim=size.head))
 
 
 class Trial:
@@ -64,7 +76,7 @@ class Trial:
         tokenizer = SimpleNamespace(
             base_vocab_size=size.vocabulary, vocab_size=size.vocabulary, banned_token_ids=(), mask_token_id=None,
             stop_token_ids=(), decode=str)
-        net = qwen2(size, self.dist.device)
+        net = random_net(size, self.dist.device)
         if self.config.has_adapter:
             net = add_adapter(net.to(self.dist.dtype), self.config)
         model = HuggingFaceModel(net, tokenizer, LANGUAGE_MODEL, self.config.has_adapter)

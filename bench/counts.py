@@ -1,0 +1,248 @@
+"""Counts what a GPU would do, without one: operations, bytes and passes over the logits of a token and of a step.
+
+python bench/counts.py                                      # 0.5B and 1.5B: a token of 64 and of 512 rows, a step
+python bench/counts.py --shapes=0.5B --by_line=True         # which lines launch them
+python bench/counts.py --shapes=Qwen3-1.7B --lora_rank=16 --rows=64 --top_p=0.95
+python bench/counts.py --compiled=True                      # kernels of a compiled layer, from inductor on this CPU
+
+Shapes are those of bench/random_models.py. A token: Decoder.step, for all rows at once. A step: scores, loss and
+backward pass of a micro-batch. bench/fake_gpu.py says what an operation is. The [model] turns counts into seconds of
+an H100 with the constants below, which fit what was measured there (docs/results.md) within a quarter.
+"""
+
+import contextlib
+import os
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+from unittest import mock
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import torch
+
+from bench.fake_gpu import FakeGPU
+from bench.random_models import SIZES, Trial
+from core.config import load_config
+from core.device import moved
+from core.errors import run_script
+from core.generation import Generation
+from core.performance.decode import POLL_STEPS, Decoder
+from core.settings.setting import Count, Natural, Settings, Share
+from grpo.grpo_training_step import rollout_loss
+from grpo.losses import token_weights
+from grpo.sampling_settings import SamplingSettings
+from grpo.step_settings import StepSettings
+from grpo.sums import Sums
+
+GROUP = 8  # completions of a problem
+ROWS = 64, 512
+KINDS = "elementwise", "products", "attention", "head"
+# [model] of an H100
+KERNEL = 2.2e-6      # seconds of a small kernel in a CUDA graph
+BANDWIDTH = 3.0e12   # bytes a second
+PRODUCTS = 600e12    # FLOPs a second of large products; training reaches TRAINED of it
+TRAINED = 0.6
+FACTOR = 1.2         # measured time is so much longer
+LAUNCH = 28e-6       # seconds of Python for an operation of training
+PEAK = 989e12        # FLOPs a second in the datasheet
+GOALS = {("0.5B", 64): 25_000, ("0.5B", 512): 90_000}  # tokens a second of rows
+SHARES = {"0.5B": 0.2, "1.5B": 0.3}                    # of PEAK in training
+
+
+@dataclass(frozen=True)
+class CountsConfig(Settings):
+    """Sizes of what is counted."""
+
+    shapes: tuple[str, ...] = ("0.5B", "1.5B")  # names in SIZES of random_models.py
+    rows: Natural = 0  # a token: completions that are written at once, a multiple of 8; 0: 64, and 512
+    columns: Count = 512  # a token: width of the cache, a multiple of 256
+    top_p: Share = 1.0
+    top_k: Natural = 0
+    batch_size: Natural = 4  # a step: problems of a micro-batch, with 8 completions each; 0: no step
+    prompt_length: Count = 64  # a step: tokens of each prompt
+    completion_length: Count = 256  # a step: tokens of each completion
+    lora_rank: Natural = 0
+    grad_checkpoint: bool | None = None  # None: without and with it
+    by_line: bool = False  # operations by line of code
+    compiled: bool = False  # kernels of a layer that inductor compiles on this CPU
+
+    def conflicts(self):
+        yield set(self.shapes) - SIZES.keys(), "shapes", f"must be names of {', '.join(SIZES)}"
+
+
+class Counted(Exception):
+    """Ends sampling after the step that was counted."""
+
+
+def count_token(size, rows, columns, top_p=1.0, top_k=0, lora_rank=0):
+    """{Launch: how often} of a token of `rows` completions."""
+    size = replace(size, prompt_length=columns - POLL_STEPS, completion_length=POLL_STEPS)
+    step = Decoder.step
+    with FakeGPU(size.vocabulary) as gpu:
+        def counted_step(*args, **settings):
+            with gpu.recording():
+                step(*args, **settings)
+            raise Counted
+
+        trial = Trial(size, "cuda", "bfloat16", lora_rank=lora_rank, group_size=GROUP)
+        with mock.patch.object(Decoder, "step", counted_step), contextlib.suppress(Counted):
+            trial.sample(batch_size=rows // GROUP, top_p=top_p, top_k=top_k)
+    return Counter(gpu.launches)
+
+
+def count_step(size, problems, lora_rank=0, grad_checkpoint=True):
+    """{Launch: how often} of scores, loss and backward pass of a micro-batch of problems."""
+    with FakeGPU(size.vocabulary) as gpu:
+        trial = Trial(size, "cuda", "bfloat16", lora_rank=lora_rank, grad_checkpoint=grad_checkpoint,
+                      batch_size=problems, group_size=GROUP)
+        policy, config = trial.policy, trial.config
+        settings = StepSettings.of(config, policy)
+        rollouts = rollouts_of(trial)
+        with gpu.recording():
+            scores = policy.score(rollouts, settings.temperature)
+            weight = token_weights(rollouts.train_mask, settings.objective.average, rollouts.max_tokens)
+            loss = rollout_loss(scores, rollouts, weight, settings, Sums())
+            loss.backward()
+    return Counter(gpu.launches)
+
+
+def of_all_layers(count, size, *arguments, **settings):
+    """What `count` gives for a model of all its layers: from models of 2 and 3, because all others launch the same."""
+    two, three = (count(replace(size, layers=layers), *arguments, **settings) for layers in (2, 3))
+    whole = {launch: two[launch] + (size.layers - 2) * (three[launch] - two[launch]) for launch in two | three}
+    return Counter({launch: number for launch, number in whole.items() if number})
+
+
+def total(launches, name="", kinds=KINDS):
+    """The sum of a field of Launches of these kinds; without a name, how many they are."""
+    return sum(number * (getattr(launch, name) if name else 1)
+               for launch, number in launches.items() if launch.kind in kinds)
+
+
+def rollouts_of(trial):
+    """Rollouts of full length on the GPU, which nobody has sampled."""
+    config, size = trial.config, trial.size
+    shape = config.batch_size * GROUP, size.completion_length                        # (N, M)
+    generation = Generation(
+        target=torch.ones(shape, dtype=torch.long),
+        mask=torch.ones(shape),
+        logp=torch.zeros(shape),
+        kept=None,
+        truncated=torch.zeros(shape[0], dtype=torch.bool))
+    rollouts = trial.policy.rollouts(trial.problems(config.batch_size), generation, SamplingSettings.of(config))
+    advantage = torch.ones(shape[0], 1)                                              # (N, 1)
+    rollouts = replace(rollouts, texts=None, advantage=advantage)
+    return moved(rollouts, trial.dist.device)
+
+
+def seconds_of(launch):
+    """[model] of an operation in a CUDA graph."""
+    busy = max(launch.bytes / BANDWIDTH, launch.flops / PRODUCTS)
+    return FACTOR * (KERNEL + busy if launch.flops else max(KERNEL, busy))
+
+
+def seconds_of_token(launches):
+    """{kind: [model] seconds}"""
+    found = dict.fromkeys(KINDS, 0.0)
+    for launch, number in launches.items():
+        found[launch.kind] += number * seconds_of(launch)
+    return found
+
+
+def seconds_of_step(launches):
+    """[model] seconds in which the GPU multiplies, in which it does the rest, and in which Python launches."""
+    rest = sum(number * launch.bytes for launch, number in launches.items() if not launch.flops)
+    return total(launches, "flops") / PRODUCTS / TRAINED, FACTOR * rest / BANDWIDTH, total(launches) * LAUNCH
+
+
+def together(gpu, python):
+    """[model] seconds of a step whose GPU and Python work at the same time, as far as they can."""
+    return max(gpu, python) + min(gpu, python) / 4
+
+
+def show(title, launches, logits):
+    """Prints operations, bytes and FLOPs by kind. logits: how many the model computes"""
+    print(f"\n{title}\n{'':<14}{'operations':>11}{'MB':>10}{'GFLOP':>10}")
+    for kind in (*KINDS, "all"):
+        kinds = KINDS if kind == "all" else (kind,)
+        print(f"{kind:<14}{total(launches, kinds=kinds):>11}{total(launches, 'bytes', kinds) / 1e6:>10.0f}"
+              f"{total(launches, 'flops', kinds) / 1e9:>10.1f}")
+    on_logits = Counter({launch: number for launch, number in launches.items() if launch.logits})
+    print(f"{total(on_logits, 'logits') / logits:.1f} passes over the logits beside products, "
+          f"{total(on_logits, 'bytes') / logits:.0f} bytes for each logit")
+
+
+def show_lines(launches):
+    """Prints operations and bytes by line."""
+    by_line = {}
+    for launch, number in launches.items():
+        key = launch.line, launch.kind, launch.name
+        count, moved_bytes = by_line.get(key, (0, 0))
+        by_line[key] = count + number, moved_bytes + number * launch.bytes
+    for (line, kind, name), (count, moved_bytes) in sorted(by_line.items(), key=lambda row: row[1], reverse=True):
+        print(f"{count:>6}{moved_bytes / 1e6:>10.1f} MB  {kind:<12} {name:<48} {line}")
+
+
+def token(c, name, rows):
+    """A token of all rows: its table, and what the [model] makes of it."""
+    size = SIZES[name]
+    launches = of_all_layers(count_token, size, rows, c.columns, c.top_p, c.top_k, c.lora_rank)
+    title = f"{name}: a token of {rows} rows, {c.columns} columns, top_p={c.top_p}, top_k={c.top_k}"
+    show(f"{title}, lora_rank={c.lora_rank}", launches, rows * size.vocabulary)
+    spent = seconds_of_token(launches)
+    seconds = sum(spent.values())
+    parts = ", ".join(f"{kind} {1e3 * of_kind:.2f}" for kind, of_kind in spent.items())
+    print(f"[model] {1e3 * seconds:.2f} ms ({parts}): {rows / seconds:,.0f} tokens a second")
+    if goal := GOALS.get((name, rows)):
+        left = rows / goal - seconds + spent["elementwise"]
+        print(f"{goal:,} tokens a second leave {1e3 * rows / goal:.2f} ms: beside these products, attention and head "
+              f"for {max(0, left) / KERNEL / FACTOR:.0f} small elementwise kernels")
+    return launches
+
+
+def step(c, name, grad_checkpoint):
+    """A training step: its table, and what the [model] makes of it."""
+    size = replace(SIZES[name], prompt_length=c.prompt_length, completion_length=c.completion_length)
+    launches = of_all_layers(count_step, size, c.batch_size, c.lora_rank, grad_checkpoint)
+    tokens = c.batch_size * GROUP * c.completion_length
+    title = f"{name}: a training step of {c.batch_size} x {GROUP} x {c.completion_length} tokens"
+    show(f"{title}, lora_rank={c.lora_rank}, grad_checkpoint={grad_checkpoint}", launches, tokens * size.vocabulary)
+    products, rest, python = seconds_of_step(launches)
+    seconds = together(products + rest, python)
+    # The same operations as in bench/gpu.py: what grad_checkpoint computes again does not count
+    flops = (4 if c.lora_rank else 6) * parameters(size) * (tokens + c.batch_size * c.prompt_length)
+    print(f"[model] {seconds:.3f} s (products {products:.3f}, other kernels {rest:.3f}, launches {python:.3f}): "
+          f"{tokens / seconds:,.0f} tokens a second, {flops / seconds / PEAK:.1%} of the peak")
+    if share := SHARES.get(name):
+        goal = flops / PEAK / share
+        left = max(0, goal - python / 4 / 4 - products)
+        print(f"{share:.0%} of the peak leave {goal:.3f} s: with a quarter of these operations, "
+              f"{total(launches) // 4}, for {left / FACTOR * BANDWIDTH / 1e9:.0f} GB of kernels beside products")
+    return launches
+
+
+def parameters(size):
+    """The number of a model's weights, without biases and norms."""
+    C, D = size.hidden, size.head_size
+    attention = 2 * C * D * (size.heads + size.key_heads)
+    embeddings = size.vocabulary * C * (1 if size.is_tied else 2)
+    return size.layers * (attention + 3 * C * size.inner) + embeddings
+
+
+def main(argv):
+    """Prints the counts."""
+    c, _ = load_config(CountsConfig, argv)
+    for name in c.shapes:
+        counts = [(token, name, rows) for rows in ((c.rows,) if c.rows else ROWS)]
+        ways = (False, True) if c.grad_checkpoint is None else (c.grad_checkpoint,)
+        if c.batch_size:
+            counts += [(step, name, way) for way in ways]
+        for count, *which in counts:
+            launches = count(c, *which)
+            if c.by_line:
+                show_lines(launches)
+
+
+if __name__ == "__main__":
+    run_script(main)
