@@ -3,11 +3,13 @@
 python bench/counts.py                                      # 0.5B and 1.5B: a token of 64 and of 512 rows, a step
 python bench/counts.py --shapes=0.5B --by_line=True         # which lines launch them
 python bench/counts.py --shapes=Qwen3-1.7B --lora_rank=16 --rows=64 --top_p=0.95
+python bench/counts.py --memory=True --shapes=3B --lora_rank=16 --grad_checkpoint=True --prompt_length=200
 python bench/counts.py --compiled=True                      # kernels of a compiled layer, from inductor on this CPU
 
 Shapes are those of bench/random_models.py. A token: Decoder.step, for all rows at once. A step: scores, loss and
 backward pass of a micro-batch. bench/fake_gpu.py says what an operation is. The [model] turns counts into seconds of
-an H100 with the constants below, which fit what was measured there (docs/results.md) within a quarter.
+an H100 with the constants below, which fit what was measured there (docs/results.md) within a tenth; the bound is what
+bytes and FLOPs alone would take. Memory is the formula of docs/one_gpu.md with the tensors that autograd keeps.
 """
 
 import contextlib
@@ -20,23 +22,28 @@ from unittest import mock
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
+from torch._inductor import config as inductor
+from torch._inductor.scheduler import ExternKernelSchedulerNode, NopKernelSchedulerNode, Scheduler
 
 from bench.fake_gpu import FakeGPU
 from bench.random_models import SIZES, Trial
 from core.config import load_config
 from core.device import moved
 from core.errors import run_script
-from core.generation import Generation
+from core.generation import Generation, Stop
 from core.performance.decode import POLL_STEPS, Decoder
-from core.settings.setting import Count, Natural, Settings, Share
+from core.settings.setting import Count, Natural, Positive, Settings, Share
 from grpo.grpo_training_step import rollout_loss
 from grpo.losses import token_weights
 from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings
 from grpo.sums import Sums
 
+GIB = 2**30
 GROUP = 8  # completions of a problem
 ROWS = 64, 512
+COMPILED = "fused", "products", "others"
+PRODUCTS_CALLED = {"mm", "addmm", "bmm", "baddbmm", "_linear_pointwise", "linear"}
 KINDS = "elementwise", "products", "attention", "head"
 # [model] of an H100
 KERNEL = 2.2e-6      # seconds of a small kernel in a CUDA graph
@@ -65,6 +72,8 @@ class CountsConfig(Settings):
     lora_rank: Natural = 0
     grad_checkpoint: bool | None = None  # None: without and with it
     by_line: bool = False  # operations by line of code
+    memory: bool = False  # GiB of a micro-batch, in place of counts
+    logits_gib: Positive = 2.0  # memory: of the largest logits, 1 on cards below 16 GiB, 2 up to 24, else 4
     compiled: bool = False  # kernels of a layer that inductor compiles on this CPU
 
     def conflicts(self):
@@ -161,6 +170,10 @@ def together(gpu, python):
     return max(gpu, python) + min(gpu, python) / 4
 
 
+def bound(launches):
+    return f"bound {1e3 * max(total(launches, 'bytes') / BANDWIDTH, total(launches, 'flops') / PRODUCTS):.2f} ms"
+
+
 def show(title, launches, logits):
     """Prints operations, bytes and FLOPs by kind. logits: how many the model computes"""
     print(f"\n{title}\n{'':<14}{'operations':>11}{'MB':>10}{'GFLOP':>10}")
@@ -193,7 +206,7 @@ def token(c, name, rows):
     spent = seconds_of_token(launches)
     seconds = sum(spent.values())
     parts = ", ".join(f"{kind} {1e3 * of_kind:.2f}" for kind, of_kind in spent.items())
-    print(f"[model] {1e3 * seconds:.2f} ms ({parts}): {rows / seconds:,.0f} tokens a second")
+    print(f"[model] {1e3 * seconds:.2f} ms ({parts}): {rows / seconds:,.0f} tokens a second; {bound(launches)}")
     if goal := GOALS.get((name, rows)):
         left = rows / goal - seconds + spent["elementwise"]
         print(f"{goal:,} tokens a second leave {1e3 * rows / goal:.2f} ms: beside these products, attention and head "
@@ -213,7 +226,7 @@ def step(c, name, grad_checkpoint):
     # The same operations as in bench/gpu.py: what grad_checkpoint computes again does not count
     flops = (4 if c.lora_rank else 6) * parameters(size) * (tokens + c.batch_size * c.prompt_length)
     print(f"[model] {seconds:.3f} s (products {products:.3f}, other kernels {rest:.3f}, launches {python:.3f}): "
-          f"{tokens / seconds:,.0f} tokens a second, {flops / seconds / PEAK:.1%} of the peak")
+          f"{tokens / seconds:,.0f} tokens a second, {flops / seconds / PEAK:.1%} of the peak; {bound(launches)}")
     if share := SHARES.get(name):
         goal = flops / PEAK / share
         left = max(0, goal - python / 4 / 4 - products)
@@ -230,12 +243,118 @@ def parameters(size):
     return size.layers * (attention + 3 * C * size.inner) + embeddings
 
 
+# Memory
+
+def count_kept(size, problems, lora_rank=0, grad_checkpoint=True):
+    """{"bytes": those that autograd keeps of a micro-batch of problems, without logits and weights, "adapter": number
+    of trained weights of an adapter}."""
+    kept = {}  # {storage: bytes}
+    with FakeGPU(size.vocabulary):
+        trial = Trial(size, "cuda", "bfloat16", lora_rank=lora_rank, grad_checkpoint=grad_checkpoint,
+                      batch_size=problems, group_size=GROUP)
+        weights = list(trial.policy.parameters())
+
+        def keep(x):
+            kept[x.untyped_storage()._cdata] = x, x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            states = trial.policy.states(rollouts_of(trial))
+        # Weights in bfloat16, which autocast keeps for the block, are not activations
+        shapes = {shape for x in weights for shape in (x.shape, x.shape[::-1])}
+        count = sum(number for x, number in kept.values() if x.shape not in shapes)
+        adapter = sum(x.numel() for x in weights if x.requires_grad) if lora_rank else 0
+    del states
+    return Counter(bytes=count, adapter=adapter)
+
+
+def memory(c, name, grad_checkpoint):
+    """Prints the GiB of a micro-batch by the formula of docs/one_gpu.md."""
+    size = replace(SIZES[name], prompt_length=c.prompt_length, completion_length=c.completion_length)
+    tokens = c.batch_size * (c.prompt_length + GROUP * c.completion_length)
+    P, VC = parameters(size), size.vocabulary * size.hidden
+    kept = of_all_layers(count_kept, size, c.batch_size, c.lora_rank, grad_checkpoint)
+    activations = kept["bytes"]
+    if grad_checkpoint:  # one layer at a time keeps all
+        three, two = (count_kept(replace(size, layers=layers), c.batch_size, c.lora_rank, False) for layers in (3, 2))
+        activations += three["bytes"] - two["bytes"]
+    of_token = 4 * size.layers * size.key_heads * size.head_size
+    cache = of_token * c.batch_size * GROUP * (c.prompt_length + c.completion_length)
+    working = activations + c.logits_gib * GIB
+    if c.lora_rank:
+        needed = 2 * P + 16 * kept["adapter"] + working
+    else:
+        needed = 14 * P + max(4 * P + 4 * VC, 2 * P + 6 * VC + working)
+    print(f"{name}, {c.batch_size} x {GROUP} x {c.completion_length}, lora_rank={c.lora_rank}, "
+          f"grad_checkpoint={grad_checkpoint}: {(needed + cache) / GIB:.1f} GiB; activations "
+          f"{activations / GIB:.2f} GiB, {kept['bytes'] / tokens / size.layers:.0f} bytes a token and layer; cache "
+          f"{cache / GIB:.2f} GiB, {of_token} bytes a token")
+
+
+# Compiled layers
+
+def compiled(c):
+    """Prints the kernels of each program that the layers of a small Qwen2.5 and Qwen3 need on the CPU. Their number does
+    not depend on the width. Triton fuses much the same."""
+    for family, head in (("Qwen2.5", None), ("Qwen3", 16)):
+        size = replace(SIZES["mini"], head=head)
+        for way, run in (("tokens", sampled), ("training", trained)):
+            torch._dynamo.reset()
+            trial = Trial(size, "cpu", "bfloat16", lora_rank=c.lora_rank, batch_size=2, group_size=GROUP,
+                          grad_checkpoint=bool(c.grad_checkpoint))
+            trial.policy.compile()
+            for kernels in kernels_of(lambda run=run, trial=trial: run(trial)):
+                print(f"{family}, {way}, a program:", ", ".join(f"{kernels[kind]} {kind}" for kind in COMPILED))
+
+
+def kernels_of(run):
+    """{kind: number of kernels} of each program that inductor makes in run(), by its scheduler."""
+    programs = []
+    codegen = Scheduler.codegen
+
+    def counted_codegen(scheduler):
+        kernels = Counter()
+        for node in scheduler.nodes:
+            if isinstance(node, ExternKernelSchedulerNode):
+                name = str(node.node.get_kernel_name())
+                is_product = name.rpartition(".")[2] in PRODUCTS_CALLED
+                kernels["products" if is_product else "others"] += 1
+            elif not isinstance(node, NopKernelSchedulerNode):
+                kernels["fused"] += 1
+        programs.append(kernels)
+        return codegen(scheduler)
+
+    with mock.patch.object(Scheduler, "codegen", counted_codegen), inductor.patch(force_disable_caches=True):
+        run()
+    return programs
+
+
+def sampled(trial):
+    """Some tokens of a Decoder, on a CPU."""
+    decoder = Decoder(trial.policy.model)
+    prompt = torch.ones(2, trial.size.prompt_length, dtype=torch.long)
+    padding = torch.zeros(2, dtype=torch.long)
+    with trial.policy.autocast():
+        decoder(prompt, padding, torch.zeros(2, GROUP, POLL_STEPS, dtype=torch.double), Stop(trial.policy.tokenizer))
+
+
+def trained(trial):
+    """Scores and the backward pass."""
+    trial.policy.score(rollouts_of(trial), 1.0).logp.sum().backward()
+
+
 def main(argv):
     """Prints the counts."""
     c, _ = load_config(CountsConfig, argv)
+    if c.compiled:
+        return compiled(c)
     for name in c.shapes:
-        counts = [(token, name, rows) for rows in ((c.rows,) if c.rows else ROWS)]
         ways = (False, True) if c.grad_checkpoint is None else (c.grad_checkpoint,)
+        if c.memory:
+            for way in ways:
+                memory(c, name, way)
+            continue
+        counts = [(token, name, rows) for rows in ((c.rows,) if c.rows else ROWS)]
         if c.batch_size:
             counts += [(step, name, way) for way in ways]
         for count, *which in counts:

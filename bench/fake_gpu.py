@@ -29,7 +29,11 @@ from core.device import gpu_logits_at_once, ids_on
 from core.errors import ROOT
 from core.performance.decode import Decoder
 
+with contextlib.suppress(ImportError):  # it would look for a library of CUDA where a GPU is played
+    import bitsandbytes  # noqa: F401
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+IS = {Tensor.is_cuda.__get__: True, Tensor.is_cpu.__get__: False}  # what a tensor of the GPU says of itself
 MEMORY = 80 * 2**30  # bytes of the GPU
 BELOW = FakeTensor.device.fget
 DEVICE_BELOW = torch.ops.prim.device.default
@@ -125,10 +129,8 @@ class FakeGPU(TorchFunctionMode):
     def call(self, func, args, kwargs):
         name, first = getattr(func, "__name__", ""), args[0] if args else None
         there = isinstance(first, FakeTensor)
-        if there and func is Tensor.is_cuda.__get__:
-            return True
-        if there and func is Tensor.is_cpu.__get__:
-            return False
+        if there and func in IS:
+            return IS[func]
         if there and name in ("tolist", "cpu", "numpy"):
             return getattr(torch.zeros(first.shape, dtype=first.dtype), name)()
         if isinstance(first, Tensor) and name in ("to", "cuda"):
