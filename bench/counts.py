@@ -17,6 +17,7 @@ import os
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Annotated
 from unittest import mock
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -73,11 +74,13 @@ class CountsConfig(Settings):
     grad_checkpoint: bool | None = None  # None: without and with it
     by_line: bool = False  # operations by line of code
     memory: bool = False  # GiB of a micro-batch, in place of counts
+    dtype: Annotated[str, ("bfloat16", "float32")] = "bfloat16"  # memory: float32 with an adapter alone
     logits_gib: Positive = 2.0  # memory: of the largest logits, 1 on cards below 16 GiB, 2 up to 24, else 4
     compiled: bool = False  # kernels of a layer that inductor compiles on this CPU
 
     def conflicts(self):
         yield set(self.shapes) - SIZES.keys(), "shapes", f"must be names of {', '.join(SIZES)}"
+        yield self.dtype == "float32" and not (self.memory and self.lora_rank), "dtype", "needs memory and lora_rank"
 
 
 class Counted(Exception):
@@ -245,12 +248,12 @@ def parameters(size):
 
 # Memory
 
-def count_kept(size, problems, lora_rank=0, grad_checkpoint=True):
+def count_kept(size, problems, lora_rank=0, grad_checkpoint=True, dtype="bfloat16"):
     """{"bytes": those that autograd keeps of a micro-batch of problems, without logits and weights, "adapter": number
     of trained weights of an adapter}."""
     kept = {}  # {storage: bytes}
     with FakeGPU(size.vocabulary):
-        trial = Trial(size, "cuda", "bfloat16", lora_rank=lora_rank, grad_checkpoint=grad_checkpoint,
+        trial = Trial(size, "cuda", dtype, lora_rank=lora_rank, grad_checkpoint=grad_checkpoint,
                       batch_size=problems, group_size=GROUP)
         weights = list(trial.policy.parameters())
 
@@ -273,16 +276,18 @@ def memory(c, name, grad_checkpoint):
     size = replace(SIZES[name], prompt_length=c.prompt_length, completion_length=c.completion_length)
     tokens = c.batch_size * (c.prompt_length + GROUP * c.completion_length)
     P, VC = parameters(size), size.vocabulary * size.hidden
-    kept = of_all_layers(count_kept, size, c.batch_size, c.lora_rank, grad_checkpoint)
+    kept = of_all_layers(count_kept, size, c.batch_size, c.lora_rank, grad_checkpoint, c.dtype)
     activations = kept["bytes"]
     if grad_checkpoint:  # one layer at a time keeps all
-        three, two = (count_kept(replace(size, layers=layers), c.batch_size, c.lora_rank, False) for layers in (3, 2))
+        two, three = (count_kept(replace(size, layers=layers), c.batch_size, c.lora_rank, False, c.dtype)
+                      for layers in (2, 3))
         activations += three["bytes"] - two["bytes"]
-    of_token = 4 * size.layers * size.key_heads * size.head_size
+    width = getattr(torch, c.dtype).itemsize
+    of_token = 2 * width * size.layers * size.key_heads * size.head_size
     cache = of_token * c.batch_size * GROUP * (c.prompt_length + c.completion_length)
     working = activations + c.logits_gib * GIB
     if c.lora_rank:
-        needed = 2 * P + 16 * kept["adapter"] + working
+        needed = width * P + 16 * kept["adapter"] + working
     else:
         needed = 14 * P + max(4 * P + 4 * VC, 2 * P + 6 * VC + working)
     print(f"{name}, {c.batch_size} x {GROUP} x {c.completion_length}, lora_rank={c.lora_rank}, "
@@ -294,8 +299,8 @@ def memory(c, name, grad_checkpoint):
 # Compiled layers
 
 def compiled(c):
-    """Prints the kernels of each program that the layers of a small Qwen2.5 and Qwen3 need on the CPU. Their number does
-    not depend on the width. Triton fuses much the same."""
+    """Prints the kernels of each program that the layers of a small Qwen2.5 and Qwen3 need on the CPU. Their number
+    does not depend on the width. Triton fuses much the same."""
     for family, head in (("Qwen2.5", None), ("Qwen3", 16)):
         size = replace(SIZES["mini"], head=head)
         for way, run in (("tokens", sampled), ("training", trained)):
@@ -316,7 +321,7 @@ def kernels_of(run):
         kernels = Counter()
         for node in scheduler.nodes:
             if isinstance(node, ExternKernelSchedulerNode):
-                name = str(node.node.get_kernel_name())
+                name = str(node.node.python_kernel_name or node.node.op_overload)
                 is_product = name.rpartition(".")[2] in PRODUCTS_CALLED
                 kernels["products" if is_product else "others"] += 1
             elif not isinstance(node, NopKernelSchedulerNode):

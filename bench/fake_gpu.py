@@ -29,9 +29,6 @@ from core.device import gpu_logits_at_once, ids_on
 from core.errors import ROOT
 from core.performance.decode import Decoder
 
-with contextlib.suppress(ImportError):  # it would look for a library of CUDA where a GPU is played
-    import bitsandbytes  # noqa: F401
-
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 IS = {Tensor.is_cuda.__get__: True, Tensor.is_cpu.__get__: False}  # what a tensor of the GPU says of itself
 MEMORY = 80 * 2**30  # bytes of the GPU
@@ -185,6 +182,8 @@ class FakeGPU(TorchFunctionMode):
             (Decoder, {"captured": lambda decoder, step: step})]
 
     def __enter__(self):
+        with contextlib.suppress(ImportError):  # later it would look for a library of CUDA
+            import bitsandbytes  # noqa: F401
         self.stack = contextlib.ExitStack()
         for where, new in self.patches():
             self.stack.enter_context(mock.patch.multiple(where, **new))
@@ -237,7 +236,9 @@ class Recorder(TorchDispatchMode):
         if not any(x.numel() for x in (new or results or tensors[:1])):
             return
         read, written = list(map(bytes_of, tensors)), sum(map(bytes_of, new))
-        if name in LOOKUPS:
+        if name.endswith("_like") or name.startswith("new_"):
+            read = []
+        elif name in LOOKUPS:
             read[0] = written
         elif name in PLACED:
             read[0] = written = read[-1]

@@ -448,6 +448,12 @@ CLAIMS = {
             "rooms/test_sample_and_export.py::test_the_order_of_the_passes_is_that_of_training",
         "both sides of a benchmark do the same work and have the same gradient":
             "rooms/test_bench.py::test_a_comparison_measures_both_sides_in_processes_of_their_own_and_their_gradients_are_equal",
+        "operations, bytes and passes over the logits of a token and of a step stay below ceilings":
+            "rooms/test_counts.py::test_operations_bytes_and_passes_stay_below_the_ceilings",
+        "operations, bytes and FLOPs that are counted without a GPU are those counted by hand":
+            "rooms/test_counts.py::test_operations_bytes_and_flops_are_those_counted_by_hand",
+        "autograd keeps the bytes of the formulas for one GPU":
+            "rooms/test_counts.py::test_a_layer_keeps_the_bytes_of_the_formulas_of_the_page",
         "every measurement of a GPU runs in miniature on a CPU":
             "rooms/test_bench.py::test_the_parts_that_measure_a_gpu_run_in_miniature_and_each_finding_is_a_line_of_json",
         "learning is measured on the model, the dataset and the settings that are named":
