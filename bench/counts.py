@@ -120,7 +120,7 @@ def count_step(size, problems, lora_rank=0, grad_checkpoint=True):
 
 
 def of_all_layers(count, size, *arguments, **settings):
-    """What `count` gives for a model of all its layers: from models of 2 and 3, because all others launch the same."""
+    """Counts a model of all its layers from models of 2 and 3, because every further layer launches the same."""
     two, three = (count(replace(size, layers=layers), *arguments, **settings) for layers in (2, 3))
     whole = {launch: two[launch] + (size.layers - 2) * (three[launch] - two[launch]) for launch in two | three}
     return Counter({launch: number for launch, number in whole.items() if number})

@@ -86,7 +86,7 @@ def bytes_of(x):
 
 
 class FakeGPU(TorchFunctionMode):
-    """As a function mode it answers what Python asks (.device, .to, device=...)."""
+    """The mode that answers what Python asks (.device, .to, device=...)."""
 
     def __init__(self, vocabulary=None):
         """vocabulary: the size by which logits are known"""
@@ -245,20 +245,26 @@ class Recorder(TorchDispatchMode):
         elif changes:
             written += read[0]
             read[0] *= name not in OVERWRITTEN
-        both = [*tensors, *new]
-        vocabulary = self.gpu.vocabulary
+        read_or_written = [*tensors, *new]
+        if name in LOOKUPS or name in PLACED:
+            read_or_written = read_or_written[1:]
+        sizes = [self.logits_in(x) for x in read_or_written]
         kind = "elementwise"
         if "scaled_dot_product" in name:
             kind = "attention"
-        elif name != "embedding" and any(vocabulary in x.shape for x in both):
+        elif any(sizes) or any(self.gpu.vocabulary in x.shape for x in read_or_written):
             kind = "head"
         elif name in PRODUCTS:
             kind = "products"
-        logits = 0
-        if name not in PRODUCTS:
-            logits = max((x.numel() for x in both if x.dim() and x.shape[-1] == vocabulary), default=0)
+        logits = 0 if name in PRODUCTS else max(sizes, default=0)
         flops = flops_of(name, tensors, results)
         self.gpu.launches.append(Launch(name, kind, self.place(), sum(read) + written, flops, logits))
+
+    def logits_in(self, x):
+        """The numbers of a tensor if they are logits, perhaps in blocks. A vocabulary has a large prime factor."""
+        vocabulary = self.gpu.vocabulary
+        is_weight = not x.dim() or x.shape[0] == vocabulary
+        return 0 if vocabulary is None or is_weight or x.numel() % vocabulary else x.numel()
 
     def place(self):
         """The line of core/, grpo/ or the model that launches now."""

@@ -13,16 +13,16 @@ from bench.random_models import SIZES, Size
 
 ROOM = 1.03
 MEASURED = {  # of 0.5B: operations, GB, passes over the logits beside products. A lower count is written down here
-    "a token, 512 rows": (counts.count_token, {"rows": 512, "columns": 512}, 1219, 11.84, 8.0),
-    "a token, 512 rows, top_p": (counts.count_token, {"rows": 512, "columns": 512, "top_p": 0.95}, 1233, 19.00, 36.0),
-    "a greedy token, 512 rows": (counts.count_token, {"rows": 512, "columns": 512, "top_k": 1}, 1230, 16.04, 34.0),
-    "a step": (counts.count_step, {"problems": 4}, 10109, 417.9, 18.0),
-    "a step of an adapter": (counts.count_step, {"problems": 4, "lora_rank": 16}, 15744, 514.2, 18.0),
+    "a token, 512 rows": (counts.count_token, {"rows": 512, "columns": 512}, 1219, 11.83, 6.0),
+    "a token, 512 rows, top_p": (counts.count_token, {"rows": 512, "columns": 512, "top_p": 0.95}, 1233, 18.60, 19.0),
+    "a greedy token, 512 rows": (counts.count_token, {"rows": 512, "columns": 512, "top_k": 1}, 1230, 15.64, 17.0),
+    "a step": (counts.count_step, {"problems": 4}, 10109, 417.8, 17.0),
+    "a step of an adapter": (counts.count_step, {"problems": 4, "lora_rank": 16}, 15744, 514.1, 17.0),
 }
 TINY = Size(hidden=32, inner=80, layers=2, heads=4, key_heads=2, vocabulary=100, prompt_length=17,
             completion_length=32)
-WAYS = [(size, rank, grad_checkpoint) for size in (TINY, replace(TINY, head=16)) for rank in (0, 4)
-        for grad_checkpoint in (False, True)]
+QWEN3 = replace(TINY, head=16)  # its heads are wider than the states
+WAYS = [(TINY, 0, False), (QWEN3, 0, False), (QWEN3, 4, False), (TINY, 0, True), (TINY, 4, True)]
 
 
 @pytest.mark.slow
@@ -59,6 +59,7 @@ def test_operations_bytes_and_flops_are_those_counted_by_hand():
     assert [launch.logits for launch in launches] == [0, 0, 0, 0, 21, 21, 21, 21, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count, arguments", [
     (counts.count_token, {"rows": 8, "columns": 256}),
     (counts.count_step, {"problems": 1, "grad_checkpoint": True})])
