@@ -8,8 +8,8 @@ python bench/counts.py --compiled=True                      # kernels of a compi
 
 Shapes are those of bench/random_models.py. A token: Decoder.step, for all rows at once. A step: scores, loss and
 backward pass of a micro-batch. bench/fake_gpu.py says what an operation is. The [model] turns counts into seconds of
-an H100 with the constants below, which fit what was measured there (docs/results.md) within a tenth; the bound is what
-bytes and FLOPs alone would take. Memory is the formula of docs/one_gpu.md with the tensors that autograd keeps.
+an H100 with the constants below, which fit what was measured there (docs/results.md) within a tenth, training of an
+adapter within a fifth; the bound is what bytes and FLOPs alone would take. Memory is the formula of docs/one_gpu.md with the tensors that autograd keeps.
 """
 
 import contextlib
@@ -174,6 +174,7 @@ def together(gpu, python):
 
 
 def bound(launches):
+    """The time in which the GPU could move these bytes, or multiply."""
     return f"bound {1e3 * max(total(launches, 'bytes') / BANDWIDTH, total(launches, 'flops') / PRODUCTS):.2f} ms"
 
 

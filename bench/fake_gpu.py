@@ -46,11 +46,11 @@ PACKAGES = ("transformers/models", "transformers/integrations", "transformers/ac
 class Launch(NamedTuple):
     """An operation on the GPU."""
     name: str
-    kind: str        # elementwise (all but the next), products, attention, head: those on a tensor of the vocabulary
+    kind: str        # elementwise (all but the next), products, attention, head: those on logits or their weights
     line: str        # of core/, grpo/ or the model; "backward of" and "again" for the backward pass and checkpoints
     bytes: int       # read and written; an expanded tensor counts once
     flops: int       # of products and attention
-    logits: int      # numbers in the largest tensor (..., vocabulary), unless it is a product
+    logits: int      # numbers in the largest tensor of logits that it reads or writes whole, unless it is a product
 
 
 def backward(loss, *args, **settings):
