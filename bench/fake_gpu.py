@@ -50,7 +50,7 @@ class Launch(NamedTuple):
     line: str        # of core/, grpo/ or the model; "backward of" and "again" for the backward pass and checkpoints
     bytes: int       # read and written; an expanded tensor counts once
     flops: int       # of products and attention
-    logits: int      # numbers in the largest tensor of logits that it reads or writes whole, unless it is a product
+    logits: int      # numbers in the largest logits that it reads or writes whole; 0 for a product
 
 
 def backward(loss, *args, **settings):
