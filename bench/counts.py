@@ -9,7 +9,8 @@ python bench/counts.py --compiled=True                      # kernels of a compi
 Shapes are those of bench/random_models.py. A token: Decoder.step, for all rows at once. A step: scores, loss and
 backward pass of a micro-batch. bench/fake_gpu.py says what an operation is. The [model] turns counts into seconds of
 an H100 with the constants below, which fit what was measured there (docs/results.md) within a tenth, training of an
-adapter within a fifth; the bound is what bytes and FLOPs alone would take. Memory is the formula of docs/one_gpu.md with what autograd keeps.
+adapter within a fifth; the bound is what bytes and FLOPs alone would take. Memory is the formula of
+docs/one_gpu.md with what autograd keeps.
 """
 
 import contextlib
