@@ -89,11 +89,18 @@ class Counted(Exception):
 
 
 def count_token(size, rows, columns, top_p=1.0, top_k=0, lora_rank=0):
-    """{Launch: how often} of a token of `rows` completions."""
+    """{Launch: how often} of a token of `rows` completions. With truncation the first step of each round sorts the
+    whole vocabulary, so the second is counted."""
     size = replace(size, prompt_length=columns - POLL_STEPS, completion_length=POLL_STEPS)
     step = Decoder.step
+    steps = 0
     with FakeGPU(size.vocabulary) as gpu:
         def counted_step(*args, **settings):
+            nonlocal steps
+            steps += 1
+            if steps == 1:
+                step(*args, **settings)
+                return
             with gpu.recording():
                 step(*args, **settings)
             raise Counted

@@ -45,13 +45,16 @@ from core.settings.setting import Count, Name, Positive, Settings
 
 GIB = 2**30
 GROUP = 8        # completions of a problem
-SAMPLED = {  # {rank of the adapter, 0 for none: pairs of completions at once and top_p}
-    0: ((64, 1.0), (256, 1.0), (512, 0.95), (512, 1.0)),
-    16: ((64, 1.0), (256, 1.0))}
+SAMPLED = {  # {(rank of the adapter, 0 for none; compile): pairs of completions at once and top_p}
+    (0, False): ((64, 1.0), (256, 1.0), (512, 0.95), (512, 1.0)),
+    (16, False): ((64, 1.0), (256, 1.0)),
+    (0, True): ((64, 1.0), (512, 0.95), (512, 1.0))}
 # The logits of random weights hardly differ, so that top_p would keep most of the vocabulary; at this temperature it
 # keeps tens or hundreds, as of a trained model
 SHARP = 0.1
-TRAINED = (0, True, 4), (0, False, 4), (16, True, 4), (16, False, 4), (0, True, 16)  # rank, grad_checkpoint, problems
+TRAINED = (  # rank, grad_checkpoint, problems, compile
+    (0, True, 4, False), (0, False, 4, False), (16, True, 4, False), (16, False, 4, False), (0, True, 16, False),
+    (0, True, 4, True), (0, False, 4, True), (16, False, 4, True))
 GENERATED = 64, 512  # completions at once
 FEWER = 16       # a miniature divides the completions at once by this
 KERNELS = 14     # kernels that are shown
@@ -134,10 +137,10 @@ def golden(c):
 
 def sampling(c):
     """Tokens a second of completions that are sampled at once."""
-    for (name, size), (rank, ways) in itertools.product(c.sizes.items(), SAMPLED.items()):
+    for (name, size), ((rank, is_compiled), ways) in itertools.product(c.sizes.items(), SAMPLED.items()):
         gc.collect()  # of the model before it
-        trial = Trial(size, c.device_used, c.dtype, lora_rank=rank, group_size=GROUP)
-        found = {"shape": name, "lora_rank": rank}
+        trial = Trial(size, c.device_used, c.dtype, lora_rank=rank, compile=is_compiled, group_size=GROUP)
+        found = {"shape": name, "lora_rank": rank, "compile": is_compiled}
         for rows, top_p in ways:
             way = {"batch_size": c.rows(rows) // GROUP, "top_p": top_p, "temperature": SHARP if top_p < 1 else 1.0}
             yield found | way | measured_sampling(trial, way)
@@ -161,10 +164,11 @@ def measured_sampling(trial, way):
 
 def training(c):
     """Tokens a second, share of the peak, and memory of the training half of a step."""
-    for (name, size), (rank, checkpoint, problems) in itertools.product(c.sizes.items(), TRAINED):
+    for (name, size), (rank, checkpoint, problems, is_compiled) in itertools.product(c.sizes.items(), TRAINED):
         gc.collect()
-        found = {"shape": name, "lora_rank": rank, "grad_checkpoint": checkpoint, "completions": problems * GROUP}
-        settings = {"lora_rank": rank, "grad_checkpoint": checkpoint, "batch_size": problems, "group_size": GROUP}
+        settings = {"lora_rank": rank, "grad_checkpoint": checkpoint, "compile": is_compiled}
+        found = {"shape": name, **settings, "completions": problems * GROUP}
+        settings |= {"batch_size": problems, "group_size": GROUP}
         try:
             yield found | measured_training(Trial(size, c.device_used, c.dtype, **settings), c.peak_tflops)
         except torch.OutOfMemoryError:

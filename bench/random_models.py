@@ -81,6 +81,8 @@ class Trial:
             net = add_adapter(net.to(self.dist.dtype), self.config)
         model = HuggingFaceModel(net, tokenizer, LANGUAGE_MODEL, self.config.has_adapter)
         self.policy = make_policy(LEFT_TO_RIGHT, model.to(self.dist.device), tokenizer, self.config, self.dist)
+        if self.config.compile:
+            self.policy.compile()
         self.optimizers = build_optimizers(self.policy, self.config, self.dist.device.type)
         self.steps = 0  # taken so far
 

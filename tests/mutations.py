@@ -328,7 +328,7 @@ FAULTS = [
      "y.std(0)", "tests/rooms/test_report.py"),
     # what a GPU would launch
     ("the decoder casts its weights for each token", "core/performance/decode.py",
-     "                layer.weight = self.cast[layer]\n", "", "tests/rooms/test_counts.py"),
+     "                setattr(*place, self.cast[place])\n", "", "tests/rooms/test_counts.py"),
     ("the logits are copied once more", "core/huggingface/model.py", "return at_least_float32(logits)",
      "return at_least_float32(logits).clone()", "tests/rooms/test_counts.py"),
 ]

@@ -537,7 +537,7 @@ SAMPLERS_AND_TOOLS = [
     (CHECK_LOSS, "{losses.py}:loss --objective=dro --clip_low=0.2", 2, "dro --clip_low"),
     ("bench/gpu.py", "--mini=True", 2, "PART machine scratch"),
     ("bench/gpu.py", "machine speed --mini=True", 2, "PART machine scratch"),
-    ("bench/gpu.py", "training --shapes=7B", 1, "shapes= 7B 0.5B"),
+    ("bench/gpu.py", "training --shapes=9B", 1, "shapes= 9B 0.5B"),
     ("bench/gpu.py", "machine --mini=True --out={out}/none/found.jsonl", 1, "none/found.jsonl"),
     ("bench/bench.py", "peer --cases=T_mixed --batching=True", 1, "batching=True cases='T_mixed'"),
 ]

@@ -219,7 +219,7 @@ class HuggingFaceModel(Model):
         self.body.forward = lambda *args, **settings: output
         try:
             with using(self.net, self.adapter), autocast:
-                logits = self.undivided(input_ids=unread).logits[0]
+                logits = self.undivided(input_ids=unread).logits.squeeze(0)  # an index would copy their gradient
         finally:
             del self.body.forward  # restores the method of the class
         return at_least_float32(logits)
