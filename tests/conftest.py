@@ -55,3 +55,20 @@ def rewards_of_a_test():
     run_reward_file.cache_clear()
     REWARDS.clear()
     REWARDS.update(before)
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """Sets the backend of torch.compile. At first it is "eager": PyTorch runs what was traced, without a compiler."""
+    import torch
+    from torch._dynamo.utils import counters
+    from core.model import compiled
+
+    def use(name):
+        monkeypatch.setattr("core.model.BACKEND", name)
+        compiled.cache_clear()
+        torch.compiler.reset()
+        counters.clear()
+    use("eager")
+    yield use
+    use("inductor")

@@ -25,26 +25,13 @@ from grpo.rewards import Scored
 from tests.families import CAUSAL_FAMILIES, folder_maker, write_prose, write_sums
 from tests.tiny import CAUSAL, Catcher, causal_model, grpo_step, one_process
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("backend")]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """family -> the folder of a small random model."""
     return folder_maker(tmp_path_factory.mktemp("families"))
-
-
-@pytest.fixture(autouse=True)
-def backend(monkeypatch):
-    """Sets the backend of torch.compile. At first it is "eager": PyTorch runs what was traced, without a compiler."""
-    def use(name):
-        monkeypatch.setattr("core.model.BACKEND", name)
-        compiled.cache_clear()
-        torch.compiler.reset()
-        counters.clear()
-    use("eager")
-    yield use
-    use("inductor")
 
 
 def programs():

@@ -58,7 +58,7 @@ def test_the_ratios_to_trl_are_those_of_steps_with_the_lengths_of_the_work(capsy
 
 
 @pytest.mark.slow
-def test_the_parts_that_measure_a_gpu_run_in_miniature_and_each_finding_is_a_line_of_json(capsys, tmp_path):
+def test_the_parts_that_measure_a_gpu_run_in_miniature_and_each_finding_is_a_line_of_json(capsys, tmp_path, backend):
     pytest.importorskip("peft")
     parts = ["machine", "sampling", "training", "generate"]
     gpu.main([*parts, "--mini=True", f"--out={tmp_path}/found.jsonl"])
