@@ -91,7 +91,7 @@ FAULTS = [
      "tests/exactness/test_distributions.py tests/exactness/test_first_ratio.py"),
     ("the temperature is left out of scoring", "core/distributions.py", "return (logits / temperature).log_softmax(-1)",
      "return logits.log_softmax(-1)", "tests/exactness/test_distributions.py tests/exactness/test_generation.py"),
-    ("of a large vocabulary the KL's gradient is not centred", "core/distributions.py",
+    ("of a large vocabulary the KL's gradient is not centred", "core/performance/head.py",
      "factor = factor - d_kl * kl[:, None]", "pass", "tests/exactness/test_large_vocabulary.py"),
     ("of a large vocabulary the whole distribution is scored", "grpo/policies/policy.py",
      " and kept is None and", " and", "tests/exactness/test_large_vocabulary.py"),

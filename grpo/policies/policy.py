@@ -3,22 +3,14 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from core.cache import new_cache
 from core.distributed import autocast
-from core.distributions import (
-    LARGE_VOCABULARY,
-    KeptTokens,
-    TokenScores,
-    entropy,
-    in_parts,
-    restrict,
-    rows_at_once,
-    sampling_logp,
-)
+from core.distributions import LARGE_VOCABULARY, KeptTokens, entropy, in_parts, restrict, rows_at_once, sampling_logp
 from core.model import try_compiled
 from core.models import save_model
 from core.tokenizer import Tokenizer
@@ -94,18 +86,10 @@ class Policy:
                 full = full.detach()
             return logp, entropy(full), kl
 
-        def scores_in_few_passes(h, target, kept, reference):
-            logits = self.project(h)
-            full = sampling_logp(logits.detach(), temperature)                       # (K, V)
-            logp, kl = TokenScores.apply(logits, full, temperature, target, reference)
-            del logits  # frees them: the gradient needs only their graph
-            # The entropy comes last: a part that is computed again ends with the last tensor that a gradient needs
-            p = full.exp()
-            return logp, -p.mul_(full).sum(-1), kl
-
         # A small vocabulary would gain nothing, and its gradients would get other last bits than those of earlier runs
         if self.vocabulary >= LARGE_VOCABULARY and kept is None and not learn_entropy:
-            token_scores = scores_in_few_passes
+            from core.performance.head import token_scores_in_few_passes
+            token_scores = partial(token_scores_in_few_passes, self.project, temperature)
         logp, entropies, kl = in_parts(
             token_scores,
             self.vocabulary,
