@@ -33,7 +33,7 @@ from core.config import load_config
 from core.device import moved
 from core.errors import run_script
 from core.generation import Generation, Stop
-from core.performance.decode import POLL_STEPS, Decoder
+from core.performance.decode import COLUMNS, POLL_STEPS, Decoder
 from core.settings.setting import Count, Natural, Positive, Settings, Share
 from grpo.grpo_training_step import rollout_loss
 from grpo.losses import token_weights
@@ -81,6 +81,8 @@ class CountsConfig(Settings):
 
     def conflicts(self):
         yield set(self.shapes) - SIZES.keys(), "shapes", f"must be names of {', '.join(SIZES)}"
+        yield self.rows % GROUP, "rows", f"must be a multiple of {GROUP}"
+        yield self.columns % COLUMNS, "columns", f"must be a multiple of {COLUMNS}"
         yield self.dtype == "float32" and not (self.memory and self.lora_rank), "dtype", "needs memory and lora_rank"
 
 

@@ -126,7 +126,8 @@ def build_batches(config, data, dist):
             return supervised_sums(model, *batches("val", step))
 
         found = dist.map(sums_of, range(config.eval_batches))
-        loss, correct, predictions = map(sum, zip(*found, strict=True))  # float32 would round large counts
+        # Sums of each type by itself: float32 would round large counts
+        loss, correct, predictions = map(sum, zip(*found, strict=True))
         return {
             "val_loss": float(loss) / float(predictions),
             "val_accuracy": float(correct) / float(predictions)}

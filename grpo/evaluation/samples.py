@@ -49,7 +49,8 @@ class Evaluation:
         """
         config = self.config.varied(temperature=temperature)
         measure = partial(self.measure, policy, config)
-        found = self.dist.map(measure, self.parts())
+        parts = list(enumerate(self.parts()))
+        found = self.dist.map(measure, parts)
         sums, samples = zip(*found, strict=True)
         means = {}
         for name, (total, count) in join(sums).items():
@@ -72,8 +73,8 @@ class Evaluation:
         return parts
 
     def measure(self, policy, config, part):
-        """Returns {metric: (sum, count)} of one of the parts, and samples to show."""
-        step, batch = part
+        """Returns {metric: (sum, count)} of a part, and samples to show. part: (number, (step of the noise, problems))"""
+        number, (step, batch) = part
         rollouts = policy.sample(batch, step, SamplingSettings.of(config))
         texts = rollouts.texts
         judged = self.judge_scores(texts)
@@ -96,7 +97,9 @@ class Evaluation:
         if clashes:
             raise taken(min(clashes))
         samples = []
-        shown = min(rollouts.problems, SHOWN)
+        shown = 0
+        if number < SHOWN:  # each part has a problem: samples of others would be dropped
+            shown = min(rollouts.problems, SHOWN)
         for i in range(shown):
             sample = self.sample(batch, rollouts, i, total, of_run)
             samples.append(sample)

@@ -128,7 +128,10 @@ class RaySampler:
             undo.pop_all()
 
     def sync(self, weights, version):
-        packed = pack(weights, self.policy.model, self.policy.dtype)
+        dtype = self.policy.dtype
+        if self.config.has_adapter:  # peft adds that of stacked experts in float32; adapters are small
+            dtype = torch.float32
+        packed = pack(weights, self.policy.model, dtype)
         self.weights = version, self.ray.put(packed)
 
     def start(self, problems, iteration):

@@ -31,7 +31,7 @@ from grpo.sampling_settings import SamplingSettings
 SEEDS = 7                     # makes the server's seeds differ from other noise; vLLM adds the completion's index
 NEVER = -100.0                # logit bias of tokens that the policy never samples
 LAST_SECONDS = 10             # timeout of a request at the end of a run
-CERTAIN = -1e-3               # least log-probability of a token that a bias makes certain
+CERTAIN = 1e-3                # most that the log-probability of a token which a bias makes certain differs from 0
 CONNECTIONS = 128             # simultaneous requests
 WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
 KEY = "VLLM_API_KEY"          # environment variable, also read by vLLM
@@ -183,7 +183,7 @@ class VllmSampler:
         body = self._request([0], 0) | certain
         answer = self.server.ask("POST", "/v1/completions", body)
         _, logp, _ = self._completions(answer)[0]
-        if logp < CERTAIN:
+        if abs(logp) > CERTAIN:
             raise Mistake(f"{self.server.named} has log-probabilities before temperature and biases "
                           f"(--logprobs-mode); start it with {COMMAND}")
 

@@ -287,10 +287,11 @@ def test_the_pretended_gpu_refuses_what_cuda_refuses(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part, ranks", [("sampling", {0: 5, 16: 3}), ("training", {0: 3, 16: 2})])
+@pytest.mark.parametrize("part, ranks", [("sampling", {0: 9, 16: 3}), ("training", {0: 5, 16: 3})])
 def test_the_measurements_of_a_gpu_run_on_one_for_every_way_to_train(part, ranks, monkeypatch):
     pytest.importorskip("peft")
     monkeypatch.setattr(on_gpu, "profiler", lambda device: profile(activities=[ProfilerActivity.CPU]))
+    monkeypatch.setattr("core.huggingface.model.compiled", lambda function: function)  # dynamo knows no pretended GPU
     with PretendCuda() as gpu:
         found = list(on_gpu.PARTS[part](on_gpu.GPUConfig(mini=True, device="cuda")))
     assert not gpu.mixes and gpu.replays
