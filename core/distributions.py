@@ -104,7 +104,11 @@ def sample_from(logp: Tensor, uniform: Tensor) -> Tensor:
     if rest:  # few vocabularies are no multiple
         p = F.pad(p, (0, rest))
     blocks = p.unflatten(1, (-1, BLOCK))                                             # (K, B, BLOCK)
-    block, share = first_above(blocks.sum(2), uniform)                               # (K, G) each
+    sums = blocks.sum(2)                                                             # (K, B)
+    block, above = first_above(sums, uniform)                                        # (K, G) each
+    drawn_sum = sums.to(uniform.device).gather(1, block)                             # (K, G)
+    share = 1 - above / drawn_sum
+    share = share.clamp(min=0)  # rounding may make it negative
     index = block.to(p.device)[..., None]
     inside = blocks.gather(1, index.expand(-1, -1, BLOCK))                           # (K, G, BLOCK)
     place, _ = first_above(inside, share[..., None])                                 # (K, G, 1)
@@ -116,7 +120,7 @@ def first_above(p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Finds where the running sum of p (..., V) first exceeds a share of the whole sum, on the device of the shares.
 
     uniform: the shares (..., G) in [0, 1)
-    Returns the indices (..., G), at which p is not 0, and how much of p there lies below the share (..., G), in [0, 1)
+    Returns the indices (..., G), at which p is not 0 (of NaN: any), and how far the running sum there exceeds (..., G)
     """
     p = p.to(uniform.device)
     cdf = p.double().cumsum(-1)                                                      # (..., V)
@@ -129,8 +133,7 @@ def first_above(p: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     last = p.shape[-1] - 1
     index.clamp_(max=last)
     above = cdf.gather(-1, index) - height                                           # (..., G)
-    share = 1 - above / p.gather(-1, index)
-    return index, share.clamp(min=0)  # rounding may make it negative
+    return index, above
 
 
 def sample_tokens(

@@ -376,11 +376,17 @@ def compiled(function: Callable) -> Callable:
     torch._dynamo.config.specialize_float = True  # otherwise each epsilon of a norm is an input of the program
     # Otherwise sizes that happen to be equal, such as 64 rows and heads of 64 numbers, would become one constant
     torch.fx.experimental._config.use_duck_shape = False
+    options = None
+    if BACKEND == "inductor":
+        # Otherwise a fused kernel keeps digits that bfloat16 rounds away between separate ones: the policy, which has a
+        # gradient and so programs of its own, would differ from its reference, and the first KL would not be 0
+        options = {"emulate_precision_casts": True}
     return torch.compile(
         function,
         fullgraph=True,
         dynamic=True,
-        backend=BACKEND)
+        backend=BACKEND,
+        options=options)
 
 
 @torch.no_grad()

@@ -327,6 +327,8 @@ FAULTS = [
     ("the band of a curve divides by the number of runs", "grpo/report/page.py", "y.std(0, ddof=len(runs) > 1)",
      "y.std(0)", "tests/rooms/test_report.py"),
     # what a GPU would launch
+    ("a model that reads both ways makes a cache of its own", "core/huggingface/model.py",
+     'inputs["use_cache"] = past is not None', "pass", "tests/exactness/test_compiled_layers.py"),
     ("the decoder casts its weights for each token", "core/performance/decode.py",
      "                setattr(*place, self.cast[place])\n", "", "tests/rooms/test_counts.py"),
     ("the logits are copied once more", "core/huggingface/model.py", "return at_least_float32(logits)",

@@ -110,7 +110,7 @@ class HuggingFaceModel(Model):
             inputs = self.inputs_of_rows(tokens, past, padding)
         else:
             inputs = self.inputs_of_texts(tokens, before, past, padding)
-        # Token by token in a cache that grows they are not, because core/performance/prepacked.py changes them there
+        # Layers are not compiled for one token in a cache that grows: core/performance/prepacked.py changes them there
         compiles = self.compiles and (T > 1 or isinstance(past, RowCache))
         content = inputs.get(self.cache_name)
         with using(self.net, self.adapter), self.changed_layers(content, compiles):
@@ -138,10 +138,10 @@ class HuggingFaceModel(Model):
             end = tokens
         tokens = torch.cat((start, tokens, end), 1)
         inputs = self.inputs(tokens, before, padding)
-        if self.mode == LANGUAGE_MODEL:
-            inputs["use_cache"] = past is not None
-            if past is not None:
-                inputs[self.cache_name] = past.content
+        if self.cache_name:
+            inputs["use_cache"] = past is not None  # otherwise some models would make a cache of their own
+        if past is not None:
+            inputs[self.cache_name] = past.content
         return inputs
 
     def inputs(self, tokens, before=0, padding=None):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from core.cache import RowCache, new_cache
-from core.distributions import LARGE_VOCABULARY, TOP_PART, KeptCollector, KeptTokens, draw_tokens, rows_at_once
+from core.distributions import LARGE_VOCABULARY, KeptCollector, KeptTokens, draw_tokens, rows_at_once
 from core.errors import one_line
 from core.generation import Generation
 from core.performance.sharding import has_parts
@@ -128,8 +128,9 @@ class Decoder:
         own = {}
         for layer in self.model.modules():
             if is_on and isinstance(layer, nn.Linear) and layer.weight.dtype == torch.float32:
-                for name, x in layer.named_parameters(recurse=False):
-                    own[layer, name] = x
+                own[layer, "weight"] = layer.weight
+                if layer.bias is not None and type(layer) is nn.Linear:  # subclasses may add their bias in float32
+                    own[layer, "bias"] = layer.bias
         try:
             for place, x in own.items():
                 if place not in self.cast:
@@ -232,7 +233,10 @@ class Decoder:
         """Runs POLL_STEPS steps with the given arguments of `step`. in_part does not apply to the first, in which every
         row gets a token."""
         new = {}
-        in_part = in_part and sampling.get("top_k", 0) < TOP_PART  # a nucleus among the top_k needs all of them
+        # Only a nucleus is sought in the top part: min_p sorts nothing, and of equally likely tokens topk would take
+        # others from it than from the whole vocabulary
+        has_nucleus = sampling.get("top_p", 1) < 1 and not sampling.get("top_k")
+        in_part = in_part and has_nucleus
         for i in range(POLL_STEPS):
             kind = in_part and i > 0
             arguments = (kind, *shape, *sampling.items())
@@ -313,7 +317,7 @@ class Scheduler:
 
     n: rows of the next steps; running: {row: its completion}; begun: number of completions started so far
     written: the tokens of each completion at the last poll; truncated: per completion, False once it has ended
-    in_part: as in Decoder.steps; False while most rows would wait
+    in_part: as in Decoder.steps; False once most rows have waited
     given: (N, L) as in CompletionBuffers, on the CPU; stop, turns: as in core.generation.generate
     """
 
@@ -344,7 +348,7 @@ class Scheduler:
             completions=self.N,
             tokens=self.L,
             vocabulary=vocabulary)
-        self.in_part = self.is_large = vocabulary >= LARGE_VOCABULARY
+        self.in_part = vocabulary >= LARGE_VOCABULARY
         self.collector = KeptCollector()
 
     def columns(self, tokens):
@@ -408,7 +412,7 @@ class Scheduler:
                 self.truncated[number] = not ended
                 del self.running[row]
         # If rows advance by less than a third of the steps, sorting all tokens in each step is faster than waiting
-        self.in_part = self.is_large and 3 * advanced > rows * POLL_STEPS
+        self.in_part = self.in_part and 3 * advanced > rows * POLL_STEPS
         if self.sizes.vocabulary:
             self.collect(torch.tensor(new))
 

@@ -73,7 +73,7 @@ class Evaluation:
         return parts
 
     def measure(self, policy, config, part):
-        """Returns {metric: (sum, count)} of a part, and samples to show. part: (number, (step of the noise, problems))"""
+        """Returns {metric: (sum, count)} of a part, and samples to show. part: (number, (step of noise, problems))"""
         number, (step, batch) = part
         rollouts = policy.sample(batch, step, SamplingSettings.of(config))
         texts = rollouts.texts

@@ -47,7 +47,7 @@ class Policy:
 
     def project(self, states: Tensor) -> Tensor:
         """(K, C) -> (K, V) float32 logits over the vocabulary. A banned token has a very negative logit, because minus
-        infinity would make the exact KL NaN."""
+        infinity would make the exact KL and, of a large vocabulary, the entropy NaN."""
 
     def identity(self) -> dict:
         """Returns facts that must match to load a saved state, besides the names and shapes of the weights."""
@@ -249,5 +249,5 @@ class ModelPolicy(Policy):
         """Reads two texts. Raises Mistake if the layers cannot be compiled."""
         tokens = torch.zeros(2, 2, dtype=torch.long, device=self.device)
         past = new_cache(self.model)
-        with self.autocast():  # as prompts are read, so that the run needs this program anyway
+        with self.autocast():
             try_compiled(self.model.states, tokens, None, past, tokens[0])

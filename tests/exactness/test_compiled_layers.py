@@ -90,12 +90,7 @@ def test_all_layers_and_all_sizes_share_the_programs(folder):
     """Of two models, with two and with four layers; some sizes are those of the heads, which are constants."""
     counts = []
     for extra in (0, 2):
-        net, _ = load_model(folder("llama"))
-        for i in range(extra):
-            layer = copy.deepcopy(net.layers[i])
-            layer.self_attn.layer_idx = net.config.num_hidden_layers
-            net.layers.append(layer)
-            net.config.num_hidden_layers += 1
+        net = with_more_layers(load_model(folder("llama"))[0], extra)
         net.compile_layers()
         for P, T, n, L in ((8, 8, 8, 32), (5, 9, 11, 7), (3, 32, 6, 8)):
             past = net.new_cache()
@@ -109,6 +104,36 @@ def test_all_layers_and_all_sizes_share_the_programs(folder):
                 net.states(tokens[row, :1], None, rows, row % 3)
             counts.append(programs())
     assert counts == [3] * 6, "prompts, their completions, a token"
+
+
+def with_more_layers(net, extra):
+    """The model with `extra` copies of its layers at its end."""
+    for i in range(extra):
+        layer = copy.deepcopy(net.layers[i])
+        layer.self_attn.layer_idx = net.config.num_hidden_layers
+        net.layers.append(layer)
+        net.config.num_hidden_layers += 1
+    return net
+
+
+def test_a_model_that_reads_both_ways_makes_no_cache_of_its_own(folder):
+    """Each layer would need a program of its own, and grad_checkpoint would read every token twice."""
+    tokens = torch.randint(20, 90, (3, 12))
+    counts = []
+    for extra in (0, 2):
+        net = with_more_layers(load_model(folder("llada"))[0], extra)
+        gradients = []
+        for computes_again in (False, True):
+            net.grad_checkpoint = computes_again
+            net.zero_grad()
+            net.states(tokens).square().sum().backward()
+            gradients.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]))
+        assert torch.equal(*gradients) and gradients[0].norm() > 0
+        net.compile_layers()
+        with torch.no_grad():
+            net.states(tokens)
+        counts.append(programs())
+    assert counts[0] == counts[1] > 0
 
 
 def fails(graph, inputs):
