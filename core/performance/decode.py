@@ -389,7 +389,7 @@ class Scheduler:
         state = torch.cat((buffers.t, buffers.recent), 1)                            # (rows, 1 + POLL_STEPS)
         state = state[: self.n].tolist()  # the only wait for the device in these steps
         new = []
-        rows = len(self.running)
+        possible = 0
         advanced = 0
         for row, number in list(self.running.items()):
             written = self.written[number]
@@ -398,6 +398,7 @@ class Scheduler:
             t, *ring = state[row]
             tokens = ring[slot:] + ring[:slot]  # from column `first` on
             written += tokens[: t - first]
+            possible += min(POLL_STEPS, self.L - first)
             advanced += t - first
             ended = self.cut_at_end(number, first)
             if self.sizes.vocabulary:
@@ -412,7 +413,7 @@ class Scheduler:
                 self.truncated[number] = not ended
                 del self.running[row]
         # If rows advance by less than a third of the steps, sorting all tokens in each step is faster than waiting
-        self.in_part = self.in_part and 3 * advanced > rows * POLL_STEPS
+        self.in_part = self.in_part and 3 * advanced > possible
         if self.sizes.vocabulary:
             self.collect(torch.tensor(new))
 
