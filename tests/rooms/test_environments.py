@@ -279,6 +279,7 @@ def hostile(completions, log_metric):
     return [0.0 for _ in completions]
 
 
+@pytest.mark.slow
 def test_no_name_of_a_users_reaches_terminal_or_picture_raw(prompts, tmp_path, capsys, recwarn, monkeypatch):
     monkeypatch.setitem(REWARDS, "mine?[2J", Reward(hostile))  # what is registered in its place goes with the test
     hostile.__name__ = "mine\x1b[2J"
