@@ -38,8 +38,14 @@ class Sampler(Protocol):
 
 def with_ties(function, weights):
     """Returns {name: function(tensor)} of weights {name: tensor}. Tied weights share one result."""
-    found = {(x.data_ptr(), x.shape): function(x) for x in weights.values()}
-    return {name: found[x.data_ptr(), x.shape] for name, x in weights.items()}
+    found = {}
+    results = {}
+    for name, x in weights.items():
+        key = x.data_ptr(), x.shape
+        if key not in found:  # not twice: each call copies the weight
+            found[key] = function(x)
+        results[name] = found[key]
+    return results
 
 
 class Prefetcher:

@@ -31,7 +31,7 @@ from grpo.sampling_settings import SamplingSettings
 SEEDS = 7                     # makes the server's seeds differ from other noise; vLLM adds the completion's index
 NEVER = -100.0                # logit bias of tokens that the policy never samples
 LAST_SECONDS = 10             # timeout of a request at the end of a run
-CERTAIN = 1e-3                # most that the log-probability of a token which a bias makes certain differs from 0
+CERTAIN = 1e-3                # largest -log p of a token that a logit bias makes certain
 CONNECTIONS = 128             # simultaneous requests
 WAITS = (0.0, 0.5, 1.0, 2.0)  # seconds before each try of a request
 KEY = "VLLM_API_KEY"          # environment variable, also read by vLLM
