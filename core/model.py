@@ -65,7 +65,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates x (..., D) by its position: the pair (x[i], x[i + D/2]) is one complex number."""
     half = x.shape[-1] // 2
     other = x.roll(half, -1)                                                         # (..., D)
-    return torch.addcmul(x * cos, other, sin)
+    turned = x * cos
+    return turned.addcmul_(other, sin)
 
 
 class SquaredReLU(torch.autograd.Function):
@@ -75,6 +76,8 @@ class SquaredReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         h = F.relu(x)
+        if not ctx.needs_input_grad[0]:
+            return h.mul_(h)  # in place, for a frozen model
         ctx.save_for_backward(h)
         return h * h
 
