@@ -108,13 +108,16 @@ class FillInEvaluation(Evaluation):
         tokenizer = self.data.tokenizer
         G = rollouts.group_size
         words = valid = recovered = 0
+        places = distinct = 0
         for i, masked in enumerate(batch["mask"]):
             truth = batch["target"][i].tolist()
             first = i * G
             completions = rollouts.texts.completion_ids[first : first + G]
             for tokens, before, word, after in touched_words(tokenizer, truth, masked):
-                for ids in completions:
-                    text = tokenizer.decode(ids[tokens])
+                texts = [tokenizer.decode(ids[tokens]) for ids in completions]
+                places += 1
+                distinct += len(set(texts))
+                for text in texts:
                     found = text.removeprefix(before)
                     found = found.removesuffix(after)
                     is_framed = text == before + found + after  # the completion has the rest unchanged
@@ -123,7 +126,8 @@ class FillInEvaluation(Evaluation):
                     recovered += text == before + word + after
         return {
             "word_validity": (valid, words),
-            "words_recovered": (recovered, words)}
+            "words_recovered": (recovered, words),
+            "distinct_words": (distinct, places)}
 
     def marks(self, batch, rollouts, n):
         """[[first, end]] of the characters of each masked token and, with a credit_window, its reward."""

@@ -42,7 +42,7 @@ def test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it(
     rollouts = SimpleNamespace(group_size=5, texts=SimpleNamespace(completion_ids=pieces))
     evaluation = SimpleNamespace(data=SimpleNamespace(tokenizer=Pieces()), words={"dog", "cat"})
     found = FillInEvaluation._word_sums(evaluation, batch, rollouts)
-    assert found == {"word_validity": (3, 5), "words_recovered": (1, 5)}
+    assert found == {"word_validity": (3, 5), "words_recovered": (1, 5), "distinct_words": (5, 1)}
 
 
 def words_of(text):
@@ -101,7 +101,7 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
     batch = {key: x[:6] for key, x in evaluation.data.batch("val", 0).items()}
     c = dataclasses.replace(evaluation.config, batch_size=6, seed=evaluation.data.seed + NOISE_SEED, temperature=0.7)
     text = torch.stack(policy.sample(batch, 0, SamplingSettings.of(c)).texts.tokens).view(6, 3, -1)
-    kl, entropy, right, valid, recovered = [], [], [], [], []
+    kl, entropy, right, valid, recovered, distinct = [], [], [], [], [], []
     known = {word.lower() for word in re.findall("[A-Za-z]+", evaluation.data.train_text())}
     for i in range(6):
         hidden, truth = torch.from_numpy(batch["mask"][i]), torch.from_numpy(batch["target"][i])
@@ -118,9 +118,13 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
                 if a > 0 and b < len(whole) and hidden[a:b].any():
                     valid.append(filled[a:b].lower() in known)
                     recovered.append(filled[a:b] == match[0])
+        for a, b in words_of(whole):
+            if a > 0 and b < len(whole) and hidden[a:b].any():
+                distinct.append(len({tuple(completion[a:b].tolist()) for completion in text[i]}))
     score, gold = (judge(seed)(text.flatten(0, 1)).sigmoid().mean(1).view(6, 3) for seed in (5, 6))
     expected = {"kl": kl, "entropy": entropy, "token_accuracy": right, "word_validity": valid,
-                "words_recovered": recovered, "judge": score.tolist(), "gold_judge": gold.tolist(),
+                "words_recovered": recovered, "distinct_words": distinct, "judge": score.tolist(),
+                "gold_judge": gold.tolist(),
                 "unique_completions": [len({tuple(x) for x in group.tolist()}) for group in text]}
     assert metrics == pytest.approx({name: np.mean(x) for name, x in expected.items()}, rel=1e-4)
     for i, record in enumerate(shown):
