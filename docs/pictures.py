@@ -1,10 +1,12 @@
-"""Draws two pictures of the documents as SVG, without a library for pictures.
+"""Draws three pictures of the documents as SVG, without a library for pictures.
 
 python docs/pictures.py objectives docs/objectives.svg
+python docs/pictures.py passes docs/passes.svg out-passes/*
 python docs/pictures.py sudoku docs/sudoku.svg out-sudoku-1337 out-sudoku-1 out-sudoku-2 out-sudoku-3 out-sudoku-4
 """
 
 import itertools
+import math
 import os
 import statistics
 import sys
@@ -16,9 +18,10 @@ import torch
 from core.data import masked_positions
 from core.distributions import draw_uniforms
 from core.errors import Mistake, UsageError, run_script
-from core.files import METRICS, SAMPLES, each_record, writing
+from core.files import METRICS, SAMPLES, each_metrics, each_record, writing
 from core.fill_in_passes import fill_in_passes
 from core.models import load_model, load_tokenizer
+from grpo.evaluation.samples import evaluations
 from grpo.report.page import ticks
 
 # docs/results.md, "The zoo on two tasks": mean and sd over five seeds
@@ -52,6 +55,7 @@ circle { fill: var(--mark); } rect { fill: var(--given); stroke: var(--line); }
 PASSES, SECONDS, FIRST, EACH = 4, 8, 14, 14  # of the loop; the first pass after FIRST percent of it, then every EACH
 BOARD, CELL = 4, 26                          # digits in a line of a board; their size
 SEED = 1
+OF_PASSES = "word_validity", "words_recovered", "gold_judge", "distinct_words"  # metrics of the table of passes
 
 
 def svg(width, height, drawn, style=STYLE):
@@ -185,6 +189,67 @@ def draw_sudoku(runs):
     return svg(810, 284, drawn + draw_curve(runs, "eval/reward/sudoku", 570, 40, 220, 200), style)
 
 
+def measured_in_passes(folders):
+    """Reads runs without training, named as in before-16-1337. Returns {"before": {passes: [metrics of each seed]}}."""
+    found = {"before": {}}
+    for folder in folders:
+        when, passes, *_ = os.path.basename(folder.rstrip("/")).split("-")
+        record, = evaluations(each_metrics(os.path.join(folder, METRICS)))
+        by_passes = found.setdefault(when, {})
+        by_passes.setdefault(int(passes), []).append(record)
+    return found
+
+
+def print_passes(found):
+    """Prints the table of the picture: a row for each number of passes, the mean and sd of each metric."""
+    columns = [(metric, when) for metric in OF_PASSES for when in found]
+    print("| passes |", " | ".join(f"{metric}, {when}" for metric, when in columns), "|")
+    print("|---" * (1 + len(columns)) + "|")
+    for passes in sorted(found["before"]):
+        cells = [str(passes)]
+        for metric, when in columns:
+            values = [record[f"eval/{metric}"] for record in found[when][passes]]
+            cells.append(f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}")
+        print("|", " | ".join(cells), "|")
+
+
+def draw_passes(found):
+    """Valid words against the number of denoising passes, before and after training: mean and sd over seeds."""
+    means = {}
+    sds = {}
+    for when, by_passes in found.items():
+        for passes, records in by_passes.items():
+            values = [record["eval/word_validity"] for record in records]
+            means[when, passes] = statistics.mean(values)
+            sds[when, passes] = statistics.stdev(values)
+    most = max(passes for _, passes in means)
+    across = scale(0, math.log2(most), 60, 400)
+    low = min(mean - sds[key] for key, mean in means.items())
+    high = max(mean + sds[key] for key, mean in means.items())
+    down = scale(low, high, 250, 40)
+    drawn = label(230, 18, "valid words, five seeds", "title") + label(230, 282, "denoising passes")
+    for y in ticks(low, high):
+        drawn += f'<path d="M60 {down(y)}H400"/>' + label(54, down(y), f"{y:.2f}", "end")
+    for passes in sorted(found["before"]):
+        drawn += label(across(math.log2(passes)), 266, passes)
+    for when, by_passes in found.items():
+        upper = []
+        lower = []
+        middle = []
+        for passes in sorted(by_passes):
+            x = across(math.log2(passes))
+            mean = means[when, passes]
+            sd = sds[when, passes]
+            middle.append(f"{x} {down(mean)}")
+            upper.append(f"{x} {down(mean + sd)}")
+            lower.insert(0, f"{x} {down(mean - sd)}")
+        drawn += f'<path class="band" d="M{"L".join(upper + lower)}Z"/>'
+        kind = "before" if when == "before" else "mean"
+        drawn += f'<path class="{kind}" d="M{"L".join(middle)}"/>'
+        drawn += label(across(math.log2(most)) + 30, down(means[when, most]), when)
+    return svg(470, 300, drawn)
+
+
 def main(argv):
     """Reads the command line and writes a picture."""
     match argv:
@@ -192,8 +257,12 @@ def main(argv):
             picture = draw_objectives()
         case ["sudoku", path, _, *_]:
             picture = draw_sudoku(argv[2:])
+        case ["passes", path, _, *_]:
+            found = measured_in_passes(argv[2:])
+            print_passes(found)
+            picture = draw_passes(found)
         case _:
-            raise UsageError("python docs/pictures.py objectives FILE, or sudoku FILE FOLDER...")
+            raise UsageError("python docs/pictures.py objectives FILE, sudoku FILE FOLDER..., or passes FILE FOLDER...")
     with writing(path), open(path, "w") as f:
         f.write(picture)
 

@@ -673,6 +673,9 @@ CLAIMS = {
             "docs/test_kl_nine_ways.py::test_which_losses_have_the_gradient_of_the_kl",
         "the pictures show what was measured":
             "docs/test_pictures.py::test_the_picture_of_the_objectives_is_drawn_from_its_table",
+        "the picture of the passes shows mean and deviation of the seeds":
+            "docs/test_pictures.py::"
+            "test_the_picture_of_the_passes_shows_the_means_and_deviations_of_the_seeds_in_the_folders",
         "every shipped config is one": "docs/test_examples.py::test_a_shipped_config_is_one",
         "--help begins with the docstring of the script, and settings follow":
             "docs/test_examples.py::test_help_begins_with_the_docstring_of_the_script",

@@ -1,9 +1,12 @@
 """The pictures of the documents show what was measured."""
 
+import json
 import pathlib
 import re
 import runpy
 from xml.etree import ElementTree
+
+import pytest
 
 from tests.docs.test_grpo_in_one_file import loaded
 from tests.tiny import ROOT
@@ -38,3 +41,35 @@ def test_a_board_of_the_moving_picture_is_red_exactly_where_the_reward_says_that
         right.append(units_right(text, text) == 12)
         assert right[-1] != any("wrong" in kind for _, kind in cells)
     assert len(right) == 8 and sum(right[:4]) < sum(right[4:])
+
+
+def points(picture, kind):
+    """[(x, y)] of each path of a class in a picture."""
+    found = []
+    for element in ElementTree.fromstring(picture).iter():
+        if element.get("class") == kind:
+            numbers = re.findall(r"[\d.]+", element.get("d"))
+            found.append([*zip(map(float, numbers[::2]), map(float, numbers[1::2]), strict=True)])
+    return found
+
+
+def test_the_picture_of_the_passes_shows_the_means_and_deviations_of_the_seeds_in_the_folders(tmp_path, capsys):
+    valid = {("before", 1): (0.40, 0.50), ("before", 4): (0.50, 0.52), ("after", 1): (0.53, 0.55),
+             ("after", 4): (0.58, 0.60)}
+    for (when, passes), values in valid.items():
+        for seed, value in enumerate(values):
+            folder = tmp_path / f"{when}-{passes}-{seed}"
+            folder.mkdir()
+            record = {"step": 0, "eval/word_validity": value, "eval/words_recovered": value - 0.1,
+                      "eval/gold_judge": 0.8, "eval/distinct_words": 3.5}
+            (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    path = tmp_path / "passes.svg"
+    loaded("pictures").main(["passes", str(path), *map(str, sorted(tmp_path.iterdir()))])
+    one, four = [line.split("|")[2:4] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [float(cell.split()[0]) for cell in (*one, *four)] == [0.45, 0.54, 0.51, 0.59]
+    (before,), (after,) = points(path.read_text(), "before"), points(path.read_text(), "mean")
+    lowest, highest = 0.45 - 0.05 * 2**0.5, 0.59 + 0.01 * 2**0.5  # one standard deviation around the means
+    per_pixel = (highest - lowest) / (250 - 40)
+    for (_, y), mean in zip((*before, *after), (0.45, 0.51, 0.54, 0.59), strict=True):
+        assert 250 - (mean - lowest) / per_pixel == pytest.approx(y, abs=0.1)
+    assert [x for x, _ in before] == [x for x, _ in after] == [60, 400]
