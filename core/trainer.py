@@ -58,10 +58,18 @@ def token_sums(model, input, target, mask):
 
 
 def realness_sums(model, input, target):
-    """Computes the binary cross-entropy of 'this is the true token' at every position (ELECTRA, arXiv 2003.10555)."""
-    is_true = input == target                                                        # (B, T)
+    """Computes the binary cross-entropy of 'this is the true token' at every position (ELECTRA, arXiv 2003.10555). With
+    a teacher, computes the smooth L1 distance of the log-odds: they are what a policy is rewarded with.
+
+    target: the true tokens (B, T), or the teacher's log-odds that the tokens of `input` are true
+    """
     logits = model(input)                                                            # (B, T)
-    loss = F.binary_cross_entropy_with_logits(logits, is_true.float(), reduction="sum")
+    if target.is_floating_point():
+        loss = F.smooth_l1_loss(logits, target, reduction="sum")
+        is_true = target > 0
+    else:
+        is_true = input == target
+        loss = F.binary_cross_entropy_with_logits(logits, is_true.float(), reduction="sum")
     is_correct = (logits > 0) == is_true
     predictions = loss.new_full((), is_true.numel())
     return loss, is_correct.sum(), predictions

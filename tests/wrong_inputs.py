@@ -220,6 +220,14 @@ DATA_AND_MODELS = [
     (PRETRAIN, f"{LEARN} --init_from={{generator}}", 1, "init_from tied"),
     (PRETRAIN, f"{LEARN} --tied=False --init_from={{generator}} --lora_rank=4", 1, "lora_rank init_from"),
     (PRETRAIN, f"{LEARN} --mode=sequence_scorer", 1, "fill_checkpoints generators"),
+    *((PRETRAIN, f"{LEARN} --mode=sequence_scorer --fill_checkpoints=['{{generator}}'] {more}", 1, words)
+      for more, words in (
+        ("--teacher_checkpoint={generator}", "teacher_checkpoint sequence_scorer"),
+        ("--teacher_checkpoint={cls}", "teacher_checkpoint judge_head"),
+        ("--teacher_checkpoint={judge} --block_size=40", "teacher_checkpoint block_size"),
+        ("--teacher_checkpoint={judge} --judge_head=cls", "teacher_checkpoint judge_head"),
+        ("--teacher_checkpoint=out/judge --out_dir=out", "teacher_checkpoint out_dir"),
+        ("--fill_checkpoints=['out/judge'] --out_dir=out", "fill_checkpoints out_dir"))),
     (PRETRAIN, "--init_from={llama} --dataset={text} --block_size=32", 1, "dataset vocabulary --tokenizer"),
     (PRETRAIN, "--init_from={llama} --dataset={no_completion.jsonl} --block_size=64", 1, "no_completion.jsonl 61"),
     (SAMPLE, "--checkpoint={generator} --text=____", 1, "--text _"),

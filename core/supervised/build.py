@@ -8,6 +8,7 @@ from core.data import DatasetConsumer, has_prompts, is_file_of_records, unpack_b
 from core.errors import Mistake
 from core.huggingface.files import check_target
 from core.huggingface.load import model_mode
+from core.judge import calculate_realness, log_odds
 from core.model import GPT, MASKED_FILL, SEQUENCE_SCORER, freeze
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.prompts import PromptConsumer, PromptFormat
@@ -154,4 +155,28 @@ def build_judge_batches(config, data, dist):
         return metrics
 
     batches = partial(filled_batch, data, fillers, dist.device, config)
+    if config.teacher_checkpoint is not None:
+        teacher = load_teacher(config, data, dist)
+        batches = partial(with_log_odds, batches, teacher, dist)
     return batches, evaluation
+
+
+def load_teacher(config, data, dist):
+    """Loads the frozen judge of teacher_checkpoint."""
+    path = config.teacher_checkpoint
+    teacher, _ = load_model(path, dist.device, SEQUENCE_SCORER, data.tokenizer, "teacher_checkpoint")
+    if teacher.judge_head == "cls":
+        raise Mistake(f"teacher_checkpoint={path} has one number for a text (judge_head=cls), but a probability for "
+                      "each token is needed")
+    if teacher.longest_input < config.block_size:
+        raise Mistake(f"teacher_checkpoint={path} reads {teacher.longest_input} tokens: lower block_size, which is "
+                      f"{config.block_size}")
+    return freeze(teacher)
+
+
+def with_log_odds(batches, teacher, dist, split, step, micro=0):
+    """Makes a batch whose targets are the teacher's log-odds that the tokens of the text are true."""
+    filled, _, mask = batches(split, step, micro)
+    with dist.autocast():
+        realness = calculate_realness(teacher, filled)
+    return filled, log_odds(realness), mask

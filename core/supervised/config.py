@@ -58,6 +58,8 @@ class PretrainConfig(RunConfig):
     fill_temperature_low: Temperature = 0.7  # lowest temperature at which a text is filled; drawn for each text
     fill_temperature_high: Temperature = 1.0  # highest temperature at which a text is filled
     clean_share: Annotated[float, "[0, 1]"] = 0.1  # share of the texts that are left unchanged
+    teacher_checkpoint: Name | None = None
+        # a judge whose log-odds are learned, in place of which tokens are true: a small judge from a large one
 
     # Optimizer steps
     batch_size: Count = 64  # texts per micro-batch on each rank
@@ -101,11 +103,16 @@ class PretrainConfig(RunConfig):
         yield from super().features()
         yield self.template in OF_TOKENIZER, OF_CHAT_TEMPLATE, "chat_template_kwargs"
         yield (self.mode == SEQUENCE_SCORER or self.fill_checkpoints, f"mode={SEQUENCE_SCORER!r}",
-               "judge_head fill_temperature_low fill_temperature_high clean_share")
+               "judge_head fill_temperature_low fill_temperature_high clean_share teacher_checkpoint")
 
     def conflicts(self):
         yield from super().conflicts()
         yield self.has_adapter and lies_in(self.init_from, self.out_dir), "init_from out_dir", READ_AGAIN
+        yield lies_in(self.teacher_checkpoint, self.out_dir), "teacher_checkpoint out_dir", READ_AGAIN
+        fillers_are_moved = any(lies_in(path, self.out_dir) for path in self.fill_checkpoints)
+        yield fillers_are_moved, "fill_checkpoints out_dir", READ_AGAIN
+        yield (self.teacher_checkpoint is not None and self.judge_head == "cls", "teacher_checkpoint judge_head",
+               "a teacher gives a probability for each token, and a cls judge has one number for a text; leave one out")
         yield (self.fill_temperature_low > self.fill_temperature_high, "fill_temperature_low fill_temperature_high",
                f"the low one must be at most the high one, and {self.fill_temperature_low:g} is above "
                f"{self.fill_temperature_high:g}; change one")

@@ -1,5 +1,6 @@
 """The texts that a judge learns from, and how it is measured: against loops, and by frequencies."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,9 +10,10 @@ import torch
 from core.data import unpack_batch
 from core.distributions import draw_uniforms
 from core.model import SEQUENCE_SCORER
+from core.supervised.build import build_judge_batches
 from core.supervised.config import PretrainConfig
 from core.supervised.judge_training import auc, average_ranks, filled_batch, judge_report
-from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process
+from tests.tiny import TOKENIZER, config, consumer, judge, model, one_process, save
 
 
 class Writer:
@@ -91,6 +93,19 @@ def test_a_judge_learns_from_fills_of_every_generator_and_from_clean_text(datase
     assert 0.1 < (filled == target).all(1).float().mean() < 0.5
     assert torch.equal(batch(fillers)[0][:, -32:], filled), "pure in (seed, rank, step)"
     assert not torch.equal(batch(fillers[::-1])[0][:, -32:], filled)
+
+
+def test_a_judge_with_a_teacher_gets_its_log_odds_of_the_same_texts(dataset, tmp_path):
+    filler, teacher = save(tmp_path / "filler.safetensors", model()), judge(3)
+    path = save(tmp_path / "teacher.safetensors", teacher)
+    c = settings(fill_checkpoints=(filler,), block_size=32, dtype="float32")
+    without, _ = build_judge_batches(c, consumer(dataset, config(batch_size=8)), one_process())
+    c = dataclasses.replace(c, teacher_checkpoint=path)
+    batches, _ = build_judge_batches(c, consumer(dataset, config(batch_size=8)), one_process())
+    filled, found, _ = batches("train", 4)
+    assert torch.equal(filled, without("train", 4)[0])
+    for text, expected in zip(filled, found, strict=True):
+        torch.testing.assert_close(teacher(text[None])[0].clamp(-6.9068, 6.9068), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_the_texts_of_a_judge_are_those_of_a_loop(dataset):

@@ -214,6 +214,12 @@ def test_supervised_losses_against_loops():
     torch.testing.assert_close(loss, by_hand, rtol=1e-4, atol=1e-4)
     assert count == 24
 
+    taught = 3 * torch.randn(2, 12)  # log-odds of a teacher
+    distance = [abs(float(scorer(shown)[i, t].detach() - taught[i, t])) for i in range(2) for t in range(12)]
+    loss, correct, count = supervised_sums(scorer, shown, taught, mask)
+    assert float(loss.detach()) == pytest.approx(sum(x * x / 2 if x < 1 else x - 0.5 for x in distance), rel=1e-4)
+    assert count == 24 and correct == sum((p > 0.5) == (taught.sigmoid() > 0.5)).sum()
+
     scorer = model(SEQUENCE_SCORER, judge_head="cls")
     with_cls = torch.cat((torch.full((2, 1), 98), shown), 1)
     by_hand = 0.0

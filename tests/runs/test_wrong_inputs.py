@@ -32,6 +32,7 @@ def places(dataset, prompts, tmp_path_factory):
         "text": dataset, "prompts": prompts, "folder": str(folder),
         "llama": model_folder(folder / "llama", "llama"),
         "judge": save(folder / "judge.safetensors", model(SEQUENCE_SCORER)),
+        "cls": save(folder / "cls.safetensors", model(SEQUENCE_SCORER, judge_head="cls")),
         "generator": save(folder / "generator.safetensors", model()), "causal": str(folder / "causal.safetensors")}
 
 
