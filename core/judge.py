@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CHUNK = 16        # texts per forward pass on a CPU; its cache holds no more
+CHUNK = 32        # texts per forward pass on a CPU; its cache holds no more
 LARGE_CHUNK = 64  # texts per forward pass on a GPU, to bound memory
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from core.distributions import sampling_logp
+from core.judge import CHUNK
 from grpo.build import FILL_IN, Models, fill_in_evaluation, make_rewards
 from grpo.evaluation.fill_in import NOISE_SEED, PROBLEMS_PER_STEP, FillInEvaluation, touched_words
 from grpo.reward_functions.judge import Judge
@@ -38,11 +39,11 @@ class Pieces:
 
 def test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it():
     batch = {"target": np.array([["the", " dog", " runs."]]), "mask": np.array([[0, 1, 0]])}
-    pieces = [["the", x, " runs."] for x in (" dog", " cat", " Cat", "cat", " dogs")]
+    pieces = [["the", x, " runs."] for x in (" dog", " cat", " cat", "cat", " dogs")]
     rollouts = SimpleNamespace(group_size=5, texts=SimpleNamespace(completion_ids=pieces))
     evaluation = SimpleNamespace(data=SimpleNamespace(tokenizer=Pieces()), words={"dog", "cat"})
     found = FillInEvaluation._word_sums(evaluation, batch, rollouts)
-    assert found == {"word_validity": (3, 5), "words_recovered": (1, 5), "distinct_words": (5, 1)}
+    assert found == {"word_validity": (3, 5), "words_recovered": (1, 5), "distinct_words": (4, 1)}
 
 
 def words_of(text):
@@ -136,12 +137,12 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
 
 def test_no_forward_reads_more_rows_than_batch_size_allows(dataset):
     """A problem is read once in the first pass, and once for each of its 4 completions in the others. The judge
-    reads 16 texts."""
+    reads CHUNK texts."""
     policy, reference, scorer = fill_policy(scale=3.0), fill_policy(seed=2).frozen(), reader()
     read = [count_rows(net) for net in (policy.model, reference.model, scorer.model)]
     evaluation_of(dataset, reference, scorer, eval_problems=21, eval_completions=4, batch_size=2,
                   unmask_steps=3)(policy, 1.0)
-    assert list(map(max, read)) == [8, 2, 16] and sum(read[1]) == 21
+    assert list(map(max, read)) == [8, 2, CHUNK] and sum(read[1]) == 21
 
 
 def test_neither_the_estimator_nor_the_seed_of_training_changes_a_figure(dataset):
