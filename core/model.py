@@ -66,7 +66,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     other = x.roll(half, -1)                                                         # (..., D)
     turned = x * cos
-    return turned.addcmul_(other, sin)
+    return turned.addcmul_(other, sin)  # in place, to save a tensor
 
 
 class SquaredReLU(torch.autograd.Function):
@@ -77,7 +77,7 @@ class SquaredReLU(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         h = F.relu(x)
         if not ctx.needs_input_grad[0]:
-            return h.mul_(h)  # in place, for a frozen model
+            return h.mul_(h)  # in place, to save a tensor; with a gradient h is kept
         ctx.save_for_backward(h)
         return h * h
 

@@ -31,6 +31,8 @@ def test_the_squared_relu_passes_finite_differences():
     x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     assert torch.equal(SquaredReLU.apply(x), x.clamp(min=0) ** 2)
     assert torch.autograd.gradcheck(SquaredReLU.apply, x)
+    frozen = x.detach().clone()
+    assert torch.equal(SquaredReLU.apply(frozen), SquaredReLU.apply(x)) and torch.equal(frozen, x)
 
 
 @TIED
