@@ -15,6 +15,7 @@ from core.models import save_model
 from core.optim import clip_gradients, set_learning_rate, step_optimizers
 from core.run import Run
 
+SQUARED_UP_TO = 2.0  # distance of log-odds up to which the loss of a judge with a teacher is quadratic
 COLUMNS = ("loss", "accuracy", "grad_norm", "lr", "tokens_per_second", "skipped_steps")
 
 
@@ -25,7 +26,7 @@ def supervised_sums(model, input: Tensor, target: Tensor, mask: Tensor) -> tuple
     """Returns sums over a batch, three scalar tensors: the loss, the correct predictions, and the number of
     predictions.
 
-    input, target: (B, T), for a cls judge input (B, 1 + T)
+    input, target: (B, T), for a cls judge input (B, 1 + T); for a judge with a teacher target holds log-odds
     mask: (B, T) True where the loss counts, or the weight of each token
     """
     if model.mode != SEQUENCE_SCORER:
@@ -59,13 +60,13 @@ def token_sums(model, input, target, mask):
 
 def realness_sums(model, input, target):
     """Computes the binary cross-entropy of 'this is the true token' at every position (ELECTRA, arXiv 2003.10555). With
-    a teacher, computes the smooth L1 distance of the log-odds: they are what a policy is rewarded with.
+    a teacher, computes the smooth L1 distance of the log-odds: with a credit_window, a policy's reward is their mean.
 
     target: the true tokens (B, T), or the teacher's log-odds that the tokens of `input` are true
     """
     logits = model(input)                                                            # (B, T)
     if target.is_floating_point():
-        loss = F.smooth_l1_loss(logits, target, reduction="sum")
+        loss = F.smooth_l1_loss(logits, target, reduction="sum", beta=SQUARED_UP_TO)
         is_true = target > 0
     else:
         is_true = input == target

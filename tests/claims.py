@@ -260,6 +260,8 @@ CLAIMS = {
             "data/test_judge_training.py::test_the_report_of_a_judge_that_knows_the_true_texts",
         "the report of a judge equals loops over texts, tokens and pairs":
             "data/test_judge_training.py::test_the_report_of_a_judge_equals_loops",
+        "a judge with a teacher gets the teacher's log-odds of the same texts":
+            "data/test_judge_training.py::test_a_judge_with_a_teacher_gets_its_log_odds_of_the_same_texts",
         "generator, temperature and tokens of a judge's text are those that a loop draws":
             "data/test_judge_training.py::test_the_texts_of_a_judge_are_those_of_a_loop",
         "generators, temperatures and clean texts of a judge have their frequencies":

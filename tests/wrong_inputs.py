@@ -224,10 +224,10 @@ DATA_AND_MODELS = [
       for more, words in (
         ("--teacher_checkpoint={generator}", "teacher_checkpoint sequence_scorer"),
         ("--teacher_checkpoint={cls}", "teacher_checkpoint judge_head"),
-        ("--teacher_checkpoint={judge} --block_size=40", "teacher_checkpoint block_size"),
         ("--teacher_checkpoint={judge} --judge_head=cls", "teacher_checkpoint judge_head"),
-        ("--teacher_checkpoint=out/judge --out_dir=out", "teacher_checkpoint out_dir"),
-        ("--fill_checkpoints=['out/judge'] --out_dir=out", "fill_checkpoints out_dir"))),
+        ("--block_size=40", "fill_checkpoints block_size"),
+        ("--mode=masked_fill", "fill_checkpoints mode"),
+        ("--teacher_checkpoint=out/judge --out_dir=out", "teacher_checkpoint out_dir"))),
     (PRETRAIN, "--init_from={llama} --dataset={text} --block_size=32", 1, "dataset vocabulary --tokenizer"),
     (PRETRAIN, "--init_from={llama} --dataset={no_completion.jsonl} --block_size=64", 1, "no_completion.jsonl 61"),
     (SAMPLE, "--checkpoint={generator} --text=____", 1, "--text _"),

@@ -115,8 +115,12 @@ def build_new_model(config, tokenizer):
 
 def build_batches(config, data, dist):
     """Returns the (batches, evaluation) of a Trainer for the mode of the model."""
-    if mode_of(config) == SEQUENCE_SCORER:
+    mode = mode_of(config)
+    if mode == SEQUENCE_SCORER:
         return build_judge_batches(config, data, dist)
+    if config.fill_checkpoints:
+        raise Mistake(f"fill_checkpoints is for judges, and the model has mode {mode}: set mode='sequence_scorer', or "
+                      "leave fill_checkpoints out")
 
     def batches(split, step, micro=0):
         return unpack_batch(data.batch(split, step, micro), dist.device)
@@ -143,8 +147,8 @@ def build_judge_batches(config, data, dist):
         raise Mistake("fill_checkpoints is empty: name the generators whose fills the judge learns from")
     fillers = []
     for path in config.fill_checkpoints:
-        filler, _ = load_model(path, dist.device, MASKED_FILL, data.tokenizer, "fill_checkpoints")
-        fillers.append(freeze(filler))
+        filler = load_reader("fill_checkpoints", path, MASKED_FILL, config, data, dist)
+        fillers.append(filler)
 
     def evaluation(model):
         metrics = {}
@@ -156,22 +160,22 @@ def build_judge_batches(config, data, dist):
 
     batches = partial(filled_batch, data, fillers, dist.device, config)
     if config.teacher_checkpoint is not None:
-        teacher = load_teacher(config, data, dist)
+        teacher = load_reader(
+            "teacher_checkpoint", config.teacher_checkpoint, SEQUENCE_SCORER, config, data, dist)
+        if teacher.judge_head == "cls":
+            raise Mistake(f"teacher_checkpoint={config.teacher_checkpoint} has one number for a text (judge_head=cls), "
+                          "but log-odds of each token are needed")
         batches = partial(with_log_odds, batches, teacher, dist)
     return batches, evaluation
 
 
-def load_teacher(config, data, dist):
-    """Loads the frozen judge of teacher_checkpoint."""
-    path = config.teacher_checkpoint
-    teacher, _ = load_model(path, dist.device, SEQUENCE_SCORER, data.tokenizer, "teacher_checkpoint")
-    if teacher.judge_head == "cls":
-        raise Mistake(f"teacher_checkpoint={path} has one number for a text (judge_head=cls), but a probability for "
-                      "each token is needed")
-    if teacher.longest_input < config.block_size:
-        raise Mistake(f"teacher_checkpoint={path} reads {teacher.longest_input} tokens: lower block_size, which is "
-                      f"{config.block_size}")
-    return freeze(teacher)
+def load_reader(key, path, mode, config, data, dist):
+    """Loads the frozen model of the setting `key`, which reads whole texts of the dataset."""
+    model, _ = load_model(path, dist.device, mode, data.tokenizer, key)
+    if model.longest_input < config.block_size:
+        raise Mistake(f"{key}={path} reads {model.longest_input} tokens, and block_size is {config.block_size}: lower "
+                      "block_size")
+    return freeze(model)
 
 
 def with_log_odds(batches, teacher, dist, split, step, micro=0):

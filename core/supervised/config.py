@@ -59,7 +59,7 @@ class PretrainConfig(RunConfig):
     fill_temperature_high: Temperature = 1.0  # highest temperature at which a text is filled
     clean_share: Annotated[float, "[0, 1]"] = 0.1  # share of the texts that are left unchanged
     teacher_checkpoint: Name | None = None
-        # a judge whose log-odds are learned, in place of which tokens are true: a small judge from a large one
+        # a judge to learn from: its log-odds are the targets, in place of which tokens are true
 
     # Optimizer steps
     batch_size: Count = 64  # texts per micro-batch on each rank
@@ -109,8 +109,6 @@ class PretrainConfig(RunConfig):
         yield from super().conflicts()
         yield self.has_adapter and lies_in(self.init_from, self.out_dir), "init_from out_dir", READ_AGAIN
         yield lies_in(self.teacher_checkpoint, self.out_dir), "teacher_checkpoint out_dir", READ_AGAIN
-        fillers_are_moved = any(lies_in(path, self.out_dir) for path in self.fill_checkpoints)
-        yield fillers_are_moved, "fill_checkpoints out_dir", READ_AGAIN
         yield (self.teacher_checkpoint is not None and self.judge_head == "cls", "teacher_checkpoint judge_head",
                "a teacher gives a probability for each token, and a cls judge has one number for a text; leave one out")
         yield (self.fill_temperature_low > self.fill_temperature_high, "fill_temperature_low fill_temperature_high",

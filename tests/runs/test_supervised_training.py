@@ -217,7 +217,7 @@ def test_supervised_losses_against_loops():
     taught = 3 * torch.randn(2, 12)  # log-odds of a teacher
     distance = [abs(float(scorer(shown)[i, t].detach() - taught[i, t])) for i in range(2) for t in range(12)]
     loss, correct, count = supervised_sums(scorer, shown, taught, mask)
-    assert float(loss.detach()) == pytest.approx(sum(x * x / 2 if x < 1 else x - 0.5 for x in distance), rel=1e-4)
+    assert float(loss.detach()) == pytest.approx(sum(x * x / 4 if x < 2 else x - 1 for x in distance), rel=1e-4)
     assert count == 24 and correct == sum((p > 0.5) == (taught.sigmoid() > 0.5)).sum()
 
     scorer = model(SEQUENCE_SCORER, judge_head="cls")
