@@ -190,64 +190,78 @@ def draw_sudoku(runs):
 
 
 def measured_in_passes(folders):
-    """Reads runs without training, named as in before-16-1337. Returns {"before": {passes: [metrics of each seed]}}."""
+    """Reads runs without training, in folders WHEN-PASSES-SEED such as before-16-1337. Raises Mistake.
+
+    Returns {when: {passes: [held-out metrics of each seed]}}, "before" first
+    """
     found = {"before": {}}
     for folder in folders:
-        when, passes, *_ = os.path.basename(folder.rstrip("/")).split("-")
-        record, = evaluations(each_metrics(os.path.join(folder, METRICS)))
+        when, *numbers = os.path.basename(folder.rstrip("/")).split("-")
+        records = evaluations(each_metrics(os.path.join(folder, METRICS)))
+        if len(numbers) != 2 or not all(number.isdecimal() for number in numbers) or len(records) != 1:
+            raise Mistake(f"{folder} must be a run with --max_iters=0, in a folder such as before-16-1337 (name, "
+                          "passes, seed)")
         by_passes = found.setdefault(when, {})
-        by_passes.setdefault(int(passes), []).append(record)
+        by_passes.setdefault(int(numbers[0]), []).append(records[0])
+    passes = found["before"].keys()
+    if len(passes) < 2 or any(by_passes.keys() != passes for by_passes in found.values()):
+        raise Mistake("each name must have the same numbers of passes as before-..., two or more: name more folders")
     return found
 
 
+def mean_and_sd(records, metric):
+    """The mean of a held-out metric over runs, and its standard deviation, 0 for a single run."""
+    values = [record[f"eval/{metric}"] for record in records]
+    sd = statistics.stdev(values) if len(values) > 1 else 0.0
+    return statistics.mean(values), sd
+
+
 def print_passes(found):
-    """Prints the table of the picture: a row for each number of passes, the mean and sd of each metric."""
-    columns = [(metric, when) for metric in OF_PASSES for when in found]
-    print("| passes |", " | ".join(f"{metric}, {when}" for metric, when in columns), "|")
-    print("|---" * (1 + len(columns)) + "|")
-    for passes in sorted(found["before"]):
-        cells = [str(passes)]
-        for metric, when in columns:
-            values = [record[f"eval/{metric}"] for record in found[when][passes]]
-            cells.append(f"{statistics.mean(values):.3f} ± {statistics.stdev(values):.3f}")
-        print("|", " | ".join(cells), "|")
+    """Prints a table for each metric: a row for each number of passes, a column for each name."""
+    for metric in OF_PASSES:
+        print(f"| {metric}, passes |", " | ".join(found), "|")
+        print("|---" * (1 + len(found)) + "|")
+        for passes in sorted(found["before"]):
+            cells = []
+            for by_passes in found.values():
+                mean, sd = mean_and_sd(by_passes[passes], metric)
+                cells.append(f"{mean:.3f} ± {sd:.3f}" if sd else f"{mean:.3f}")
+            print(f"| {passes} |", " | ".join(cells), "|")
 
 
 def draw_passes(found):
-    """Valid words against the number of denoising passes, before and after training: mean and sd over seeds."""
-    means = {}
-    sds = {}
+    """Valid words against the number of denoising passes: mean and sd over seeds, a curve for each name."""
+    numbers = {}
     for when, by_passes in found.items():
         for passes, records in by_passes.items():
-            values = [record["eval/word_validity"] for record in records]
-            means[when, passes] = statistics.mean(values)
-            sds[when, passes] = statistics.stdev(values)
-    most = max(passes for _, passes in means)
-    across = scale(0, math.log2(most), 60, 400)
-    low = min(mean - sds[key] for key, mean in means.items())
-    high = max(mean + sds[key] for key, mean in means.items())
+            numbers[when, passes] = mean_and_sd(records, "word_validity")
+    passes = sorted(found["before"])
+    seeds = max(len(records) for by_passes in found.values() for records in by_passes.values())
+    across = scale(math.log2(passes[0]), math.log2(passes[-1]), 60, 400)
+    low = min(mean - sd for mean, sd in numbers.values())
+    high = max(mean + sd for mean, sd in numbers.values())
     down = scale(low, high, 250, 40)
-    drawn = label(230, 18, "valid words, five seeds", "title") + label(230, 282, "denoising passes")
+    drawn = label(230, 18, f"valid words, seeds: {seeds}", "title") + label(230, 282, "denoising passes")
     for y in ticks(low, high):
         drawn += f'<path d="M60 {down(y)}H400"/>' + label(54, down(y), f"{y:.2f}", "end")
-    for passes in sorted(found["before"]):
-        drawn += label(across(math.log2(passes)), 266, passes)
-    for when, by_passes in found.items():
+    for number in passes:
+        drawn += label(across(math.log2(number)), 266, number)
+    for when in found:
         upper = []
         lower = []
         middle = []
-        for passes in sorted(by_passes):
-            x = across(math.log2(passes))
-            mean = means[when, passes]
-            sd = sds[when, passes]
+        for number in passes:
+            x = across(math.log2(number))
+            mean, sd = numbers[when, number]
             middle.append(f"{x} {down(mean)}")
             upper.append(f"{x} {down(mean + sd)}")
             lower.insert(0, f"{x} {down(mean - sd)}")
         drawn += f'<path class="band" d="M{"L".join(upper + lower)}Z"/>'
         kind = "before" if when == "before" else "mean"
         drawn += f'<path class="{kind}" d="M{"L".join(middle)}"/>'
-        drawn += label(across(math.log2(most)) + 30, down(means[when, most]), when)
-    return svg(470, 300, drawn)
+        last, _ = numbers[when, passes[-1]]
+        drawn += label(436, down(last), when)
+    return svg(480, 300, drawn)
 
 
 def main(argv):

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from core.errors import Mistake
 from tests.docs.test_grpo_in_one_file import loaded
 from tests.tiny import ROOT
 
@@ -65,7 +66,7 @@ def test_the_picture_of_the_passes_shows_the_means_and_deviations_of_the_seeds_i
             (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     path = tmp_path / "passes.svg"
     loaded("pictures").main(["passes", str(path), *map(str, sorted(tmp_path.iterdir()))])
-    one, four = [line.split("|")[2:4] for line in capsys.readouterr().out.splitlines()[2:]]
+    one, four = [line.split("|")[2:4] for line in capsys.readouterr().out.splitlines()[2:4]]
     assert [float(cell.split()[0]) for cell in (*one, *four)] == [0.45, 0.54, 0.51, 0.59]
     (before,), (after,) = points(path.read_text(), "before"), points(path.read_text(), "mean")
     lowest, highest = 0.45 - 0.05 * 2**0.5, 0.59 + 0.01 * 2**0.5  # one standard deviation around the means
@@ -73,3 +74,15 @@ def test_the_picture_of_the_passes_shows_the_means_and_deviations_of_the_seeds_i
     for (_, y), mean in zip((*before, *after), (0.45, 0.51, 0.54, 0.59), strict=True):
         assert 250 - (mean - lowest) / per_pixel == pytest.approx(y, abs=0.1)
     assert [x for x, _ in before] == [x for x, _ in after] == [60, 400]
+
+
+@pytest.mark.parametrize("folders", [["before-1-1"], ["before-1-1", "before-4-1", "after-1-1"], ["notes"],
+                                     ["before-1-1", "before-4-4-1"], ["before-1-1", "before-4-1", "twice-1-1"]])
+def test_other_folders_than_runs_in_passes_are_refused(folders, tmp_path):
+    record = {"step": 0, "eval/word_validity": 0.5}
+    for name in folders:
+        (tmp_path / name).mkdir()
+        lines = 1 + name.startswith("twice")
+        (tmp_path / name / "metrics.jsonl").write_text(lines * (json.dumps(record) + "\n"))
+    with pytest.raises(Mistake):
+        loaded("pictures").main(["passes", str(tmp_path / "passes.svg"), *(str(tmp_path / name) for name in folders)])
