@@ -1,5 +1,5 @@
 # python core/pretrain.py config/pretrain_trunk.py
-# The trunk: the model that judges start from. 2.7 M parameters, so that a judge knows more than the generator.
+# The trunk: the model that large judges start from. 2.7 M parameters, so that they know more than the generator.
 # On 2 CPU cores 31 minutes with --dtype=bfloat16 --compile=True. Validation accuracy .567
 dataset = "char_diffusion"
 mode = "masked_fill"

@@ -201,6 +201,9 @@ def measured_in_passes(folders):
         if len(numbers) != 2 or not all(number.isdecimal() for number in numbers) or len(records) != 1:
             raise Mistake(f"{folder} must be a run with --max_iters=0, in a folder such as before-16-1337 (name, "
                           "passes, seed)")
+        for metric in OF_PASSES:
+            if records[0].get(f"eval/{metric}") is None:
+                raise Mistake(f"{folder} did not measure {metric}: run it with both judges, by this version")
         by_passes = found.setdefault(when, {})
         by_passes.setdefault(int(numbers[0]), []).append(records[0])
     passes = found["before"].keys()
@@ -241,7 +244,7 @@ def draw_passes(found):
     low = min(mean - sd for mean, sd in numbers.values())
     high = max(mean + sd for mean, sd in numbers.values())
     down = scale(low, high, 250, 40)
-    drawn = label(230, 18, f"valid words, seeds: {seeds}", "title") + label(230, 282, "denoising passes")
+    drawn = label(230, 18, f"valid words, {seeds} seeds after training", "title") + label(230, 282, "denoising passes")
     for y in ticks(low, high):
         drawn += f'<path d="M60 {down(y)}H400"/>' + label(54, down(y), f"{y:.2f}", "end")
     for number in passes:

@@ -1,6 +1,6 @@
 """The main job as one loop: a generator fills in hidden characters, and a judge says which of them look true.
 
-    python data/char_diffusion/prepare.py && python grpo/plain.py
+    python data/char_diffusion/prepare.py && python grpo/plain.py    # 4 to 5 minutes, 2 CPU cores
 
 No trainer, no checkpoints, no options. It uses the same parts as grpo/train_grpo.py, which gives the same numbers
 (tests/exactness/test_plain.py). Shapes: P problems of a step, texts with hidden characters; G completions of each, a
@@ -25,11 +25,11 @@ from core.optim import CosineLRScheduler, build_optimizers, set_learning_rate
 from grpo.losses import batch_std, exact_kl
 
 PRETRAINED = "data/char_diffusion/pretrained"
-KL_BETA = 0.1  # weight of the KL: how much it costs to move away from the reference
-WINDOW = 2     # a character's reward is the judge's opinion of the text up to two characters away
+KL_BETA = 0.15  # weight of the KL: how much it costs to move away from the reference
+WINDOW = 2      # a character's reward is the judge's opinion of the text up to two characters away
 
 
-def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
+def train(policy, judge, P=16, G=8, T=128, steps=450, seed=1337):
     """Trains the policy, a generator, on rewards of the judge. Yields the metrics of each step."""
     N = P * G
     reference = policy.frozen()  # a frozen copy of the initial policy
@@ -95,6 +95,6 @@ def train(policy, judge, P=16, G=8, T=128, steps=320, seed=1337):
 
 if __name__ == "__main__":
     generator, _ = load_model(f"{PRETRAINED}/generator.safetensors")
-    judge, _ = load_model(f"{PRETRAINED}/judge.safetensors")
+    judge, _ = load_model(f"{PRETRAINED}/small_judge.safetensors")
     for step, metrics in enumerate(train(generator, freeze(judge)), 1):
         print(step, *(f"{name} {value:.4f}" for name, value in metrics.items()))

@@ -76,13 +76,22 @@ def test_the_picture_of_the_passes_shows_the_means_and_deviations_of_the_seeds_i
     assert [x for x, _ in before] == [x for x, _ in after] == [60, 400]
 
 
-@pytest.mark.parametrize("folders", [["before-1-1"], ["before-1-1", "before-4-1", "after-1-1"], ["notes"],
-                                     ["before-1-1", "before-4-4-1"], ["before-1-1", "before-4-1", "twice-1-1"]])
-def test_other_folders_than_runs_in_passes_are_refused(folders, tmp_path):
-    record = {"step": 0, "eval/word_validity": 0.5}
-    for name in folders:
+WHOLE = {"step": 0} | {f"eval/{name}": 0.5 for name in (
+    "word_validity", "words_recovered", "gold_judge", "distinct_words")}
+
+
+@pytest.mark.parametrize("records", [
+    {"before-1-1": [WHOLE]},
+    {"before-1-1": [WHOLE], "before-4-1": [WHOLE], "after-1-1": [WHOLE]},
+    {"notes": [WHOLE]},
+    {"before-1-1": [WHOLE], "before-4-1": [WHOLE], "after-4-4-1": [WHOLE]},
+    {"before-1-1": [WHOLE], "before-4-1": [WHOLE, WHOLE]},
+    {"before-1-1": [WHOLE], "before-4-1": [{"step": 0, "eval/word_validity": 0.5}]},
+], ids=lambda records: " ".join(records))
+def test_other_folders_than_runs_in_passes_are_refused(records, tmp_path):
+    for name, lines in records.items():
         (tmp_path / name).mkdir()
-        lines = 1 + name.startswith("twice")
-        (tmp_path / name / "metrics.jsonl").write_text(lines * (json.dumps(record) + "\n"))
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / name / "metrics.jsonl").write_text(text)
     with pytest.raises(Mistake):
-        loaded("pictures").main(["passes", str(tmp_path / "passes.svg"), *(str(tmp_path / name) for name in folders)])
+        loaded("pictures").main(["passes", str(tmp_path / "passes.svg"), *(str(tmp_path / name) for name in records)])

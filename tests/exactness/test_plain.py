@@ -30,7 +30,7 @@ def test_the_loop_to_read_gives_the_numbers_and_weights_of_the_trainer(config, t
     policy, _ = load_model(f"data/{folder}/pretrained/generator.safetensors")
     models = [policy]
     if loop is plain:
-        models.append(freeze(load_model(f"{plain.PRETRAINED}/judge.safetensors")[0]))
+        models.append(freeze(load_model(f"{plain.PRETRAINED}/small_judge.safetensors")[0]))
     found = list(loop.train(*models, **sizes, steps=STEPS))
     assert len(found) == len(records) == STEPS
     for step, record in zip(found, records, strict=True):

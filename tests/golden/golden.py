@@ -20,6 +20,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the last bits of numpy's norms and products depend on its threads
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, ROOT)
 PATH = os.path.join(ROOT, "tests", "golden", "golden.json")

@@ -118,7 +118,8 @@ def test_the_examined_step_is_the_first_of_the_run_and_every_way_to_break_its_gr
 
 def test_a_judge_that_prefers_filled_text_is_found(tmp_path, monkeypatch):
     write_text_dataset(tmp_path / "text", TEXT)
-    files = {f"{name}_checkpoint": f"{SHIPPED['char_diffusion']}/{name}.safetensors" for name in ("generator", "judge")}
+    files = {"generator_checkpoint": f"{SHIPPED['char_diffusion']}/generator.safetensors",
+             "judge_checkpoint": f"{SHIPPED['char_diffusion']}/small_judge.safetensors"}
     files |= {"dataset": str(tmp_path / "text"), "block_size": 64, "group_size": 4, "dtype": "float32"}
     x = examined(parts(files))
     assert wrong(x) == []

@@ -39,11 +39,11 @@ class Pieces:
 
 def test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it():
     batch = {"target": np.array([["the", " dog", " runs."]]), "mask": np.array([[0, 1, 0]])}
-    pieces = [["the", x, " runs."] for x in (" dog", " cat", " cat", "cat", " dogs")]
-    rollouts = SimpleNamespace(group_size=5, texts=SimpleNamespace(completion_ids=pieces))
+    pieces = [["the", x, " runs."] for x in (" dog", " cat", " Cat", " cat", "cat", " dogs")]
+    rollouts = SimpleNamespace(group_size=6, texts=SimpleNamespace(completion_ids=pieces))
     evaluation = SimpleNamespace(data=SimpleNamespace(tokenizer=Pieces()), words={"dog", "cat"})
     found = FillInEvaluation._word_sums(evaluation, batch, rollouts)
-    assert found == {"word_validity": (3, 5), "words_recovered": (1, 5), "distinct_words": (4, 1)}
+    assert found == {"word_validity": (4, 6), "words_recovered": (1, 6), "distinct_words": (5, 1)}
 
 
 def words_of(text):
