@@ -152,17 +152,30 @@ def draw_curve(runs, metric, left, top, width, height):
             if metric in record:
                 by_step.setdefault(record["step"], []).append(record[metric])
     across, down = scale(0, max(by_step), left, left + width), scale(0, 1, top + height, top)
-    mean = {step: statistics.mean(x) for step, x in by_step.items()}
-    sd = {step: statistics.stdev(x) if len(x) > 1 else 0.0 for step, x in by_step.items()}
+    points = [(across(step), *mean_and_sd(values)) for step, values in by_step.items()]
+    band, line = curve(points, down, "mean")
+    start = down(statistics.mean(by_step[0]))
     drawn = "".join(label(across(step), top + height + 12, step) for step in ticks(0, max(by_step)))
     for y in ticks(0, 1):
         drawn += f'<path d="M{left} {down(y)}h{width}"/>' + label(left - 6, down(y), f"{y:g}", "end")
-    upper = [f"{across(step)} {down(mean[step] + sd[step])}" for step in mean]
-    lower = [f"{across(step)} {down(mean[step] - sd[step])}" for step in reversed(mean)]
-    drawn += f'<path class="band" d="M{"L".join(upper + lower)}Z"/>'
-    drawn += f'<path class="before" d="M{left} {down(mean[0])}h{width}"/>'
-    drawn += label(left + width - 24, down(mean[0]) + 10, "before") + label(left + width / 2, top + height + 28, "step")
-    return drawn + f'<path class="mean" d="M{"L".join(f"{across(step)} {down(y)}" for step, y in mean.items())}"/>\n'
+    drawn += band + f'<path class="before" d="M{left} {start}h{width}"/>'
+    drawn += label(left + width - 24, start + 10, "before") + label(left + width / 2, top + height + 28, "step")
+    return drawn + line + "\n"
+
+
+def mean_and_sd(values):
+    """The mean of the values of several runs, and their standard deviation, 0 for a single run."""
+    sd = statistics.stdev(values) if len(values) > 1 else 0.0
+    return statistics.mean(values), sd
+
+
+def curve(points, down, kind):
+    """The paths of the band of one standard deviation, and of the curve. points: [(x, mean, sd)]"""
+    upper = [f"{x} {down(mean + sd)}" for x, mean, sd in points]
+    lower = [f"{x} {down(mean - sd)}" for x, mean, sd in reversed(points)]
+    middle = [f"{x} {down(mean)}" for x, mean, _ in points]
+    band = f'<path class="band" d="M{"L".join(upper + lower)}Z"/>'
+    return band, f'<path class="{kind}" d="M{"L".join(middle)}"/>'
 
 
 def draw_sudoku(runs):
@@ -212,11 +225,9 @@ def measured_in_passes(folders):
     return found
 
 
-def mean_and_sd(records, metric):
-    """The mean of a held-out metric over runs, and its standard deviation, 0 for a single run."""
-    values = [record[f"eval/{metric}"] for record in records]
-    sd = statistics.stdev(values) if len(values) > 1 else 0.0
-    return statistics.mean(values), sd
+def measured(records, metric):
+    """Mean and standard deviation of a held-out metric over runs."""
+    return mean_and_sd([record[f"eval/{metric}"] for record in records])
 
 
 def print_passes(found):
@@ -227,7 +238,7 @@ def print_passes(found):
         for passes in sorted(found["before"]):
             cells = []
             for by_passes in found.values():
-                mean, sd = mean_and_sd(by_passes[passes], metric)
+                mean, sd = measured(by_passes[passes], metric)
                 cells.append(f"{mean:.3f} ± {sd:.3f}" if sd else f"{mean:.3f}")
             print(f"| {passes} |", " | ".join(cells), "|")
 
@@ -237,7 +248,7 @@ def draw_passes(found):
     numbers = {}
     for when, by_passes in found.items():
         for passes, records in by_passes.items():
-            numbers[when, passes] = mean_and_sd(records, "word_validity")
+            numbers[when, passes] = measured(records, "word_validity")
     passes = sorted(found["before"])
     seeds = max(len(records) for by_passes in found.values() for records in by_passes.values())
     across = scale(math.log2(passes[0]), math.log2(passes[-1]), 60, 400)
@@ -250,18 +261,9 @@ def draw_passes(found):
     for number in passes:
         drawn += label(across(math.log2(number)), 266, number)
     for when in found:
-        upper = []
-        lower = []
-        middle = []
-        for number in passes:
-            x = across(math.log2(number))
-            mean, sd = numbers[when, number]
-            middle.append(f"{x} {down(mean)}")
-            upper.append(f"{x} {down(mean + sd)}")
-            lower.insert(0, f"{x} {down(mean - sd)}")
-        drawn += f'<path class="band" d="M{"L".join(upper + lower)}Z"/>'
         kind = "before" if when == "before" else "mean"
-        drawn += f'<path class="{kind}" d="M{"L".join(middle)}"/>'
+        points = [(across(math.log2(number)), *numbers[when, number]) for number in passes]
+        drawn += "".join(curve(points, down, kind))
         last, _ = numbers[when, passes[-1]]
         drawn += label(436, down(last), when)
     return svg(480, 300, drawn)
