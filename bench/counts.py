@@ -10,7 +10,14 @@ Shapes are those of bench/random_models.py. A token: Decoder.step, for all rows 
 backward pass of a micro-batch. bench/fake_gpu.py says what an operation is. The [model] turns counts into seconds of
 an H100 with the constants below, which fit what was measured there (docs/results.md) within a tenth, training of an
 adapter within a fifth; the bound is what bytes and FLOPs alone would take. Memory is the formula of
-docs/one_gpu.md with what autograd keeps.
+docs/one_gpu.md with what autograd keeps: for each layer and token of a micro-batch (bytes, bfloat16)
+
+                                    Qwen2.5                           Qwen3 adds
+    all weights                     26 C + 8 H D + 8 I + 2 L          6 (H + K) D
+    LoRA of rank r                  18 C + 10 H D + 8 I + 14 r + 2 L  4 (H + K) D
+
+with width C, an MLP of width I, H heads and K key heads of size D, L = prompt + completion tokens. A completion also
+keeps 4 H D for each token of its prompt. With grad_checkpoint 4 C (LoRA: 2 C), while one layer at a time keeps all.
 """
 
 import contextlib
@@ -283,7 +290,7 @@ def count_kept(size, problems, lora_rank=0, grad_checkpoint=True, dtype="bfloat1
 
 
 def memory(c, name, grad_checkpoint):
-    """Prints the GiB of a micro-batch by the formula of docs/one_gpu.md."""
+    """Prints the GiB of a micro-batch by the formulas of docs/one_gpu.md and of this file's docstring."""
     size = replace(SIZES[name], prompt_length=c.prompt_length, completion_length=c.completion_length)
     tokens = c.batch_size * (c.prompt_length + GROUP * c.completion_length)
     P, VC = parameters(size), size.vocabulary * size.hidden

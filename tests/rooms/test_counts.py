@@ -71,7 +71,7 @@ def test_the_counts_of_all_layers_are_those_of_the_whole_model(count, arguments)
 @pytest.mark.slow
 @pytest.mark.parametrize("size, rank, grad_checkpoint", WAYS)
 def test_a_layer_keeps_the_bytes_of_the_formulas_of_the_page(size, rank, grad_checkpoint):
-    """docs/one_gpu.md: What fits."""
+    """They are in the docstring of bench/counts.py."""
     pytest.importorskip("peft")
     two, three = (counts.count_kept(replace(size, layers=layers), 1, rank, grad_checkpoint)["bytes"]
                   for layers in (2, 3))
