@@ -189,7 +189,7 @@ class PromptConsumer:
     and no problem occurs twice in a step unless there are too few.
     """
 
-    dataset: str                         # a prepared folder, a file of records, or hf:owner/name (core/records.py)
+    dataset: str | list                  # a folder, a file, hf:owner/name, or a list of records (core/records.py)
     batch_size: int
     seed: int = 1337
     rank: int = 0
@@ -206,11 +206,12 @@ class PromptConsumer:
         if self.block_size and not self.masked:
             self.most_tokens += 1  # a causal model does not read the last token of an example, which is only a target
         self.folder = self.dataset
-        if not is_file_of_records(self.dataset):
+        named = one_line(f"dataset={self.dataset}")
+        if isinstance(self.dataset, str) and not is_file_of_records(self.dataset):
             self.folder = dataset_folder(self.dataset)
             _, self.tokenizer = load_meta(self.folder, self.tokenizer)
         if self.tokenizer is None or self.tokenizer.stop_token_id is None:
-            raise Mistake(f"dataset={self.dataset} has prompts, but there is no tokenizer with a token that ends a "
+            raise Mistake(f"{named} has prompts, but there is no tokenizer with a token that ends a "
                           "completion; use data/custom/prepare.py")
         self.notes = Counter()  # {a change of records, in words: number of records}
         records = unique_records(load_records(self.dataset, self.notes), self.notes)
@@ -221,8 +222,8 @@ class PromptConsumer:
         for split in SPLITS:
             self.records[split] = of_split(records, split)
             if not self.records[split]:
-                raise Mistake(f"dataset={self.dataset}: none of its {len(records)} records is in the split {split}; "
-                              f'mark some "split": "{split}"')
+                raise Mistake(f"{named}: none of its {len(records)} records is in the split {split}; mark some "
+                              f'"split": "{split}"')
         self._leave_out_long(evaluates_on_training="split" not in records[0])
         self.longest = max(len(record["tokens"]) for record in self._all())
         if self.block_size and self.longest >= self.block_size:

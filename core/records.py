@@ -72,7 +72,7 @@ def with_texts(value):
 def check_record(row, where, notes):
     """Turns a row into a record, with our names for prompt, answer and completion. Raises Mistake without a prompt.
 
-    row: an object or, in JSON, just a prompt
+    row: an object or, in JSON and in Python, just a prompt
     where: the file and line of the row, for errors
     notes: a Counter {a change that was made, in words: number of records}
     """
@@ -88,7 +88,7 @@ def check_record(row, where, notes):
     for name, value in row.items():
         if name in RESERVED:
             notes[f"the field {name} is left out, because the name is taken"] += 1
-        elif value == value:  # NaN is a missing value
+        elif not isinstance(value, float) or value == value:  # NaN is a missing value
             record[name] = value
     take_prompt_from_messages(record, notes)
     is_joined = names_in(record, "prompt")[:1] == ["instruction"] and bool(record.get("input"))
@@ -167,10 +167,16 @@ def remedy_of(record, row):
     return f'call it {" or ".join(FIELDS["prompt"])}: a text, or a list of messages {{"role": ..., "content": ...}}'
 
 
-# Records of a file, or of the hub
+# Records of a file, of the hub, or from Python
 
 def load_records(dataset, notes):
-    """Reads the records of a file, of hf:owner/name, or of a prepared folder. notes: as in check_record"""
+    """Reads the records of a file, of hf:owner/name, of a prepared folder, or of a list from Python. notes: as in
+    check_record"""
+    if isinstance(dataset, list):
+        return in_our_splits(records_of_list(dataset, "dataset", notes), "dataset", notes)
+    if not isinstance(dataset, str):
+        raise Mistake(f"dataset must be a path or a list of records, not {type(dataset).__name__}; make a list of it, "
+                      "with to_dict('records') in pandas or to_list() in datasets")
     if on_hub(dataset):
         return read_hub(dataset, notes)
     if not dataset.endswith(FILES):
@@ -202,10 +208,7 @@ def read_records(path, notes=None):
             records = records_of_csv(text, path, notes)
         else:
             records = records_of_json(text, path, notes)
-    records = list(records)
-    if not records:
-        raise Mistake(f"{path} has no records: a record per line, a list of records, or {{\"prompts\": [...]}}")
-    return in_our_splits(records, notes)
+    return in_our_splits(records, path, notes)
 
 
 def records_of_json(text, path, notes):
@@ -338,12 +341,15 @@ def read_hub(dataset, notes):
         # "" is no split, and takes the place of a column that is named split
         split = name if has_several else ""
         records += records_of_table(table.to_list(), f"{dataset}, {name}", notes, split)
-    return in_our_splits(records, notes)
+    return in_our_splits(records, dataset, notes)
 
 
-def in_our_splits(records, notes):
+def in_our_splits(records, place, notes):
     """Renames the splits of records to train and val. If there are several validation splits, keeps only the first in
-    VALIDATION_NAMES. Raises Mistake for an unknown split."""
+    VALIDATION_NAMES. Raises Mistake for an unknown split, or if there are no records. place: for the error"""
+    records = list(records)
+    if not records:
+        raise Mistake(f"{place} has no records: a record per line, a list of records, or {{\"prompts\": [...]}}")
     names = {record.get("split") for record in records}
     validation = next((name for name in VALIDATION_NAMES if name in names), None)
     kept = []

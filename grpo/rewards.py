@@ -10,9 +10,10 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -20,7 +21,8 @@ from core.data import NOT_FOR_REWARDS
 from core.errors import Mistake, UsageError, is_own_function, run_script
 from core.settings.setting import Settings, shown
 from grpo.reward_functions.registry import (
-    REWARDS, arguments, check_records, import_rewards, load_reward_file, register_functions, reward, run_reward)
+    DECORATED, REWARDS, Reward, add_reward, arguments, check_records, import_rewards, load_reward_file,
+    register_functions, reward, run_reward)
 from grpo.reward_functions.presets import PRESET_SUCCESS, PRESETS
 from grpo.rollout import Rollouts, Scored, Texts, join
 
@@ -36,17 +38,24 @@ class Rewards:
     values: NaN where a function skipped a completion, or was late
 
     judge: a Judge, reward_scorer: a RewardModel; None if no reward needs it
+    functions: {name: function} of rewards that are in no file
     With a credit_window, make_rewards of grpo/build.py makes a subclass that gives each token a credit.
     """
 
-    def __init__(self, config: Settings, judge: Any = None, reward_scorer: Any = None):
+    def __init__(
+            self,
+            config: Settings,
+            judge: Any = None,
+            reward_scorer: Any = None,
+            functions: dict | None = None):
         self.config = config
+        self.functions = functions or {}
         self.names = config.reward_names
         self.weights = config.reward_weights or (1.0,) * len(self.names)
         self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
         self.fields = set()  # names of the records' fields, set by `check`
         self.state = SimpleNamespace(global_step=0, max_steps=config.max_iters)  # as in transformers' TrainerState
-        register_functions(self.names, config.reward_file)
+        self.register()
         for name in self.names:
             check_reward(name, config.reward_file, self.models)
         check_settings(config.reward_settings or {}, self.names)
@@ -56,6 +65,24 @@ class Rewards:
         if config.reward_workers and any_slow:
             from grpo.reward_functions.workers import Workers
             self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file)
+
+    @classmethod
+    def of(cls, config: Settings, **functions: Callable) -> Self:
+        """Returns Rewards of Python functions by name, in place of the reward_functions of the config:
+
+            Rewards.of(config, brief=lambda completions, **columns: [float(len(text) < 20) for text in completions])
+
+        They are called as those with @reward, which gives them a range: `brief=reward(0, 1)(...)`.
+        """
+        config = replace(config, reward_functions=tuple(functions))
+        return cls(config, functions=functions)
+
+    def register(self) -> None:
+        """Puts the functions of this run into REWARDS, where another run of this process may have put its own."""
+        register_functions(self.names, self.config.reward_file)
+        for name, function in self.functions.items():
+            entry = DECORATED.get(id(function)) or Reward(function, messages=False)
+            add_reward(name, entry)
 
     @torch.no_grad()
     def __call__(self, rollouts: Rollouts) -> Scored:
@@ -79,7 +106,7 @@ class Rewards:
 
         texts: a Texts, whose groups are consecutive; names: the functions to call; None: all of the run
         """
-        register_functions(self.names, self.config.reward_file)  # another run of this process may have others
+        self.register()
         settings = vars(self.config) | (self.config.reward_settings or {})
         settings["trainer_state"] = self.state
         known = settings | self.models | {"group_size": group_size, "texts": texts}

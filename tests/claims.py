@@ -226,6 +226,8 @@ CLAIMS = {
             "data/test_prompts.py::test_tags_that_a_reward_looks_for_and_no_prompt_names_are_told",
         "JSONL, JSON, Parquet and hub data sets give the same records":
             "data/test_records.py::test_every_way_to_write_a_list_of_records_is_read",
+        "a list of records from Python is read and refused as its file is":
+            "data/test_records.py::test_a_list_from_python_gives_the_records_and_notes_of_its_file_and_stays_as_it_is",
         "prompts alone, in any list of JSON, are records":
             "data/test_records.py::test_prompts_alone_are_records_in_every_list",
         "characters, tags and byte pairs survive the round trip and their description":
@@ -468,6 +470,10 @@ CLAIMS = {
             "rooms/test_export.py::test_transformers_computes_equal_logits_and_greedy_texts",
         "every declared end id ends a completion; ids are those of the model's tokenizer":
             "rooms/test_huggingface_tokenizer.py::test_every_declared_end_id_ends_a_completion_the_tokenizer_s_own_first",
+        "an object of transformers or peft is trained as the model of its folder is":
+            "rooms/test_huggingface_folders.py::test_an_object_of_transformers_or_peft_is_the_model_of_its_folder",
+        "functions from Python are rewards by their names":
+            "rooms/test_reward_sums.py::test_functions_from_python_are_rewards_by_their_names_also_when_two_objects_take_turns",
         "a name of the hub is said before a library opens it":
             "rooms/test_huggingface_folders.py::test_a_name_of_the_hub_is_said_once_and_on_rank_0_alone_before_a_library_opens_it",
         "code of a model's folder is never run, and no kernel is fetched":
@@ -678,6 +684,8 @@ CLAIMS = {
         "the picture of the passes shows mean and deviation of the seeds":
             "docs/test_pictures.py::"
             "test_the_picture_of_the_passes_shows_the_means_and_deviations_of_the_seeds_in_the_folders",
+        "both halves of the Python example learn, cell by cell as in a notebook":
+            "docs/test_examples.py::test_both_halves_of_the_python_example_learn_cell_by_cell_as_in_a_notebook",
         "every shipped config is one": "docs/test_examples.py::test_a_shipped_config_is_one",
         "--help begins with the docstring of the script, and settings follow":
             "docs/test_examples.py::test_help_begins_with_the_docstring_of_the_script",

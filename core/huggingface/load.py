@@ -17,7 +17,7 @@ from core.huggingface.files import (
 )
 from core.huggingface.lora import FULL, add_adapter, open_adapter, save_adapter
 from core.huggingface.model import CACHE_NAMES, HuggingFaceModel
-from core.huggingface.tokenizer import load_huggingface_tokenizer
+from core.huggingface.tokenizer import HuggingFaceTokenizer, declared_ends, load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.settings.optional import local_name, opening, quiet_transformers, require
 from core.settings.setting import check_finite
@@ -66,6 +66,33 @@ def load_huggingface(
             model.to(device)
         check_outputs(model, named)
     return model
+
+
+def wrap(net, backend):
+    """Wraps a causal transformers model, or peft's adapter on one, and its transformers tokenizer. Returns (model,
+    tokenizer), from which CausalPolicy makes a policy. Raises Mistake if they do not fit.
+
+    The model itself is trained, no copy of it. Without an adapter, all its weights become float32.
+    """
+    transformers = require("transformers", "a Hugging Face model")
+    has_adapter = not isinstance(net, transformers.PreTrainedModel)
+    undivided = net.get_base_model() if has_adapter else net
+    name = type(undivided).__name__
+    named = f"model={name}"
+    config = undivided.config
+    config.architectures = [name]  # a model that was not read from files has none
+    mode = mode_of(config, name, "model")
+    if mode != LANGUAGE_MODEL:
+        raise Mistake(f"{named} has mode {mode}, but {LANGUAGE_MODEL} is needed here")
+    ends = declared_ends(config.to_dict(), undivided.generation_config.to_dict())
+    tokenizer = HuggingFaceTokenizer(backend, backend.name_or_path, ends, fills=False)
+    check_vocabulary(undivided.base_model, tokenizer, named)
+    if not has_adapter:
+        net.float()
+    with others(f"{named} does not work with hidden states only", FAMILIES, quiet=True, ours_too=True):
+        model = HuggingFaceModel(net, tokenizer, mode, has_adapter).eval()
+        check_outputs(model, named)
+    return model, tokenizer
 
 
 def open_transformer(

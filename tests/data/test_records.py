@@ -3,11 +3,13 @@
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from core.errors import Mistake
+from core.prompts import PromptConsumer
 from core.records import LISTS, load_records, read_hub, read_records
-from tests.tiny import jsonl, without_place
+from tests.tiny import CAUSAL, jsonl, without_place
 
 ROWS = [{"question": f"{i}+{i}?", "answer": 2 * i, "level": None if i % 2 else "easy"} for i in range(40)]
 
@@ -112,6 +114,33 @@ def test_errors_of_a_csv_file_name_the_line_in_which_a_record_begins(tmp_path, f
     (tmp_path / "a.csv").write_text(f'prompt,answer\n"a\nb",1\n{fault}\n')
     with pytest.raises(Mistake, match="a.csv, line 4"):
         load_records(str(tmp_path / "a.csv"), Counter())
+
+
+@pytest.mark.parametrize("records", [
+    ROWS, ["a", {"messages": CHAT}, {"prompt": "b", "answer": float("nan"), "split": "test", "text": "c"}]], ids=len)
+def test_a_list_from_python_gives_the_records_and_notes_of_its_file_and_stays_as_it_is(tmp_path, records):
+    (tmp_path / "a.json").write_text(json.dumps(records))
+    before, found, expected = repr(records), Counter(), Counter()
+    from_list, from_file = load_records(records, found), load_records(str(tmp_path / "a.json"), expected)
+    assert without_place(from_list) == without_place(from_file) and found == expected and repr(records) == before
+    one, other = (PromptConsumer(x, 4, tokenizer=CAUSAL) for x in (records, str(tmp_path / "a.json")))
+    for step in range(3):
+        assert without_place(one.problems("train", step)["record"]) == without_place(
+            other.problems("train", step)["record"])
+
+
+@pytest.mark.parametrize(("records", "words"), [
+    ([{"prompt": "a"}, {"answer": "b"}], "dataset, record 2"), ([{"prompt": "a", "split": "x"}], "dataset, record 1"),
+    ([], "dataset"), ([{"prompt": "a", "split": "train"}] * 2, "split val"), ({"prompt": ["a", "b"]}, "dict")])
+def test_a_list_from_python_is_refused_as_a_file_is_by_the_number_of_the_record(records, words):
+    with pytest.raises(Mistake, match=words):
+        PromptConsumer(records, 4, tokenizer=CAUSAL)
+
+
+def test_arrays_in_the_fields_of_a_list_from_python_stay():
+    board = np.arange(4)
+    record, = load_records([{"prompt": "a", "board": board, "level": np.float64("nan")}], Counter())
+    assert record["board"] is board and "level" not in record
 
 
 def test_every_way_to_write_a_list_of_records_is_read(tmp_path):

@@ -5,6 +5,7 @@ import pathlib
 import re
 import shlex
 import string
+import subprocess
 import sys
 
 import pytest
@@ -23,7 +24,7 @@ from grpo.grpo_config import GRPOConfig
 from grpo.losses import OBJECTIVES
 from grpo.rewards import PRESETS, REWARDS
 from grpo.train_grpo import main as train_grpo
-from tests.tiny import ROOT, all_settings, read_records, run_here, run_script
+from tests.tiny import ROOT, all_settings, read_records, run_here
 
 CONFIGS = sorted(pathlib.Path(ROOT, "config").glob("*.py"))
 SCRIPTS = [str(p.relative_to(ROOT)) for folder in ("core", "grpo", "data", "bench", "docs", "tests") for p in sorted(
@@ -198,12 +199,28 @@ def test_names_of_other_projects_lead_to_settings():
         assert ours or note, name
 
 
-@pytest.mark.slow
-def test_the_python_example_learns():
-    done = run_script("docs/from_python.py")
-    assert done.returncode == 0, done.stderr
-    rewards = [float(line.split()[1]) for line in done.stdout.strip().split("\n")]
-    assert len(rewards) == 20 and rewards[-1] > rewards[0] + 0.1
+def test_both_halves_of_the_python_example_learn_cell_by_cell_as_in_a_notebook(monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    cells = re.split(r"(?m)^# %%.*\n", pathlib.Path("docs/from_python.py").read_text())
+    names = {"__name__": "__main__"}
+    learned = []
+    for number, cell in enumerate(cells):
+        exec(compile(cell, f"cell {number}", "exec"), names)
+        rewards = re.findall(r"(?m)^\d+ (\d\.\d+) ", capsys.readouterr().out)
+        if rewards:
+            assert len(rewards) == 20
+            learned.append(float(rewards[-1]) - float(rewards[0]))
+    assert len(cells) == 6 and len(learned) == 2 and min(learned) > 0.1
+    assert [step["mean_reward"] for step in names["history"]][-1] == pytest.approx(float(rewards[-1]), abs=1e-3)
+
+
+def test_without_transformers_the_second_half_of_the_python_example_ends_in_one_line_with_the_command():
+    code = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path('docs/from_python.py')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 20
+    assert len(done.stderr.splitlines()) == 1 and "pip install" in done.stderr
 
 
 def test_the_map_has_a_line_for_every_file():

@@ -5,16 +5,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 transformers = pytest.importorskip("transformers")
 
 from core.errors import Mistake
 from core.huggingface.files import writing_folder
-from core.huggingface.load import mode_of
+from core.huggingface.load import mode_of, wrap
+from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model, save_model
 from core.settings.optional import say_opening
-from tests.families import model_folder, spoiled
+from tests.families import base_model, model_folder, spoiled
 from tests.tiny import CAUSAL, Cut, causal_model, contents, cut_after, run_here
 
 
@@ -36,6 +38,46 @@ def test_the_class_that_wrote_a_model_decides_what_it_is_for_before_its_family(k
             mode_of(config, "path", "key")
     else:
         assert mode_of(config, "path", "key") == mode
+
+
+def opened(path):
+    """transformers' own model and tokenizer of a folder."""
+    return base_model(path), transformers.AutoTokenizer.from_pretrained(path)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_an_object_of_transformers_or_peft_is_the_model_of_its_folder(family, lora, tmp_path):
+    path = model_folder(tmp_path / "model", family)
+    net, backend = opened(path)
+    net.bfloat16().save_pretrained(path)
+    net = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32 if lora else torch.bfloat16)
+    if lora:
+        peft = pytest.importorskip("peft")
+        net = peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules="all-linear"))
+    model, tokenizer = wrap(net, backend)
+    own = load_huggingface_tokenizer(path)
+    assert tokenizer.description()["vocabulary"] == own.description()["vocabulary"]
+    assert tokenizer.stop_token_ids == own.stop_token_ids and not model.training and model.net is net
+    trained = {name for name, p in net.named_parameters() if p.requires_grad}
+    assert all(("lora_" in name) == lora for name in trained)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    tokens = torch.arange(12).view(2, 6)
+    assert torch.equal(model(tokens), load_model(path)[0](tokens)), "a new adapter adds nothing"
+
+
+def test_an_object_that_is_no_language_model_or_has_another_tokenizer_is_refused(tmp_path):
+    net, backend = opened(model_folder(tmp_path / "llama", "llama"))
+    for family, words in (("bert", "mode"), ("llama_reward", "reward_model_checkpoint")):
+        with pytest.raises(Mistake, match=words):
+            wrap(*opened(model_folder(tmp_path / family, family)))
+    backend.add_tokens([f"<{i}>" for i in range(900)])
+    with pytest.raises(Mistake, match="tokenizer"):
+        wrap(net, backend)
+    net, backend = opened(str(tmp_path / "llama"))
+    net.generation_config.eos_token_id = 100_000
+    with pytest.raises(Mistake, match="100000"):
+        wrap(net, backend)
 
 
 HUB = "hf:owner/name"

@@ -13,7 +13,7 @@ from core.judge import calculate_judge_scores
 from grpo.build import make_rewards
 from grpo.losses import OBJECTIVES
 from grpo.reward_functions.judge import Judge
-from grpo.rewards import Scored, import_rewards, reward
+from grpo.rewards import Rewards, Scored, import_rewards, reward
 from tests.tiny import TOKENIZER, config, judge, shaped
 
 import_rewards()
@@ -96,6 +96,29 @@ def test_a_reward_can_be_asked_alone_and_logs_metrics():
         "half": [0.5, -1, 0.5, -1], "contains": [1, 1, 0, 0], "tensor": [0.25] * 4}
     assert found.weight == 1 and found.metrics == {"called": (8, 2)}
     assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"]
+
+
+def test_functions_from_python_are_rewards_by_their_names_also_when_two_objects_take_turns():
+    c, texts = config(task_type="general"), texts_of(["7", "", "88", "8"], answer=["7"] * 4)
+    texts.columns["prompt"] = [[{"role": "user", "content": "?"}]] * 4
+    rollouts = SimpleNamespace(texts=texts, target=torch.zeros(1), group_size=4)
+    lengths = Rewards.of(c, mine=lambda completions, **columns: list(map(len, completions)))
+    equal = Rewards.of(c, mine=reward(0, 1)(lambda completions, answer: [a == b for a, b in zip(completions, answer)]))
+    for _ in range(2):
+        assert lengths(rollouts).reward.tolist() == [[1, 0, 2, 1]] and lengths.success is None
+        found = equal(rollouts)
+        assert found.reward.tolist() == [[1, 0, 0, 0]] and equal.correct(found.values).tolist() == [1, 0, 0, 0]
+    both = Rewards.of(config(reward_functions=("a", "b"), reward_weights=(1.0, -2.0)), a=lambda completions: [1.0] * 4,
+                      b=lambda completions: [0.0, 1.0, None, 0.5])
+    assert both(rollouts).reward.nan_to_num(-9).tolist() == [[1, -1, -9, 0]]
+    assert list(both(rollouts).values) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("functions", "words"), [
+    ({"a": len}, "reward_weights"), ({"contains": lambda completions: [], "b": len}, "contains")])
+def test_functions_from_python_that_do_not_fit_the_config_or_have_a_name_of_ours_are_refused(functions, words):
+    with pytest.raises(Mistake, match=words):
+        Rewards.of(config(reward_functions=("a", "b"), reward_weights=(1.0, -2.0)), **functions)
 
 
 @pytest.mark.parametrize("normalised", [{"advantage": "gdpo"}, {"objective": "of_a_row"}], ids=str)
