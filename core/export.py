@@ -17,8 +17,9 @@ import torch
 
 from core.config import load_config
 from core.errors import UsageError, run_script
+from core.huggingface.card import copy_card, write_card
 from core.huggingface.export import write_generator
-from core.huggingface.files import writing_folder
+from core.huggingface.files import base_of, writing_folder
 from core.huggingface.load import open_transformer
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.settings.optional import quiet_transformers
@@ -56,9 +57,11 @@ def main(argv):
             net, _ = open_transformer(path, "checkpoint", None)  # an adapter is merged, in float32
             net.to(dtype).save_pretrained(folder)
             tokenizer.save(folder)
+            copy_card(folder, path, base_of(path, "checkpoint"))
         else:
-            model, _ = load_model(path)
+            model, facts = load_model(path)
             write_generator(model, tokenizer, folder, dtype)
+            write_card(folder, path, path, facts)
     print(f"wrote {config.out} ({config.dtype})")
 
 

@@ -125,12 +125,12 @@ def save_model(
         tokenizer,
         dtype=torch.float32,
         weights=None,  # model.weights() in float32, gathered from all ranks if it is sharded; None: read from the model
-        **facts):      # plain values for the header of a file of ours (step, metrics)
+        **facts):      # plain values for the header of a file of ours, or for the model card (step, metrics)
     """Writes the model with its tokenizer atomically: a file of ours, or a folder in Hugging Face format, which holds
     only the adapter if there is one."""
     if not isinstance(model, GPT):
         from core.huggingface.load import save_huggingface
-        save_huggingface(path, model, tokenizer, dtype, weights)
+        save_huggingface(path, model, tokenizer, dtype, weights, facts)
         return
     if weights is None:
         weights = model.weights()

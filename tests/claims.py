@@ -472,6 +472,8 @@ CLAIMS = {
             "rooms/test_huggingface_tokenizer.py::test_every_declared_end_id_ends_a_completion_the_tokenizer_s_own_first",
         "an object of transformers or peft is trained as the model of its folder is":
             "rooms/test_huggingface_folders.py::test_an_object_of_transformers_or_peft_is_the_model_of_its_folder",
+        "a saved Hugging Face folder has a model card, and an export keeps it":
+            "rooms/test_huggingface_folders.py::test_the_card_of_a_model_says_what_was_trained_and_an_export_keeps_what_its_owner_added",
         "functions from Python are rewards by their names":
             "rooms/test_reward_sums.py::test_functions_from_python_are_rewards_by_their_names_also_when_two_objects_take_turns",
         "a name of the hub is said before a library opens it":

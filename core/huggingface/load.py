@@ -5,6 +5,7 @@ import copy
 import torch
 
 from core.errors import Mistake, others
+from core.huggingface.card import write_card
 from core.huggingface.files import (
     base_of,
     check_weights,
@@ -243,9 +244,9 @@ def check_outputs(model, named):
                       f"separately; {FAMILIES}")
 
 
-def save_huggingface(path, model, tokenizer, dtype, weights):
+def save_huggingface(path, model, tokenizer, dtype, weights, facts):
     """Implements core.models.save_model for Hugging Face models: writes a folder for from_pretrained or, with an
-    adapter, for peft. An adapter stays in float32."""
+    adapter, for peft. An adapter stays in float32. With facts, the folder has a model card."""
     with writing_folder(path) as folder:
         if model.has_adapter:
             save_adapter(model.net, weights or model.weights(), folder)
@@ -260,3 +261,5 @@ def save_huggingface(path, model, tokenizer, dtype, weights):
                 state_dict=weights,
                 max_shard_size="1000GB")  # one file, so that it can be replaced atomically
         tokenizer.save(folder)
+        if facts:
+            write_card(folder, path, tokenizer.path, facts)

@@ -7,17 +7,20 @@ import sys
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
+transformers, yaml = pytest.importorskip("transformers"), pytest.importorskip("yaml")
 
+from core import export
 from core.errors import Mistake
+from core.files import write_json
 from core.huggingface.files import writing_folder
 from core.huggingface.load import mode_of, wrap
 from core.huggingface.tokenizer import load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL
 from core.models import load_model, save_model
 from core.settings.optional import say_opening
+from core.supervised.config import PretrainConfig
 from tests.families import base_model, model_folder, spoiled
-from tests.tiny import CAUSAL, Cut, causal_model, contents, cut_after, run_here
+from tests.tiny import CAUSAL, Cut, causal_model, contents, cut_after, jsonl, run_here
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +167,63 @@ def __getattr__(name):
     done = subprocess.run((sys.executable, "-c", KERNELS, *arguments), capture_output=True, text=True)
     assert done.returncode != 0
     assert os.path.exists(tmp_path / "fetched") == (who == "transformers"), done.stderr
+
+
+def card_of(folder):
+    """(the front matter of a model card, its text)."""
+    text = (folder / "README.md").read_text("utf-8")
+    _, front, body = text.split("---\n", 2)
+    return yaml.safe_load(front), body
+
+
+def saved_in_a_run(folder, base, lora=False, **changes):
+    """Saves a model beside the files of a run that has evaluated it at steps 0 and 7. Returns its folder."""
+    settings = {"dataset": "/home/al smith/my.jsonl", "objective": "dr_grpo", "reward_functions": ["brief"],
+                "starts": [{"commit": "0ld"}, {"commit": "c0de"}]}
+    write_json(folder / "config.json", settings)
+    jsonl(folder / "metrics.jsonl", {"step": 0, "eval/a": 0.25}, {"step": 1, "loss": 1.0}, {"step": 7, "eval/a": 0.5})
+    model, _ = load_model(base, adapter=PretrainConfig(lora_rank=4 if lora else 0))
+    tokenizer = load_huggingface_tokenizer(base)
+    vars(tokenizer).update(changes)
+    save_model(str(folder / "model"), model, tokenizer, step=7, **{"eval/a": 0.5, "eval/b": 1e-9})
+    return folder / "model"
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_card_of_a_model_says_what_was_trained_and_an_export_keeps_what_its_owner_added(lora, llama, tmp_path):
+    if lora:
+        pytest.importorskip("peft")
+    folder = saved_in_a_run(tmp_path, llama, lora)
+    front, body = card_of(folder)
+    assert front == {"library_name": "peft" if lora else "transformers", "tags": ["nano-grpo", "grpo"]}
+    for words in ("base model: llama", "my.jsonl", "dr_grpo", "brief", "0.2500 -> 0.5000", "eval/b", "c0de", "licence"):
+        assert words in body, words
+    for words in ("al smith", str(tmp_path), os.path.dirname(llama), "0ld"):
+        assert words not in body, words
+    with open(folder / "README.md", "a", encoding="utf-8") as f:
+        f.write("Made by \u00c4nne, library_name: mine.\n")
+    export.main([f"--checkpoint={folder}", f"--out={tmp_path}/merged"])
+    merged, of_merged = card_of(tmp_path / "merged")
+    assert merged == front | {"library_name": "transformers"} and of_merged.startswith(body)
+    assert "\u00c4nne, library_name: mine." in of_merged
+    ids = torch.arange(8)[None]
+    for path in (folder, tmp_path / "merged"):
+        opened = transformers.AutoModelForCausalLM.from_pretrained(path)
+        torch.testing.assert_close(opened(ids).logits, load_model(llama)[0](ids), rtol=1e-4, atol=1e-4)
+
+
+def test_a_card_names_a_base_model_of_the_hub_and_a_folder_without_a_run_has_a_card_too(llama, tmp_path):
+    front, body = card_of(saved_in_a_run(tmp_path, llama, path="hf:owner/name"))
+    assert front["base_model"] == "owner/name" and "base model: owner/name\n" in body
+    save_model(str(tmp_path / "synced"), *wrap(*opened(llama)))
+    assert not (tmp_path / "synced" / "README.md").exists(), "weights for a sampler have none"
+    export.main([f"--checkpoint={llama}", f"--out={tmp_path}/alone/hf"])
+    save_model(str(tmp_path / "ours.safetensors"), causal_model(), CAUSAL, step=3, val_loss=0.125)
+    export.main([f"--checkpoint={tmp_path}/ours.safetensors", f"--out={tmp_path}/ours"])
+    for name in ("alone/hf", "ours"):
+        front, body = card_of(tmp_path / name)
+        assert front["library_name"] == "transformers" and str(tmp_path) not in body
+    assert "0.1250" in body
 
 
 def fill(folder, text, *names):

@@ -1,0 +1,65 @@
+"""Model cards: the README.md of a folder in Hugging Face format."""
+
+import re
+from pathlib import Path
+
+from core.files import CONFIG, HUB, METRICS, each_record, on_hub, read_object
+from core.huggingface.files import is_adapter
+from core.logger import format_number
+
+CARD = "README.md"
+SETTINGS = ("dataset", "objective", "task_type", "reward_functions", "environment", "teacher_checkpoint")
+PEFT = "library_name: peft"
+TRANSFORMERS = "library_name: transformers"
+
+
+def write_card(folder, path, base, facts):
+    """Writes the card of the model in `folder`, which will be moved to `path`. The settings and the first evaluation
+    are those of the run whose files are beside it.
+
+    base: folder or hub name of the model that was trained; facts: the step and the last evaluation
+    """
+    run = Path(path).parent
+    settings = {}
+    if (run / CONFIG).exists():
+        settings = read_object(run / CONFIG, run / CONFIG, "delete it")
+    lines = [f"- {key}: {settings[key]}\n" for key in SETTINGS if settings.get(key)]
+    first = {}
+    for record in each_record(run / METRICS):
+        if facts.keys() & record.keys() > {"step"}:
+            first = record
+            break
+    for key, last in facts.items():
+        before = f"{format_number(first[key])} -> " if key in first else ""
+        lines.append(f"- {key}: {before}{format_number(last)}\n")
+    match settings:
+        case {"starts": [*_, {"commit": commit}]} if commit:
+            lines.append(f"- commit of nano-GRPO: {commit}\n")
+    library = PEFT if is_adapter(folder) else TRANSFORMERS
+    name = base.removeprefix(HUB)
+    base_model = f"base_model: {name}\n" if on_hub(base) else ""
+    tag = "- grpo\n" if "objective" in settings else ""
+    text = f"""---
+{base_model}{library}
+tags:
+- nano-grpo
+{tag}---
+
+# Written by nano-GRPO
+
+- base model: {name}
+{''.join(lines)}- open it with from_pretrained of transformers, which needs the package peft for an adapter
+- licence: not set; those of the base model and of the data apply
+"""
+    text = re.sub("(?<= )/.*/", "", text)  # the folders of an absolute path may hold the name of the user
+    Path(folder, CARD).write_text(text, "utf-8")
+
+
+def copy_card(folder, path, base):
+    """Writes the card of a model whose adapter was merged into `folder`: that of the model at `path`, if it has one."""
+    card = Path(path, CARD)
+    if card.exists():
+        text = card.read_text("utf-8").replace(PEFT, TRANSFORMERS)
+        Path(folder, CARD).write_text(text, "utf-8")
+    else:
+        write_card(folder, path, base, {})
