@@ -1,4 +1,4 @@
-"""Learning on a GPU: runs of a published model from a folder, and of a model from scratch, and their curves."""
+"""Learning on a GPU, a part of bench/gpu.py: runs of a published model from a folder, of one from scratch, their curves."""
 
 import os
 import subprocess

@@ -191,9 +191,11 @@ def test_the_main_job_loads_no_feature_that_is_off(dataset, tmp_path):
             "--block_size=16", "--max_iters=1", "--batch_size=2", "--eval_problems=2"]
     code = (f"import os, runpy, sys; sys.path.insert(0, os.getcwd()); sys.argv = ['', *{argv}]; "
             "runpy.run_path('grpo/train_grpo.py', run_name='__main__'); "
-            "print(*{getattr(x, '__file__', None) or '' for x in list(sys.modules.values())}, sep='\\n')")
+            "print(*{getattr(x, '__file__', None) or '' for x in list(sys.modules.values())}, *sys.modules, sep='\\n')")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split("\n")) & {str(path) for path in FILES}
+    lines = set(done.stdout.split("\n"))
+    assert not lines & {"wandb", "tiktoken", "regex", "transformers", "peft"} and "torch" in lines
+    loaded = lines & {str(path) for path in FILES}
     assert f"{ROOT}/grpo/grpo_training_step.py" in loaded
     names = {os.path.relpath(path, ROOT) for path in loaded}
     assert {name for name in names if name.count(os.sep) == 2} == USED_BY_THE_MAIN_JOB
