@@ -1,4 +1,4 @@
-"""Learning on a GPU, a part of bench/gpu.py: runs of a published model from a folder, of one from scratch, their curves."""
+"""Learning on a GPU, a part of bench/gpu.py: runs of a published model, and of one from scratch, and their curves."""
 
 import os
 import subprocess

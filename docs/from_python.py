@@ -63,7 +63,8 @@ try:
 except Mistake as missing:
     raise SystemExit(missing) from None
 
-# Yours: net = transformers.AutoModelForCausalLM.from_pretrained(NAME), backend = AutoTokenizer.from_pretrained(NAME)
+# Yours: net = transformers.AutoModelForCausalLM.from_pretrained(NAME), or peft's get_peft_model(net, LoraConfig(...));
+# backend = transformers.AutoTokenizer.from_pretrained(NAME); on a GPU dist = Distributed(); net.to(dist.device)
 backend = as_fast_tokenizer(CharTokenizer(stop=True), 64)
 net = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
     vocab_size=len(backend), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
@@ -74,9 +75,9 @@ records = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for 
 config = GRPOConfig(batch_size=8, group_size=8, max_new_tokens=16, temperature=1.0, top_p=1.0, kl_beta=0.0,
                     learning_rate=1e-2)  # for tiny models; for large ones 1e-6
 model, tokenizer = wrap(net, backend)
-policy = CausalPolicy(model, tokenizer)
+policy = CausalPolicy(model, tokenizer, dist.dtype)
 optimizers = build_optimizers(policy, config)
-data = PromptConsumer(records, config.batch_size, tokenizer=tokenizer)
+data = PromptConsumer(records, config.batch_size, tokenizer=tokenizer)  # a chat model: format=PromptFormat("model")
 print(*data.describe_prompts(config.batch_size), sep="\n")
 rewards = Rewards.of(config, digits=lambda completions, **columns: [sum(map(str.isdigit, x)) / 16 for x in completions])
 
@@ -86,4 +87,5 @@ for step in range(20):
     problems = partial(data.problems, "train", step)
     history.append(grpo_training_step(policy, None, rewards, problems, optimizers, step, config, dist))
     print(step, round(history[-1]["mean_reward"], 3), round(history[-1]["entropy"], 3))
-    # In a notebook: IPython.display.clear_output(wait=True); pyplot.plot([m["mean_reward"] for m in history])
+    # In a notebook: IPython.display.clear_output(wait=True); pyplot.plot([x["mean_reward"] for x in history])
+# policy.save("my-model", step=20) writes a folder that from_pretrained of transformers opens

@@ -36,7 +36,7 @@ def write_card(folder, path, base, facts):
         case {"starts": [*_, {"commit": commit}]} if commit:
             lines.append(f"- commit of nano-GRPO: {commit}\n")
     library = PEFT if is_adapter(folder) else TRANSFORMERS
-    name = base.removeprefix(HUB)
+    name = base.removeprefix(HUB) or "unknown"
     base_model = f"base_model: {name}\n" if on_hub(base) else ""
     tag = "- grpo\n" if "objective" in settings else ""
     text = f"""---

@@ -1,10 +1,12 @@
 """Loads models in Hugging Face format, with or without a LoRA adapter, checks them, and saves them."""
 
 import copy
+import os
 
 import torch
 
 from core.errors import Mistake, others
+from core.files import HUB
 from core.huggingface.card import write_card
 from core.huggingface.files import (
     base_of,
@@ -86,7 +88,10 @@ def wrap(net, backend):
     if mode != LANGUAGE_MODEL:
         raise Mistake(f"{named} has mode {mode}, but {LANGUAGE_MODEL} is needed here")
     ends = declared_ends(config.to_dict(), undivided.generation_config.to_dict())
-    tokenizer = HuggingFaceTokenizer(backend, backend.name_or_path, ends, fills=False)
+    path = backend.name_or_path
+    if path and not os.path.isdir(path):
+        path = f"{HUB}{path}"
+    tokenizer = HuggingFaceTokenizer(backend, path, ends, fills=False)
     check_vocabulary(undivided.base_model, tokenizer, named)
     if not has_adapter:
         net.float()

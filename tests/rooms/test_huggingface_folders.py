@@ -215,7 +215,15 @@ def test_the_card_of_a_model_says_what_was_trained_and_an_export_keeps_what_its_
 def test_a_card_names_a_base_model_of_the_hub_and_a_folder_without_a_run_has_a_card_too(llama, tmp_path):
     front, body = card_of(saved_in_a_run(tmp_path, llama, path="hf:owner/name"))
     assert front["base_model"] == "owner/name" and "base model: owner/name\n" in body
-    save_model(str(tmp_path / "synced"), *wrap(*opened(llama)))
+    net, backend = opened(llama)
+    for name, written in ((llama, "llama"), ("owner/name", "owner/name"), ("", "unknown")):
+        backend.name_or_path = name
+        folder = tmp_path / f"of {written.partition('/')[0]}"
+        save_model(str(folder), *wrap(net, backend), step=20)
+        front, body = card_of(folder)
+        assert front.get("base_model") == (name if "owner" in name else None)
+        assert f"base model: {written}\n" in body and "step: 20\n" in body
+    save_model(str(tmp_path / "synced"), *wrap(net, backend))
     assert not (tmp_path / "synced" / "README.md").exists(), "weights for a sampler have none"
     export.main([f"--checkpoint={llama}", f"--out={tmp_path}/alone/hf"])
     save_model(str(tmp_path / "ours.safetensors"), causal_model(), CAUSAL, step=3, val_loss=0.125)
