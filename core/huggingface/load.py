@@ -20,7 +20,8 @@ from core.huggingface.files import (
 )
 from core.huggingface.lora import FULL, add_adapter, open_adapter, save_adapter
 from core.huggingface.model import CACHE_NAMES, HuggingFaceModel
-from core.huggingface.tokenizer import HuggingFaceTokenizer, declared_ends, load_huggingface_tokenizer
+from core.huggingface.tokenizer import (
+    HuggingFaceTokenizer, check_ends, declared_ends, load_huggingface_tokenizer)
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.settings.optional import local_name, opening, quiet_transformers, require
 from core.settings.setting import check_finite
@@ -88,6 +89,7 @@ def wrap(net, backend):
     if mode != LANGUAGE_MODEL:
         raise Mistake(f"{named} has mode {mode}, but {LANGUAGE_MODEL} is needed here")
     ends = declared_ends(config.to_dict(), undivided.generation_config.to_dict())
+    check_ends(backend, ends, named)
     path = backend.name_or_path
     if path and not os.path.isdir(path):
         path = f"{HUB}{path}"

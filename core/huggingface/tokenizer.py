@@ -36,9 +36,6 @@ class HuggingFaceTokenizer:
 
         ends = dict.fromkeys([backend.eos_token_id, *end_ids_of_model])  # without duplicates, in this order
         ends.pop(None, None)  # the backend may have no end token
-        if max(ends, default=0) >= self.vocab_size:
-            raise Mistake(f"the tokenizer {path} lacks the end tokens {list(ends)} which the model declares; use the "
-                          "tokenizer that belongs to the model, or copy its files again")
         self.stop_token_ids = tuple(ends)
         self.stop_token_id = self.stop_token_ids[0] if ends else None
         self.stop_token_names = self.names_of(ends)
@@ -196,11 +193,20 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
             backend.mask_token = backend.convert_ids_to_tokens(config["mask_token_id"])
         generation = declared_in(model, "generation_config.json", key)
         ends = declared_ends(config, generation)
+        check_ends(backend, ends, named)
         # The tokenizer of a causal model may have a mask token too, but the model was not trained to fill in masks
         classes = " ".join(config.get("architectures") or [])
         is_causal = published is None and config.get("is_causal") is not False and re.search(CAUSAL, classes)
         fills = backend.mask_token_id is not None and not is_causal
         return HuggingFaceTokenizer(backend, path, ends, fills)
+
+
+def check_ends(backend, ends, named):
+    """Raises Mistake if a transformers tokenizer lacks end tokens that the model declares."""
+    last = max(backend.get_vocab().values())
+    if max(ends, default=0) > last:
+        raise Mistake(f"{named} has a tokenizer that lacks the end tokens {ends} which the model declares; use the "
+                      "tokenizer, or copy the tokenizer files, that belong to the model")
 
 
 def declared_ends(config, generation):
