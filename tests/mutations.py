@@ -269,8 +269,6 @@ FAULTS = [
      "tests/rooms/test_huggingface_folders.py"),
     ("a model card names the folders of the machine", "core/huggingface/card.py", 're.sub("(?<= )/.*/", "", text)',
      "text", "tests/rooms/test_huggingface_folders.py"),
-    ("a model card compares with the last evaluation", "core/huggingface/card.py", "            break\n", "",
-     "tests/rooms/test_huggingface_folders.py"),
     ("two sets of functions from Python are mixed up", "grpo/rewards.py", "        self.register()\n        settings",
      "        settings", "tests/rooms/test_reward_sums.py"),
     ("a wrong number of rewards is accepted", "grpo/reward_functions/registry.py", "if len(values) != N:", "if False:",

@@ -1,9 +1,11 @@
 """Model cards: the README.md of a folder in Hugging Face format."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
-from core.files import CONFIG, HUB, METRICS, each_record, on_hub, read_object
+from core.errors import Mistake
+from core.files import CONFIG, HUB, on_hub, read_object
 from core.huggingface.files import is_adapter
 from core.logger import format_number
 
@@ -14,41 +16,35 @@ TRANSFORMERS = "library_name: transformers"
 
 
 def write_card(folder, path, base, facts):
-    """Writes the card of the model in `folder`, which will be moved to `path`. The settings and the first evaluation
-    are those of the run whose files are beside it.
+    """Writes the card of the model in `folder`, which will be moved to `path`, with the settings of the run whose files
+    are beside it.
 
     base: folder or hub name of the model that was trained; facts: the step and the last evaluation
     """
-    run = Path(path).parent
+    config = Path(path).parent / CONFIG
     settings = {}
-    if (run / CONFIG).exists():
-        settings = read_object(run / CONFIG, run / CONFIG, "delete it")
+    if config.exists():
+        with suppress(Mistake):  # a damaged config.json must not cost the model
+            settings = read_object(config, config, "delete it")
     lines = [f"- {key}: {settings[key]}\n" for key in SETTINGS if settings.get(key)]
-    first = {}
-    for record in each_record(run / METRICS):
-        if facts.keys() & record.keys() > {"step"}:
-            first = record
-            break
-    for key, last in facts.items():
-        before = f"{format_number(first[key])} -> " if key in first else ""
-        lines.append(f"- {key}: {before}{format_number(last)}\n")
+    measured = [f"{key} {format_number(value)}" for key, value in facts.items()]
     match settings:
         case {"starts": [*_, {"commit": commit}]} if commit:
             lines.append(f"- commit of nano-GRPO: {commit}\n")
     library = PEFT if is_adapter(folder) else TRANSFORMERS
     name = base.removeprefix(HUB) or "unknown"
     base_model = f"base_model: {name}\n" if on_hub(base) else ""
-    tag = "- grpo\n" if "objective" in settings else ""
     text = f"""---
 {base_model}{library}
 tags:
 - nano-grpo
-{tag}---
+---
 
 # Written by nano-GRPO
 
 - base model: {name}
-{''.join(lines)}- open it with from_pretrained of transformers, which needs the package peft for an adapter
+{''.join(lines)}- last evaluation: {', '.join(measured)}
+- open it with from_pretrained of transformers, which needs the package peft for an adapter
 - licence: not set; those of the base model and of the data apply
 """
     text = re.sub("(?<= )/.*/", "", text)  # the folders of an absolute path may hold the name of the user

@@ -216,6 +216,7 @@ def test_both_halves_of_the_python_example_learn_cell_by_cell_as_in_a_notebook(m
     assert [step["mean_reward"] for step in names["history"]][-1] == pytest.approx(float(rewards[-1]), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_without_transformers_the_second_half_of_the_python_example_ends_in_one_line_with_the_command():
     code = "import runpy, sys; sys.modules['transformers'] = None; runpy.run_path('docs/from_python.py')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
