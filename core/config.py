@@ -23,6 +23,8 @@ READ_AGAIN = "a new run sets aside the files of out_dir, but this one is read ag
 class RunConfig(Settings):
     """The base of the configs of training scripts: rules and defaults of the settings that they share."""
 
+    steps_of_an_iteration = 1  # optimizer steps between two rounds of sampling
+
     def features(self):
         yield self.has_adapter, "lora_rank above 0", "lora_alpha lora_targets"
         yield self.has_adapter, "lora_rank above 0 or lora_init_from", "load_in_4bit"
@@ -47,6 +49,10 @@ class RunConfig(Settings):
             vars(self)["log_interval"] = max(1, self.eval_interval // 10)
         if self.save_interval is None:
             vars(self)["save_interval"] = self.eval_interval
+
+    def evaluations(self, steps):
+        """The number of evaluations that are due within the first `steps` steps. The last step has one in any case."""
+        return steps // self.eval_interval
 
     @property
     def trackers(self):
@@ -311,5 +317,5 @@ def describe(config, origin):
     lines = []
     for key, about in changed_settings(config, origin).items():
         setting = f"{key} = {about['value']!r}"
-        lines.append(f"{setting:<40}  (default {about['default']!r}; {about['set in']})")
+        lines.append(f"{setting:<32}  (default {about['default']!r}; {about['set in']})")
     return lines

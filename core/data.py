@@ -15,6 +15,7 @@ from numpy.random import Generator
 
 from core.errors import Mistake, calling, definition
 from core.files import on_hub, read_object, replacing
+from core.logger import fitted
 from core.settings.setting import shown
 from core.tokenizer import AGAIN, Tokenizer, from_description, same_vocabulary
 
@@ -88,7 +89,7 @@ def write_folder(folder: str, files: dict, tokenizer: Tokenizer, facts: dict) ->
         with replacing(path) as new, open(new, "wb") as f:
             f.write(content)
     words = [f"{key.replace('_', ' ')} {value}" for key, value in facts.items()]
-    print(f"{folder}: {', '.join(words)}")
+    print(fitted(f"{folder}: {', '.join(words)}"))
 
 
 def prepared_file(folder: str, name: str) -> str:

@@ -4,15 +4,19 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
+import textwrap
 import unicodedata
 
 from tqdm import tqdm
 
 from core.files import CONSOLE, METRICS, keep_records, writing
 
-WIDTH = 100  # columns of the console
+PIPED = 100    # columns where output is no terminal
+NARROWEST = 72  # a terminal with fewer columns wraps lines
 HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories of control characters, invisible ones and half surrogate pairs
+ETA_WIDTH = 9  # the last column of the console
 GREEN, PLAIN = "\033[1;32m", "\033[0m"
 COLORS = re.compile(f"({re.escape(GREEN)}|{re.escape(PLAIN)})")
 
@@ -25,6 +29,28 @@ def create_logger(config, dist, total_steps, columns):
         from core.trackers import Trackers
         logger.trackers = Trackers(config, logger.say)
     return logger
+
+
+def console_width():
+    """The columns of the terminal."""
+    if not sys.stdout.isatty():
+        return PIPED
+    return max(NARROWEST, shutil.get_terminal_size().columns)
+
+
+def fitted(line):
+    """Wraps a line that is wider than the terminal. In a pipe it stays whole."""
+    if not sys.stdout.isatty():
+        return line
+    return textwrap.fill(
+        line,
+        console_width(),
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False)
+
+
+in_time = tqdm.format_interval  # seconds -> minutes:seconds, or hours:minutes:seconds
 
 
 def format_number(value):
@@ -51,7 +77,10 @@ class Logger:
         self.columns = columns
         self.silent = silent
         self.trackers = None
-        self.lines = 0
+        self.eta = "-"      # the time that is left, as Run.look_ahead estimates it
+        self.seen = set()   # metrics that a line of the console has had
+        self.header = ""    # the names of the columns, as printed last
+        self.lines = 0      # below them
         hidden = silent or not sys.stderr.isatty()
         self.bar = tqdm(total=total_steps, disable=hidden, dynamic_ncols=True, unit="step", leave=False)
         self.doing = self.bar.set_postfix_str  # doing(text) shows beside the bar what the run is doing
@@ -99,16 +128,24 @@ class Logger:
             self._show(step, metrics)
 
     def _show(self, step, metrics):
-        """Prints the line of a step and, every HEADER_EVERY lines, the names of its columns."""
+        """Prints the line of a step, of the columns that have been measured and that fit, and the time that is left.
+        Names of columns come every HEADER_EVERY lines, and when they change."""
+        self.seen |= metrics.keys()
         names = f"{'step':>6}"
         cells = f"{step:>6}"
+        room = console_width() - ETA_WIDTH
         for name in self.columns:
-            width = max(len(name) + 1, 8)
-            cell = format_number(metrics.get(name))
-            names += f" {name:>{width}}"
-            cells += f" {cell:>{width}}"
-        if self.lines % self.HEADER_EVERY == 0:
+            width = max(len(name), 8) + 1
+            if name in self.seen and len(names) + width <= room:
+                cell = format_number(metrics.get(name))
+                names += f"{name:>{width}}"
+                cells += f"{cell:>{width}}"
+        names += f"{'eta':>{ETA_WIDTH}}"
+        cells += f"{self.eta:>{ETA_WIDTH}}"
+        if names != self.header or self.lines == self.HEADER_EVERY:
             self.say(names)
+            self.header = names
+            self.lines = 0
         self.lines += 1
         self.say(cells)
 

@@ -42,8 +42,11 @@ def plan(config, origin, model, data, dist):
     lines = describe(config, origin)
     lines.append(
         f"{model.mode}: {millions:.2f} M parameters on {dist.device}, {dist.dtype}; {data.size()}; "
-        f"{config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {dist.world} ranks = "
-        f"{windows} per step")
+        f"{config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {dist.world} "
+        f"rank{'s' * (dist.world > 1)} = {windows} per step")
+    lines.append(
+        f"{config.max_iters} steps, at most {config.max_iters * windows * config.block_size:,} tokens; an evaluation "
+        f"of {config.eval_batches} batches every {config.eval_interval} steps")
     if data.has_prompts:
         lines += data.describe_prompts(windows)
     return lines

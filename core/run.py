@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -31,7 +32,7 @@ from core.distributed import Distributed
 from core.errors import ROOT, Mistake, described, is_out_of_memory, one_line, shortest
 from core.files import (
     BEFORE, CONFIG, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, read_object, starts_of, write_json, writing)
-from core.logger import Logger, create_logger
+from core.logger import Logger, create_logger, fitted, in_time
 from core.models import is_small
 from core.optim import CosineLRScheduler, build_optimizers
 from core.resume import PREVIOUS, changed_since, earlier_runs, resume_command
@@ -48,7 +49,7 @@ SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{MODEL_OR_EVENT
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
 FIRST_FILE = f"{CONFIG}.tmp"  # left by a run of an earlier version that was killed at its start
 SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows has no SIGHUP
-NOTICE = b"\nthe run ends after this step, an evaluation under way and a save; a second signal ends it at once\n"
+NOTICE = b"\nthe run ends after this step, the evaluation in progress and a save; a second signal ends it at once\n"
 BUILT_MODELS = ("data/smollm2/model",)  # built by the prepare.py in their folder
 MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
           "grad_checkpoint", "dtype", "lora_rank", "load_in_4bit")  # settings on which the memory of a run depends
@@ -93,7 +94,7 @@ def launch(
     """
     if config.dry_run:
         if dist.is_main:
-            print(*plan, "dry run: everything is in place, nothing was trained", sep="\n")
+            print(*map(fitted, plan), "dry run: everything is in place, nothing was trained", sep="\n")
         return
     dist.barrier()  # every rank has seen the folder as it was
     lock = locked(config.absolute_out_dir) if dist.is_main else contextlib.nullcontext()
@@ -138,13 +139,14 @@ def build_missing(config, checkpoints, dist, plan=()):
     dist.barrier()
     is_missing = bool(dist.agree(is_missing))
     if is_missing and dist.is_main:
-        print(*plan, "dry run: nothing was built or trained, and what is there was not checked", sep="\n")
+        end = "dry run: nothing was built or trained, and existing files were not checked"
+        print(*map(fitted, plan), end, sep="\n")
     return is_missing
 
 
 def build(key, path, recipe):
     """Runs a prepare.py, which makes the file `path` beside it. key: the setting that names it"""
-    print(f"{key}: {path} is missing; building it with {recipe}")
+    print(fitted(f"{key}: {path} is missing; building it with {recipe}"))
     command = [sys.executable, recipe, f"--out={os.path.dirname(path)}"]
     environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}  # prepare.py is not one of the ranks
     result = subprocess.run(command, env=environment)
@@ -162,7 +164,7 @@ def check_run_folder(out_dir: str, resume: bool | str = False) -> None:
     foreign = [name for name in names if name not in (*STAYING, FIRST_FILE)]
     of_a_run = {STATE, BEFORE, METRICS, CONSOLE, PREVIOUS}.intersection(names)
     if foreign and not of_a_run:
-        raise Mistake(f"out_dir={out_dir} holds {foreign[0]}, which no run has written; name a new or an empty folder")
+        raise Mistake(f"out_dir={out_dir} contains {foreign[0]}, which no run has written; name a new or empty folder")
 
 
 @contextlib.contextmanager
@@ -252,8 +254,7 @@ class StopSignal:
 class Run:
     """A run of optimizer steps, with evaluations and saves on the way. It ends at max_iters or after a signal.
 
-    A subclass defines train_step, log_step, evaluation_is_due and evaluate. `state` and `load_state` add its own values
-    to a checkpoint.
+    A subclass defines train_step, log_step and evaluate. `state` and `load_state` add its own values to a checkpoint.
     learner: the model or policy that is trained; write_model, identity: as in CheckpointManager
     """
 
@@ -285,6 +286,9 @@ class Run:
             identity,
             dist.is_main)
         self.bad = BadSteps(config.max_bad_steps, self.checkpoints, logger)
+        self.timed = -config.steps_of_an_iteration  # steps in step_seconds; the first iteration is slower than others
+        self.step_seconds = 0.0
+        self.evaluation_seconds = 0.0  # of the last one
         self.step = 0  # optimizer steps taken
         self.skipped_steps = 0
         self.last_evaluation = {}
@@ -299,10 +303,6 @@ class Run:
 
     def log_step(self, metrics: dict) -> None:
         """Logs the metrics of the step that was taken."""
-        raise NotImplementedError
-
-    def evaluation_is_due(self) -> bool:
-        """True if this step is followed by an evaluation, as the last step always is."""
         raise NotImplementedError
 
     def evaluate(self) -> None:
@@ -355,14 +355,20 @@ class Run:
     def take_steps(self, stop: StopSignal) -> None:
         """Takes steps up to the last one, or to a signal, evaluating and saving on the way."""
         c = self.config
+        began = time.monotonic()
         save_is_due = False
         if not self.evaluated:  # a new run, or one that a signal stopped before the evaluation of its step
             self.run_evaluation()
         while self.step < c.max_iters:
-            self.log_step(self.train_step())
+            since = time.monotonic()
+            metrics = self.train_step()
+            self.look_ahead(time.monotonic() - since)
+            if self.dist.device.type == "cuda":
+                metrics["memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            self.log_step(metrics)
             is_last = self.step == c.max_iters
             signal_name = stop.received()
-            evaluation_is_due = is_last or self.evaluation_is_due()
+            evaluation_is_due = is_last or c.evaluations(self.step) > c.evaluations(self.step - 1)
             self.evaluated = not evaluation_is_due
             # After a signal there may be no time for an evaluation: the resumed run makes up for it
             if evaluation_is_due and (is_last or not signal_name):
@@ -381,12 +387,35 @@ class Run:
                 command = resume_command(c.absolute_out_dir)
                 self.logger.say(f"stopped by {signal_name} after step {self.step}; resume with {command}")
                 return
+        self.logger.say(f"the steps and evaluations of this start took {(time.monotonic() - began) / 60:.1f} min")
+
+    def look_ahead(self, seconds: float) -> None:
+        """Estimates the time that is left, after a step of these seconds. Prints it once, after the first steps.
+
+        A step takes the mean of those since this start, without its first iteration; an evaluation as long as the last.
+        """
+        self.timed += 1
+        if self.timed <= 0:
+            return
+        self.step_seconds += seconds
+        mean = self.step_seconds / self.timed
+        c = self.config
+        steps = c.max_iters - self.step
+        made = c.evaluations(self.step - 1)  # this step's own comes after it
+        evaluations = c.evaluations(c.max_iters - 1) - made + 1
+        left = mean * steps + self.evaluation_seconds * evaluations
+        self.logger.eta = in_time(left)
+        if self.timed == 3 * c.steps_of_an_iteration and steps:
+            more = f"{steps} more steps " + ("and their" if self.evaluation_seconds else "without their")
+            self.logger.say(f"a step takes {mean:.3g} s: about {left / 60:.1f} min for {more} evaluations")
 
     def run_evaluation(self) -> None:
         """Evaluates on all ranks, which then wait until rank 0 has written the results."""
+        since = time.monotonic()
         with self.dist.gathered():
             self.evaluate()
         self.dist.barrier()
+        self.evaluation_seconds = time.monotonic() - since
         self.evaluated = True
 
     def save(self) -> None:
@@ -443,7 +472,7 @@ def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
         run.write_page()
 
     try:
-        logger.say("\n".join(plan))
+        logger.say("\n".join(map(fitted, plan)))
         yield
     finally:
         error = sys.exception()

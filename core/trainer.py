@@ -192,9 +192,6 @@ class Trainer(Run):
             self.logger.log(self.step, metrics)
             self.begin()
 
-    def evaluation_is_due(self) -> bool:
-        return self.step % self.config.eval_interval == 0
-
     @torch.no_grad()
     def evaluate(self) -> None:
         self.model.eval()

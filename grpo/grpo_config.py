@@ -87,12 +87,12 @@ class GRPOConfig(RunConfig):
         # per-token reward: mean judge score within this window; None: one reward per completion
     overlong_buffer: Natural = 0  # over the last N tokens before max_new_tokens the reward falls by up to 1; 0: off
     environment: Name | None = None  # the class of reward_file that answers each turn of a completion (docs/rewards.md)
-    max_turns: Count = 8  # the most turns of an episode
+    max_turns: Count = 8  # maximum number of turns in an episode
 
     # Sampling: problems, and a group of completions of each
     batch_size: Count = 16  # problems per micro-batch on each rank
     group_size: Annotated[int, "[1, 1e5]"] = 8  # completions per problem; 1 is allowed only for pure distillation
-    max_new_tokens: Count = 128  # the most tokens of a completion
+    max_new_tokens: Count = 128  # maximum number of tokens in a completion
     stop_sequences: tuple[str, ...] = ()  # texts that end a completion, besides the end tokens
     temperature: Temperature = 0.8  # sampling temperature; scoring uses the same
     top_p: Share = 0.95  # nucleus sampling; 1.0 turns it off
@@ -184,7 +184,7 @@ class GRPOConfig(RunConfig):
     wandb_project: str = "nano-grpo"  # the project of the run in wandb and trackio
     wandb_run_name: str | None = None  # the run's name in wandb and trackio; None: they choose one
     dry_run: bool = False  # check everything and print the plan; train nothing
-    doctor: bool = False  # take one step, report problems and their remedies; write no out_dir
+    doctor: bool = False  # take a step; report problems, remedies, time and memory; write nothing
     seed: Annotated[int, "[0, 1e18]"] = 1337  # of data order, sampling and new weights
     device: str = "auto"  # auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -242,6 +242,14 @@ class GRPOConfig(RunConfig):
     def problems(self):
         """Distinct problems per iteration and rank."""
         return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def steps_of_an_iteration(self):
+        return self.ppo_epochs * self.minibatches
+
+    def evaluations(self, steps):
+        both = math.lcm(self.eval_interval, self.sample_interval)
+        return super().evaluations(steps) + steps // self.sample_interval - steps // both
 
     @property
     def baseline(self):

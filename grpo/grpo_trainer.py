@@ -14,7 +14,7 @@ from core.checkpoint_manager import shapes
 from core.distributed import Distributed
 from core.errors import Mistake
 from core.files import CURVES, REPORT, SAMPLES, STATE, each_metrics, keep_records
-from core.logger import Logger, format_number
+from core.logger import Logger, console_width, format_number
 from core.optim import set_learning_rate
 from core.run import Run
 from core.settings.setting import Settings
@@ -135,7 +135,7 @@ class GRPOTrainer(Run):
             rollouts = self.policy.sample(problems, self.iteration, self.sampling)
             return rollouts, {}
         steps_left = c.max_iters - self.step
-        iterations_left = math.ceil(steps_left / (c.ppo_epochs * c.minibatches))
+        iterations_left = math.ceil(steps_left / c.steps_of_an_iteration)
         last = self.iteration + iterations_left - 1
         return self.prefetcher.get(problems, self.iteration, again, last)
 
@@ -188,11 +188,6 @@ class GRPOTrainer(Run):
         is_shown = is_first_or_last or self.step % c.log_interval == 0
         self.logger.log(self.step, metrics, show=is_shown)
 
-    def evaluation_is_due(self) -> bool:
-        c = self.config
-        shows_samples = self.step % c.sample_interval == 0
-        return shows_samples or self.step % c.eval_interval == 0
-
     def state(self) -> dict:
         state = {
             "empty_steps": self.empty_steps,
@@ -217,7 +212,7 @@ class GRPOTrainer(Run):
         if len(buffers) == self.dist.world:
             mine = buffers[self.dist.rank]
         elif mine["queue"]:
-            raise Mistake(f"{STATE} was saved within an iteration on {len(buffers)} ranks; resume it on as many")
+            raise Mistake(f"{STATE} was saved within an iteration on {len(buffers)} ranks; resume on the same number")
         self.buffer.load_state_dict(mine, self.dist.device, self.policy.inputs_type)
         if self.config.kl_target is not None:
             self.kl_beta = state["kl_beta"]
@@ -231,8 +226,9 @@ class GRPOTrainer(Run):
         if not self.dist.is_main:
             return
         shown = [f"{name} {format_number(x)}" for name, x in found.items()]
-        for first in range(0, len(shown), 3):
-            line = " | ".join(shown[first : first + 3])
+        beside = console_width() // 33  # metrics of a line
+        for first in range(0, len(shown), beside):
+            line = " | ".join(shown[first : first + beside])
             self.logger.say(f"  held out | {line}")
         metrics = {f"eval/{name}": x for name, x in found.items()}
         self.buffer.store_evaluation_data(self.step, metrics)
@@ -275,4 +271,4 @@ class GRPOTrainer(Run):
             if before:
                 draw_curves([self.buffer.evaluations], self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(before, self.last_evaluation))
-            self.logger.say(f"the files of the run, with {REPORT}, are in {self.config.out_dir}")
+            self.logger.say(f"the files of the run, including {REPORT}, are in {self.config.out_dir}")

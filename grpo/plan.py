@@ -1,5 +1,6 @@
 """The plan of a run, in lines for the user: settings, batch, models, data, rewards."""
 
+import math
 import os
 
 from core.config import describe
@@ -23,8 +24,8 @@ def with_example(argv):
         return argv
     example = shortest(EXAMPLE)
     if os.environ.get("RANK", "0") == "0":
-        print(f"no config file, generator_checkpoint, dataset or resume is named: {example} sets what the command line "
-              "does not", flush=True)
+        print(f"no config file, generator_checkpoint, dataset or resume was given: {example} sets everything that the "
+              "command line does not", flush=True)
     return [example, *argv]
 
 
@@ -33,6 +34,7 @@ def plan(config, origin, models, rewards, data, dist):
     yield from plan_of_settings(config, origin, dist)
     yield from describe_models(config, models)
     yield f"data: {data.folder}, {data.size()}"
+    yield from plan_of_completions(config, data, rewards, dist.world)
     if data.has_prompts:
         yield from data.describe_prompts(config.problems * dist.world)
     yield from describe_rewards(config, rewards)
@@ -47,9 +49,35 @@ def plan_of_settings(config, origin, dist):
     yield from describe(config, origin)
     completions = config.problems * dist.world * config.group_size
     yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
-           f"{config.gradient_accumulation_steps} accumulation x {dist.world} ranks = {completions} "
-           f"completions; an evaluation every {config.eval_interval} steps, of at most {config.eval_problems} problems "
-           f"x {config.eval_completions} completions")
+           f"{config.gradient_accumulation_steps} accumulation x {dist.world} rank{'s' * (dist.world > 1)} = "
+           f"{completions} completions")
+
+
+def plan_of_completions(config, data, rewards, world):
+    """Yields a line about the completions of all steps, and one about those of evaluations."""
+    completions, evaluations, problems, each = sizes(config, data, rewards, world)
+    most = config.block_size
+    passes = ""
+    if data.has_prompts:
+        most = config.max_new_tokens
+        times = completions / config.group_size / len(data.records["train"])
+        passes = f", {times:.3g} passes over the training prompts"
+    yield f"{config.max_iters} steps: {completions:,} completions, at most {completions * most:,} tokens{passes}"
+    greedy = ", one of them greedy" * (each > config.eval_completions)
+    yield f"{evaluations} evaluations of {problems:,} problems x {each} completions{greedy}"
+
+
+def sizes(config, data, rewards, world):
+    """The completions of all steps, the number of evaluations, their problems, and the completions of a problem."""
+    rounds = math.ceil(config.max_iters / config.steps_of_an_iteration)
+    completions = rounds * config.problems * world * config.group_size
+    evaluations = config.evaluations(config.max_iters - 1) + 2  # with those before the first step and after the last
+    problems = config.eval_problems
+    each = config.eval_completions
+    if data.has_prompts:
+        problems = min(problems, len(data.records["val"]))
+        each += bool(rewards.success)  # the greedy one
+    return completions, evaluations, problems, each
 
 
 def describe_models(config, models):
@@ -79,7 +107,7 @@ def size_of(model):
 def describe_rewards(config, rewards):
     """Yields a line with each reward's weight and range, and a line about the sandbox if a reward runs code."""
     if not rewards.names:
-        yield "rewards: none, only the teacher teaches"
+        yield "rewards: none; the model learns only from the teacher"
         return
     terms = []
     weighted = []
@@ -90,8 +118,8 @@ def describe_rewards(config, rewards):
     yield f"rewards: {', '.join(terms)}"
     all_are_ours = all(is_own_function(REWARDS[name].fn) for name in weighted)
     if len(weighted) > 1 and not all_are_ours:
-        yield ("a completion is left out of its group if a reward skips it (None, NaN) but scores others of the group; "
-               "TRL adds up its other rewards")
+        yield ("if a reward skips a completion (None, NaN) but scores others of its group, the completion is left out; "
+               "TRL would add up its other rewards")
     yield "a loss near 0 is normal: advantages cancel within a group, their gradients do not; watch mean_reward"
     if any("sandbox" in REWARDS[name].settings for name in rewards.names):
         from grpo.sandbox.run import describe_sandbox

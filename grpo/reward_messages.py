@@ -8,7 +8,7 @@ from grpo.rewards import Rewards
 from grpo.rollout import Facts
 
 FIRST_STEPS = 3  # this many steps after a start, a message names the rewards that did not vary
-REMEDY = ("raise temperature or group_size, take easier problems (harder ones if all are solved), or a reward with "
+REMEDY = ("raise temperature or group_size, use easier problems (harder ones if all are solved), or use a reward with "
           "partial credit")
 
 
@@ -38,7 +38,7 @@ class RewardMessages:
             if completions and name not in self.have_skipped:
                 self.have_skipped.add(name)
                 self.say(f"step {step}: the reward {name} skipped {completions:.0f} completions; metrics.jsonl counts "
-                         f"them as skipped/{name}, and this line comes once")
+                         f"them as skipped/{name}, and this line is printed only once")
         if not self.rewarded or len(self.first_facts) == FIRST_STEPS:
             return
         self.first_metrics.append(metrics)
@@ -62,8 +62,8 @@ class RewardMessages:
         if total and not was_useful:
             shown = [f"{name} {in_words(values)}" for name, values in means.items()]
             mean = ", ".join(shown) or in_words(total)
-            self.say(f"{steps}: no group had different rewards (mean: {mean}), so nothing was learned from them: "
-                     f"{REMEDY}")
+            self.say(f"{steps}: within every group all rewards were equal (mean: {mean}), so nothing was learned from "
+                     f"them: {REMEDY}")
             self.step_of_message = step
             return
         equal = []
@@ -73,8 +73,8 @@ class RewardMessages:
             if not varied and min(values) < REWARDS[name].high:
                 equal.append(f"{name} (mean: {in_words(values)})")
         if equal:
-            self.say(f"{steps}: no group had different values of {', '.join(equal)}, so they compared no completions: "
-                     f"{REMEDY}")
+            self.say(f"{steps}: within every group these rewards were equal, so they compared no completions: "
+                     f"{', '.join(equal)}; {REMEDY}")
 
     def end(self, step: int, metrics: Iterable[dict]) -> None:
         """Reports at the end of a run if no completion had an advantage, because all groups had equal rewards.
@@ -86,7 +86,7 @@ class RewardMessages:
         if means:
             found = f"their mean was {in_words(means)}"
         self.say(f"nothing was learned from the rewards: in all {step} steps the completions of a problem had equal "
-                 f"rewards ({found}); look at the samples, and start with --doctor=True")
+                 f"rewards ({found}); read the samples, and run --doctor=True")
 
 
 def values_of(records: Iterable[dict], key: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""Trains with GRPO: a fill-in generator against a frozen judge, or a causal one for rewards.
+"""Trains with GRPO: a fill-in model against a frozen judge, or a language model.
 
 python grpo/train_grpo.py config/grpo_example.py
 python grpo/train_grpo.py config/grpo_arithmetic.py
@@ -16,6 +16,7 @@ sys.path.insert(0, str(root))
 from core.checkpoint_manager import states
 from core.config import load_config
 from core.errors import run_script
+from core.logger import fitted
 from core.run import job, launch
 from grpo.build import (
     build_data, build_evaluation, build_models, build_rewards, build_what_is_missing, check_features, with_template)
@@ -39,6 +40,7 @@ def main(argv):
         lines = list(plan(config, origin, models, rewards, data, dist))
 
         def make_trainer(logger, dist):
+            evaluation.doing = logger.doing
             return GRPOTrainer(
                 models.policy,
                 models.reference,
@@ -50,8 +52,8 @@ def main(argv):
                 dist)
 
         if config.doctor and not config.dry_run:
-            print(*lines, sep="\n", flush=True)
-            trainer = make_trainer(SimpleNamespace(say=print), dist)
+            print(*map(fitted, lines), sep="\n", flush=True)
+            trainer = make_trainer(SimpleNamespace(say=print, doing=None), dist)
             raise SystemExit(visit_doctor(config, models, rewards, data, trainer, dist))
         launch(make_trainer, config, origin, lines, evaluation.columns, dist)  # every step: grpo_training_step
 

@@ -4,12 +4,13 @@ import ast
 import inspect
 import textwrap
 
+from core.logger import console_width
 from core.settings.setting import settings_of
 
-HELP_WIDTH = 120
 START = """
-Arguments: config files ending in .py and --key=value (--key alone: True); a later one wins."""
-ALL = "--help=all adds the settings that have an effect only with another one."
+Arguments: config files ending in .py and --key=value; later ones win. A --key
+without a value means True."""
+ALL = "--help=all also lists settings that take effect only with another one."
 
 
 def help_lines(cls, every):
@@ -36,7 +37,7 @@ def help_lines(cls, every):
         if heading != above:
             yield f"\n{heading}"
             above = heading
-        yield from textwrap.wrap(why, HELP_WIDTH, initial_indent=start.ljust(width), subsequent_indent=indent)
+        yield from textwrap.wrap(why, console_width(), initial_indent=start.ljust(width), subsequent_indent=indent)
 
 
 def page_of(cls):

@@ -32,6 +32,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from core.data import write_dataset
 from core.errors import Mistake, UsageError, run_script
 from core.huggingface.tokenizer import load_huggingface_tokenizer
+from core.logger import fitted
 from core.settings.setting import shown
 from core.tokenizer import CharTokenizer, fold_to_ascii
 
@@ -208,7 +209,7 @@ def check_characters(source, paragraphs, dropped):
                       f"printable ASCII and newline ({named}); use a masked language model that knows them, and "
                       "prepare the text for it: --tokenizer=MODEL (docs/huggingface.md)")
     if dropped:
-        print(f"{source}: {dropped} of {total} characters are not in the vocabulary and are left out ({named})")
+        print(fitted(f"{source}: {dropped} of {total} characters are not in the vocabulary and are left out ({named})"))
 
 
 def check_lengths(source, tokens):

@@ -5,23 +5,32 @@ if there is none; None if it does not apply. Its docstring is shown if there is 
 """
 
 import re
+import sys
 import textwrap
+import time
 from collections import Counter
 from dataclasses import dataclass
-from math import inf, isfinite, isnan
+from math import inf, isfinite, isnan, prod
 from types import SimpleNamespace
 
 import torch
 
 from core.errors import Mistake, is_own_function, one_line
 from core.generation import Stop
+from core.logger import console_width, fitted
 from core.prompts import as_columns, as_messages, plain, prefill
 from core.records import answer_texts
 from core.tokenizer import fold_to_ascii
 from grpo.environments import Episode
 from grpo.grpo_training_step import grpo_training_step
 from grpo.rewards import REWARDS
+from grpo.plan import sizes
 from grpo.sampling_settings import SamplingSettings
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 MOST_PROBLEMS = 16  # of the step
 MOST_RECORDS = 8    # training records on which a verifier is tried
@@ -67,6 +76,7 @@ def examine(config, models, rewards, data, dist):
         minibatches=1,
         grad_clip=0.0)
     rounds = []
+    models.policy.model.zero_grad()
 
     def problems(again):
         columns = data.problems("train", 0, again)
@@ -81,6 +91,23 @@ def examine(config, models, rewards, data, dist):
     grpo_training_step(models.policy, models.reference, rewards, problems, [], 0, c, dist, sample=sample)
     gradient = gradient_norms(models.policy.model)
     return DoctorStep(config, models, rewards, data, problems(0), rounds[0], gradient)
+
+
+def time_and_memory(x, seconds, device):
+    """Yields lines about the seconds and the memory of the step, and about the time of the whole run."""
+    yield f"the step took {seconds:.3g} s"
+    if device.type == "cuda":
+        most = torch.cuda.max_memory_allocated() / 2**30
+        yield f"peak memory of the GPU: {most:.3g} GiB, without the optimizer's state"
+    elif resource is not None:
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        unit = 2**30 if sys.platform == "darwin" else 2**20
+        yield f"peak memory of this process: {used / unit:.3g} GiB, without the optimizer's state"
+    of_steps, *of_evaluations = sizes(x.config, x.data, x.rewards, 1)
+    evaluated = prod(of_evaluations)
+    minutes = seconds / len(x.rollouts.target) * (of_steps * x.config.ppo_epochs + evaluated) / 60
+    yield (f"at this speed per completion the run takes up to about {minutes:.1f} min in one process: {of_steps:,} "
+           f"completions in {x.config.max_iters} steps and {evaluated:,} in evaluations")
 
 
 def gradient_norms(model):
@@ -103,7 +130,7 @@ def gradient_norms(model):
 
 
 def lost_characters(x):
-    """The tokenizer can write the prompts."""
+    """The tokenizer can represent the prompts."""
     if not x.data.has_prompts:
         return None
     tokenizer = x.data.tokenizer
@@ -148,7 +175,7 @@ def ends_of_completions(x):
             _, _, after = text.partition(stop)
             cut += after.strip() != ""
         if cut:
-            return (f"The text {stop!r} is inside {cut / len(own):.0%} of the records' completions -> leave {stop!r} "
+            return (f"The text {stop!r} occurs in {cut / len(own):.0%} of the records' completions -> leave {stop!r} "
                     "out of stop_sequences: it ends a correct completion too early")
     lengths = [len(x.data.tokenizer.encode(text)) for text in own]
     lengths.sort()
@@ -164,9 +191,9 @@ def gradient(x):
     """The loss has a gradient, and it reaches every part of the model."""
     total = sum(x.gradient.values())
     if not 0 < total < inf:
-        return (f"The gradient is {total:g}, so nothing is learned -> if it is 0, let the completions of a group get "
-                "different rewards and see that tokens are in the loss (mask_truncated=True leaves cut completions "
-                "out); if it is not finite, set dtype='float32'")
+        return (f"The gradient is {total:g}, so nothing is learned -> if it is 0, make sure that the completions of "
+                "a group get different rewards and that their tokens are in the loss (mask_truncated=True leaves out "
+                "completions that were cut off); if it is not finite, set dtype='float32'")
     dead = [part for part, size in x.gradient.items() if size == 0]
     if not dead:
         return ""
@@ -183,12 +210,12 @@ def judge_on_true_texts(x):
     filled = x.models.judge.scores(x.rollouts.texts).mean()
     if true > filled:
         return ""
-    return (f"The judge gives {true:.3f} for the true texts and {filled:.3f} for filled ones -> take a judge that was "
+    return (f"The judge gives {true:.3f} for the true texts and {filled:.3f} for filled ones -> use a judge that was "
             "trained on texts of this kind")
 
 
 def equal_starts(x):
-    """Environments of the same problem answer the same texts alike."""
+    """Environments of the same problem give the same answers to the same texts."""
     if x.config.environment is None:
         return None
     records = x.problems["record"]
@@ -200,10 +227,10 @@ def equal_starts(x):
         different += first != second
     if not different:
         return ""
-    return (f"In {different} of {len(records)} problems two environments got the same texts and gave other answers or "
-            "rewards: the completions of a group do not start in one state -> draw what is random from "
-            "random.Random(seed), with the seed that __init__ gets, and let an episode change nothing outside of its "
-            "own environment")
+    return (f"In {different} of {len(records)} problems two environments got the same texts and gave different answers "
+            "or rewards, so the completions of a group do not start in the same state -> draw random values from "
+            "random.Random(seed), with the seed that __init__ gets, and let an episode change nothing outside its "
+            "environment")
 
 
 def answers_to(config, seed, record, texts):
@@ -234,12 +261,12 @@ def own_answers(x, name):
         if highest < high - 1e-6:
             given = f"{highest:g} for {one_line(texts[0], 50, repr)}"
             return (f"{name} does not accept the answer of {record['where']}: it gives {given} -> correct the records "
-                    "or the reward: now no completion of this problem can be correct")
+                    "or the reward: as it is, no completion of this problem can be correct")
     return fault
 
 
 def wrong_answers(x, name):
-    """A verifier gives wrong answers less than the correct one, in the form of an answer that it values most."""
+    """A verifier gives wrong answers a lower value than the correct one, all in the form that it values most."""
     high = REWARDS[name].high
     records, answers = [], []
     for record in verified_records(x, name):
@@ -275,8 +302,8 @@ def wrong_answers(x, name):
     found = [kind for kind, times in accepted.items() if times > tried / 2]  # a few may be correct by chance
     if not found:
         return ""
-    return (f"{name} accepts {', '.join(found)}: X is correct, Y another record's answer -> compare the answer as a "
-            "whole: a model would name several, repeat the prompt, or write nothing")
+    return (f"{name} accepts {', '.join(found)}: X is correct, Y another record's answer -> compare whole "
+            "answers: otherwise a model learns to list several, repeat the prompt, or write nothing")
 
 
 def best_form(x, name, record, answer):
@@ -334,7 +361,7 @@ CHECKS = {
     "gradient": gradient,
     "judge": judge_on_true_texts,
     "equal starts": equal_starts}
-OF_EACH_REWARD = {"right answers": own_answers, "wrong answers": wrong_answers}
+OF_EACH_REWARD = {"correct answers": own_answers, "wrong answers": wrong_answers}
 
 
 def check_up(config, models, rewards, data, dist, holds):
@@ -344,7 +371,10 @@ def check_up(config, models, rewards, data, dist, holds):
     """
     findings = []
     try:
+        examine(config, models, rewards, data, dist)  # the first step of a process is slower than the others
+        since = time.monotonic()
         x = examine(config, models, rewards, data, dist)
+        seconds = time.monotonic() - since
         for title, check in CHECKS.items():
             findings.append((title, check.__doc__, check(x)))
         for name in rewards.names:
@@ -355,9 +385,11 @@ def check_up(config, models, rewards, data, dist, holds):
     size = f"{x.rollouts.problems} problems x {x.rollouts.group_size} completions"
     lines = [
         "",
-        f"doctor: one step of this run on {size}, in memory; out_dir stays as it is",
+        f"doctor: one step of this run on {size}, in memory; out_dir is not changed",
         f"buffer of the run: {holds}",
+        *time_and_memory(x, seconds, dist.device),
         ""]
+    lines = [fitted(line) for line in lines]
     healthy = True
     for title, claim, fault in findings:
         if fault is None:
@@ -368,8 +400,8 @@ def check_up(config, models, rewards, data, dist, holds):
             healthy = False
         start = f"  {word:<6} {title:<16}  "
         indent = " " * len(start)
-        lines += textwrap.wrap(fault or claim, 120, initial_indent=start, subsequent_indent=indent)
-    end = "change what the arrows say, and ask again"
+        lines += textwrap.wrap(fault or claim, console_width(), initial_indent=start, subsequent_indent=indent)
+    end = "make the changes after the arrows, then run the doctor again"
     if healthy:
         end = "nothing is wrong: start the run without doctor=True"
     return healthy, [*lines, "", end]

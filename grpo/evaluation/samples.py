@@ -4,13 +4,12 @@ import json
 import math
 import os
 import textwrap
-from functools import partial
 
 import numpy as np
 import torch
 
 from core.files import SAMPLES, writing
-from core.logger import GREEN, PLAIN, WIDTH, format_number, visible
+from core.logger import GREEN, PLAIN, console_width, format_number, visible
 from grpo.losses import kl_per_token
 from grpo.metrics import reward_statistics
 from grpo.reference import with_reference
@@ -18,8 +17,7 @@ from grpo.rollout import join
 from grpo.sums import taken
 from grpo.sampling_settings import SamplingSettings
 
-SHOWN = 3          # problems of an evaluation that are shown as samples
-ROOM = WIDTH - 22  # characters of a line of the console after a title
+SHOWN = 3  # problems of an evaluation that are shown as samples
 
 
 class Evaluation:
@@ -38,6 +36,7 @@ class Evaluation:
         self.rewards = rewards
         self.config = config
         self.dist = dist
+        self.doing = str  # called with a text about what is being done; the trainer's shows it
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
@@ -48,8 +47,13 @@ class Evaluation:
         held-out metric.
         """
         config = self.config.varied(temperature=temperature)
-        measure = partial(self.measure, policy, config)
         parts = list(enumerate(self.parts()))
+
+        def measure(part):
+            number, _ = part
+            self.doing(f"evaluating {number + 1}/{len(parts)}")
+            return self.measure(policy, config, part)
+
         found = self.dist.map(measure, parts)
         sums, samples = zip(*found, strict=True)
         means = {}
@@ -225,6 +229,8 @@ def format_samples(records, color, completions):
         lines.append(f"  {'problem':<15} | {problem}")
         group = record["group"]
         ends = ("best", group[0]), ("worst", group[-1])
+        if all(completion == group[0] for completion in group):
+            ends = ((f"all {len(group)}", group[0]),)
         for title, completion in ends:
             spans = completion.get("filled", ())
             text = shortened(completion["text"], spans, color)
@@ -232,7 +238,7 @@ def format_samples(records, color, completions):
             lines.append(f"  {title:<8}{reward:>7} | {text}")
             rewards = completion.get("rewards", {})
             values = ", ".join(f"{name} {format_reward(x)}" for name, x in rewards.items())
-            for line in textwrap.wrap(values, ROOM):
+            for line in textwrap.wrap(values, room()):
                 lines.append(f"  {'':<15} | {line}")
     return "\n".join(lines)
 
@@ -242,15 +248,21 @@ def format_reward(reward):
     return "skipped" if reward is None else format_number(float(reward))
 
 
+def room():
+    """Characters of a line of the console after a title."""
+    return console_width() - 22
+
+
 def shortened(text, spans, color):
-    """A text on one line, without its middle if it is longer than ROOM. spans: [[first, end]] to colour"""
+    """A text on one line, without its middle if it is longer than the room. spans: [[first, end]] to colour"""
     text = text.replace("\n", "\u21b5")
     shown = list(visible(text))
     if color:
         for first, end in spans:
             shown[first:end] = [f"{GREEN}{c}{PLAIN}" for c in shown[first:end]]
-    if len(shown) > ROOM:
-        half = (ROOM - 5) // 2
+    most = room()
+    if len(shown) > most:
+        half = (most - 5) // 2
         shown[half:-half] = " ... "
     return "".join(shown)
 

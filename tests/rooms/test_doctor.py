@@ -78,7 +78,7 @@ def whole(prompts, completions, answer):
 def last_number(completions, answer, **kwargs):
     return [re.findall("[0-9]+", text)[-1:] == [a] for text, a in zip(completions, answer)]
 """
-ANSWERS, WRONG = ["right answers"], ["wrong answers"]
+ANSWERS, WRONG = ["correct answers"], ["wrong answers"]
 
 
 @pytest.mark.parametrize(("changes", "settings", "speaks"), [

@@ -11,7 +11,7 @@ import torch
 
 from core.logger import GREEN, PLAIN
 from grpo.evaluation.samples import (
-    ROOM, Evaluation, append_samples, comparison_table, format_samples, last_question, rounded, shortened)
+    Evaluation, append_samples, comparison_table, format_samples, last_question, room, rounded, shortened)
 from tests.tiny import config
 
 
@@ -91,7 +91,7 @@ def test_samples_are_valid_json_whatever_rewards_are(tmp_path):
 
 def test_a_text_is_one_line_with_both_ends_and_colours_only_what_was_sampled():
     random.seed(2)
-    for length in (1, ROOM - 1, ROOM, ROOM + 1, 3 * ROOM):
+    for length in (1, room() - 1, room(), room() + 1, 3 * room()):
         text = "".join(random.choice("ab\n") for _ in range(length))
         spans = sorted([start, min(start + 2, length)] for start in random.sample(range(length), min(length, 3)))
         line = text.replace("\n", "\u21b5")
@@ -99,13 +99,13 @@ def test_a_text_is_one_line_with_both_ends_and_colours_only_what_was_sampled():
         for i, c in enumerate(line):
             marked += f"{GREEN}{c}{PLAIN}" if any(first <= i < end for first, end in spans) else c
         plain, coloured = shortened(text, spans, False), shortened(text, spans, True)
-        assert coloured.replace(GREEN, "").replace(PLAIN, "") == plain and len(plain) <= ROOM
-        if length <= ROOM:
+        assert coloured.replace(GREEN, "").replace(PLAIN, "") == plain and len(plain) <= room()
+        if length <= room():
             assert (plain, coloured) == (line, marked)
         else:
             start, end = plain.split(" ... ")
             assert line.startswith(start) and line.endswith(end) and abs(len(start) - len(end)) <= 1
-            assert len(plain) > ROOM - 4
+            assert len(plain) > room() - 4
 
 
 def test_the_console_shows_the_best_and_the_worst_of_each_problem():
