@@ -341,6 +341,12 @@ CLAIMS = {
             "runs/test_settings.py::test_a_learning_rate_below_the_min_lr_of_a_file_makes_that_a_tenth_and_says_so",
         "a dry run prints the plan and writes nothing":
             "runs/test_command.py::test_a_dry_run_prints_the_changed_settings_and_the_plan_and_writes_nothing",
+        "the line of a step fits the terminal and has the metrics that were measured":
+            "runs/test_console.py::test_the_line_of_a_step_fits_and_leaves_out_only_what_does_not",
+        "the time that is left is that of the steps and evaluations to come":
+            "runs/test_console.py::test_the_time_that_is_left_is_that_of_the_steps_and_evaluations_to_come",
+        "the plan counts what the run samples":
+            "runs/test_console.py::test_the_plan_counts_what_the_run_samples",
         "a teacher stays, and its student comes nearer":
             "runs/test_command.py::test_the_teacher_stays_and_the_student_comes_nearer",
         "fill-in training needs nothing that Windows lacks":

@@ -8,10 +8,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from core.distributed import Distributed
 from grpo.build import build_data, build_models, build_rewards
-from grpo.doctor.checks import CHECKS, OF_EACH_REWARD, equal_starts, examine, judge_on_true_texts
+from grpo.doctor.checks import (
+    CHECKS, OF_EACH_REWARD, equal_starts, examine, judge_on_true_texts, time_and_memory)
 from grpo.environments import environment
 from grpo.grpo_config import GRPOConfig
 from tests.tiny import ROOT, TEXT, grpo_step, jsonl, prompt_config, run_here, same, write_text_dataset
@@ -108,6 +110,11 @@ def test_the_examined_step_is_the_first_of_the_run_and_every_way_to_break_its_gr
     assert 0 < run.config.grad_clip < metrics["grad_norm"], "the run cuts it"
     total = sum(size**2 for size in x.gradient.values()) ** 0.5
     assert total == pytest.approx(metrics["grad_norm"], rel=1e-4) and len(x.gradient) == 7
+    again = examined(run)
+    assert again.gradient == pytest.approx(x.gradient, rel=1e-4), "the doctor takes it twice"
+    _, *_, line = time_and_memory(x, 3.5, torch.device("cpu"))
+    completions = 20 * 4 * 8 + 2 * 6 * 5  # steps; before and after: all validation prompts, one completion is greedy
+    assert f" {3.5 * completions / (4 * 8) / 60:.1f} min" in line
     for size in (0.0, float("nan")):
         assert wrong(replace(x, gradient=dict.fromkeys(x.gradient, size))) == ["gradient"]
     run.models.policy.model.blocks[2].requires_grad_(False)

@@ -55,7 +55,10 @@ def test_held_out_means_are_over_all_completions_and_samples_are_sorted():
 def test_fewer_batches_than_ranks_are_cut_and_neither_means_nor_samples_change(world, read):
     policy = SimpleNamespace(sample=written)
     evaluation = Shares((4, 2), config(), world)
+    shown = []
+    evaluation.doing = shown.append
     assert evaluation(policy, 1.0) == Shares((4, 2), config())(policy, 1.0) and evaluation.read == read
+    assert [text.split()[-1] for text in shown] == [f"{i}/{len(read)}" for i in range(1, len(read) + 1)]
 
 
 def test_the_question_of_messages_is_the_last_one_that_is_not_the_models():
@@ -89,7 +92,9 @@ def test_samples_are_valid_json_whatever_rewards_are(tmp_path):
     assert [about["rewards"]["a"] for about in found[1]["group"]] == [None, "inf", "-inf", 0.25]
 
 
-def test_a_text_is_one_line_with_both_ends_and_colours_only_what_was_sampled():
+@pytest.mark.parametrize("width", [72, 80, 100, 151])
+def test_a_text_is_one_line_with_both_ends_and_colours_only_what_was_sampled(width, monkeypatch):
+    monkeypatch.setattr("grpo.evaluation.samples.console_width", lambda: width)
     random.seed(2)
     for length in (1, room() - 1, room(), room() + 1, 3 * room()):
         text = "".join(random.choice("ab\n") for _ in range(length))
@@ -106,6 +111,9 @@ def test_a_text_is_one_line_with_both_ends_and_colours_only_what_was_sampled():
             start, end = plain.split(" ... ")
             assert line.startswith(start) and line.endswith(end) and abs(len(start) - len(end)) <= 1
             assert len(plain) > room() - 4
+        sample = {"problem": text, "group": [{"text": text, "reward": -1.2e-05, "filled": spans, "rewards": {
+            "a" * n: 0.5 for n in range(1, 9)}}, {"text": "other", "reward": None}]}
+        assert all(len(line) <= width for line in format_samples([sample], False, 2).splitlines())
 
 
 def test_the_console_shows_the_best_and_the_worst_of_each_problem():
@@ -113,6 +121,15 @@ def test_the_console_shows_the_best_and_the_worst_of_each_problem():
     text = format_samples([{"problem": "one\ntwo", "group": group}] * 2, False, 3)
     lines = [[part.strip() for part in line.split(" | ")] for line in text.splitlines()[1:]]
     assert lines == [["problem", "one\u21b5two"], ["best     2.0000", "good"], ["worst   skipped", "bad"]] * 2
+
+
+@pytest.mark.parametrize("texts, rewards, lines", [
+    ("aaa", (1, 1, 1), 1), ("aba", (1, 1, 1), 2), ("aab", (1, 1, 1), 2), ("aaa", (1, 1, 0), 2), ("a", (1,), 1),
+    ("aa", (None, None), 1)])
+def test_completions_of_a_group_are_one_line_only_if_all_have_the_same_text_and_reward(texts, rewards, lines):
+    group = [{"text": text, "reward": x} for text, x in zip(texts, rewards, strict=True)]
+    _, _, *found = format_samples([{"problem": "?", "group": group}], False, len(group)).splitlines()
+    assert [line.split(" | ")[1] for line in found] == ([texts[0]] if lines == 1 else [texts[0], texts[-1]])
 
 
 def test_the_table_before_and_after_has_changes_only_of_what_was_measured_twice():
