@@ -255,8 +255,8 @@ class GRPOTrainer(Run):
     def holds(self) -> str:
         """The content of the buffer, in words."""
         held = self.buffer.get_buffer_statistics()
-        return (f"{held['stored']} rollouts so far, {held['minibatches']} minibatches of the last one to train on, "
-                f"{held['evaluations']} evaluations")
+        return (f"{held['stored']} rollouts so far, {held['minibatches']} minibatches of the last one left to train "
+                f"on, {held['evaluations']} evaluations")
 
     def finish(self) -> None:
         """Stops the reward workers. If training is complete, draws the curves and prints the table of changes."""

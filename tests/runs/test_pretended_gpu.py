@@ -118,7 +118,9 @@ def test_a_run_is_on_one_device_and_rarely_waits(name, world):
         if name == "causal":  # in the middle of an iteration
             train([*argv, "--max_iters=3", "--resume=True"])
     assert not gpu.mixes and bool(gpu.replays) != bool({"fill", "passes", "any_order"} & {name})
-    steps = sum("loss" in record for record in read_records(out / "metrics.jsonl"))
+    trained = [record for record in read_records(out / "metrics.jsonl") if "loss" in record]
+    assert all(record["memory_gib"] == 0 for record in trained), "the pretended GPU has no memory"
+    steps = len(trained)
     for phase, count, limit in (("token", sum(tokens), most[0]), ("step", steps, most[1])):
         waits = {line: n for (where, line), n in gpu.syncs.items() if where == phase}
         assert round(sum(waits.values()) / count, 2) <= limit, (phase, count, waits)
