@@ -100,5 +100,5 @@ def test_a_reward_varies_if_it_does_on_any_rank_and_held_out_rewards_are_those_o
     assert done.returncode == 0, done.stderr
     line, = re.findall("(?m)^steps 1 to 3: .*", done.stdout)
     assert "nowhere (mean: 0.5)" in line and "on_one_rank" not in line
-    held_out, = set(re.findall(r"mean_reward (\S+)", done.stdout))
+    held_out, = set(re.findall(r"mean_reward (\d\S*)", done.stdout))
     assert float(held_out) == 0.5 + sum(range(8)) / 16, "before and after: rank 1 has the second half"
