@@ -387,7 +387,7 @@ class Run:
                 command = resume_command(c.absolute_out_dir)
                 self.logger.say(f"stopped by {signal_name} after step {self.step}; resume with {command}")
                 return
-        self.logger.say(f"the steps and evaluations of this start took {(time.monotonic() - began) / 60:.1f} min")
+        self.logger.say(f"training took {(time.monotonic() - began) / 60:.1f} min, including evaluations")
 
     def look_ahead(self, seconds: float) -> None:
         """Estimates the time that is left, after a step of these seconds. Prints it once, after the first steps.
