@@ -17,8 +17,8 @@ PIPED = 100    # columns where output is no terminal
 NARROWEST = 72  # a terminal with fewer columns wraps lines
 HIDDEN = ("Cc", "Cf", "Cs")  # Unicode's categories of control characters, invisible ones and half surrogate pairs
 ETA_WIDTH = 9  # the last column of the console
-GREEN, PLAIN = "\033[1;32m", "\033[0m"
-COLORS = re.compile(f"({re.escape(GREEN)}|{re.escape(PLAIN)})")
+GREEN, DIM, PLAIN = "\033[1;32m", "\033[2m", "\033[0m"
+COLORS = re.compile(f"({re.escape(GREEN)}|{re.escape(DIM)}|{re.escape(PLAIN)})")
 
 
 def create_logger(config, dist, total_steps, columns):

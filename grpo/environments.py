@@ -26,11 +26,11 @@ import torch
 from core.data import NOT_FOR_REWARDS
 from core.device import keep_torch_defaults
 from core.errors import Mistake, definition, one_line, others, time_limit
-from core.prompts import PromptFormat, prefill
+from core.prompts import PromptFormat, as_messages, plain, prefill
 from core.records import are_messages
 from core.settings.setting import shown
 from grpo.reward_functions.registry import ENVIRONMENTS, load_reward_file
-from grpo.rollout import REWARD, join
+from grpo.rollout import REWARD, TURNS, join
 
 SEEDS = 3  # first entry of the environments' seed sequences, so that they differ from other noise
 METHODS = {"reset": ("record",), "step": ("text",), "close": ()}  # {method: its arguments}
@@ -171,6 +171,9 @@ class Episode:
 
     cls: the user's class; instance: its object
     turns: the columns in which turns begin; ended: how many turns have ended; reward: the sum of their rewards
+    transcript: for each turn a list of the text that `step` got, and of the answer and the reward that it returned.
+        Both are None where it failed, and where tokens ran out before the turn ended
+    pieces: the texts of turns, as sampled, and of answers so far
     errors: a Mistake for each call that raised or took too long
     """
 
@@ -181,6 +184,8 @@ class Episode:
         self.cls = find_environment(config.environment, config.reward_file)
         self.instance = None
         self.turns = [0]
+        self.transcript = []
+        self.pieces = []
         self.errors = []
         self.ended = 0
         self.reward = 0.0
@@ -219,6 +224,8 @@ class Episode:
 
     def step(self, text):
         """Returns the answer to the text of a turn. None ends the episode."""
+        turn = [text, None, None]
+        self.transcript.append(turn)
         if self.error is not None:
             return None
         with Attempt(self), keep_torch_defaults(), self.deadline():
@@ -227,6 +234,7 @@ class Episode:
             if found is None:
                 self.refuse(self.instance.step, "step must return (a text, messages or None, a finite number)", result)
             answer, reward = found
+            turn[1:] = copy.deepcopy(answer), reward  # the environment may change its messages later
             self.ended += 1
             self.reward += reward
             if self.ended < self.config.max_turns:
@@ -256,6 +264,11 @@ class Episode:
     def refuse(self, method, wanted, result):
         """Raises Mistake about the value that a method returned."""
         raise Mistake(f"{definition(method)}: {self.setting}: its {wanted}, not {shown(result)}")
+
+
+def readable(text):
+    """A text with question marks for halves of surrogate pairs, which are no text."""
+    return text.encode(errors="replace").decode()
 
 
 def answer_and_reward(result):
@@ -314,19 +327,24 @@ class Episodes:
         written: the list of its tokens so far"""
         episode = self.episodes[n]
         ids = written[episode.turns[-1] :]
-        text = self.stop.text(ids)
-        if episode.turns == [0]:
-            text = self.begun[n] + text
-        answer = episode.step(text)
+        answer = episode.step(self.turn_text(n, ids))
         if answer is None:
             return True
+        tokenizer = self.stop.tokenizer
+        episode.pieces += [tokenizer.decode(ids), plain(as_messages(answer))]
         framed = self.framed_answer(answer, ids[-1])
-        framed = framed.encode(errors="replace").decode()  # half a surrogate pair is no text
-        given = torch.tensor(self.stop.tokenizer.encode(framed), dtype=torch.long)
+        given = torch.tensor(tokenizer.encode(readable(framed)), dtype=torch.long)
         room = self.given[n, len(written) :]  # a view of the row
         room[: len(given)] = given[: len(room)]
         episode.turns.append(len(written) + len(given))
         return False
+
+    def turn_text(self, n, ids):
+        """The text of the current turn of completion n, as `step` gets it. ids: its tokens"""
+        text = self.stop.text(ids)
+        if self.episodes[n].turns == [0]:
+            text = self.begun[n] + text
+        return text
 
     def framed_answer(self, answer, last):
         """The text of an answer in the frame of the template. last: the last token of the previous turn"""
@@ -341,12 +359,23 @@ class Episodes:
             text = text.removeprefix(tokenizer.stop_token_names[end])
         return text
 
-    def columns(self):
-        """{column of Texts: N values}. The reward is None where the environment failed."""
+    def add_to(self, texts):
+        """Adds rewards and turns to the Texts of the completions. The reward is None where the environment failed. The
+        frame of a template names roles: its texts become those of turns and answers, without the frame."""
         rewards = []
-        for episode in self.episodes:
+        turns = []
+        for n, episode in enumerate(self.episodes):
             rewards.append(episode.reward if episode.error is None else None)
-        return {REWARD: rewards}
+            last = texts.completion_ids[n][episode.turns[-1] :]  # empty if an answer took the last token
+            if last and len(episode.transcript) < len(episode.turns):  # tokens ran out
+                episode.transcript.append([self.turn_text(n, last), None, None])
+            turns.append(episode.transcript)
+            if self.form.template != "plain":
+                pieces = episode.pieces[:-1]
+                if last:
+                    pieces = [*episode.pieces, self.stop.tokenizer.decode(last)]
+                texts.completions[n] = self.begun[n] + readable("\n".join(pieces))
+        texts.columns |= {REWARD: rewards, TURNS: turns}
 
     def close(self):
         """Ends the environments. Returns {name: (sum, count)} of their metrics. Prints each error once per line of the

@@ -17,6 +17,7 @@ from core.errors import Mistake
 from grpo.sums import Sums
 
 REWARD = "environment_reward"  # the column of Texts with the sum of an episode's rewards, None where it failed
+TURNS = "environment_turns"    # the column of Texts with an episode's turns: a list of [text, answer, reward]
 SHUFFLE = 3                    # seed entry that separates this noise from the noise of problems and samples
 MOST_EVALUATIONS = 1000
 

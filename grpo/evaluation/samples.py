@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from core.files import SAMPLES, writing
-from core.logger import GREEN, PLAIN, console_width, format_number, visible
+from core.logger import DIM, GREEN, PLAIN, console_width, format_number, visible
+from core.prompts import as_messages, plain
 from grpo.losses import kl_per_token
 from grpo.metrics import reward_statistics
 from grpo.reference import with_reference
-from grpo.rollout import join
+from grpo.rewards import Rewards
+from grpo.rollout import TURNS, join
 from grpo.sums import taken
 from grpo.sampling_settings import SamplingSettings
 
@@ -105,7 +107,7 @@ class Evaluation:
         if number < SHOWN:  # each part has a problem: samples of others would be dropped
             shown = min(rollouts.problems, SHOWN)
         for i in range(shown):
-            sample = self.sample(batch, rollouts, i, total, of_run)
+            sample = sample_of(self.rewards, rollouts, i, total, of_run, partial(self.marks, batch, rollouts))
             samples.append(sample)
         return logged | measured, samples
 
@@ -144,44 +146,45 @@ class Evaluation:
             parts.append(sums)
         return join(parts)
 
-    def sample(self, batch, rollouts, i, total, values):
-        """Problem i of a batch as a record for people: its texts and, in "group", its completions from the best to the
-        worst by `total` (N,).
-
-        A completion has its text, its reward and, with several rewards or one with a weight, the value of each. A
-        skipped value is None. values: {name of a reward of the run: (N,)}
-        """
-        texts = rollouts.texts
-        first = i * rollouts.group_size
-        end = first + rollouts.group_size
-        prompts = texts.columns.get("prompt", texts.prompts)  # as the record has it, without the template
-        sample = {"problem": last_question(prompts[first])}
-        if "answer" in texts.columns:
-            sample["answer"] = texts.columns["answer"][first]
-        total = total.cpu()
-        worth = total[first:end]
-        worth = worth.masked_fill(worth.isnan(), -torch.inf)
-        order = first + worth.argsort(descending=True, stable=True)
-        has_terms = values and tuple(self.rewards.weights) != (1.0,)
-        has_verdict = values and self.rewards.success in values
-        sample["group"] = []
-        for n in order.tolist():
-            completion = {"text": texts.completions[n], "reward": rounded(total[n])}
-            if has_terms:
-                completion["rewards"] = {}
-                for name, x in values.items():
-                    completion["rewards"][name] = rounded(x[n])
-            if has_verdict:
-                correct = self.rewards.correct(values)
-                if not correct[n].isnan():
-                    completion["right"] = bool(correct[n])
-            completion |= self.marks(batch, rollouts, n)
-            sample["group"].append(completion)
-        return sample
-
     def marks(self, batch, rollouts, n):
         """Further keys of completion n in a sample."""
         return {}
+
+
+def sample_of(rewards, rollouts, i, total, values, marks=lambda n: {}):
+    """Problem i of rollouts as a record for people: its texts and, in "group", its completions from the best to the
+    worst by `total` (N,).
+
+    A completion has its text, its reward, the value of each reward, and the turns of its episode. A skipped value is
+    None. values: {name of a reward: (N,)}; marks: a function of n that returns further keys of completion n
+    """
+    texts = rollouts.texts
+    columns = texts.columns
+    first = i * rollouts.group_size
+    end = first + rollouts.group_size
+    prompts = columns.get("prompt", texts.prompts)  # as the record has it, without the template
+    sample = {"problem": last_question(prompts[first])}
+    if "answer" in columns:
+        sample["answer"] = columns["answer"][first]
+    total = total.cpu()
+    worth = total[first:end]
+    worth = worth.masked_fill(worth.isnan(), -torch.inf)
+    order = first + worth.argsort(descending=True, stable=True)
+    has_verdict = isinstance(rewards, Rewards) and rewards.success in values
+    sample["group"] = []
+    for n in order.tolist():
+        completion = {"text": texts.completions[n], "reward": rounded(total[n])}
+        if values:
+            completion["rewards"] = {name: rounded(x[n]) for name, x in values.items()}
+        if has_verdict:
+            correct = rewards.correct(values)
+            if not correct[n].isnan():
+                completion["right"] = bool(correct[n])
+        if TURNS in columns:
+            completion["turns"] = columns[TURNS][n]
+        completion |= marks(n)
+        sample["group"].append(completion)
+    return sample
 
 
 def last_question(prompt):
@@ -228,19 +231,36 @@ def format_samples(records, color, completions):
         problem = shortened(record["problem"], (), color)
         lines.append(f"  {'problem':<15} | {problem}")
         group = record["group"]
-        ends = ("best", group[0]), ("worst", group[-1])
-        if all(completion == group[0] for completion in group):
-            ends = ((f"all {len(group)}", group[0]),)
+        different = [completion for completion in group if completion != group[0]]
+        ends = [(f"all {len(group)}", group[0])]
+        if different:
+            ends = [("best", group[0]), ("worst", different[-1])]
         for title, completion in ends:
             spans = completion.get("filled", ())
-            text = shortened(completion["text"], spans, color)
+            text, answers = with_answers(completion)
+            text = shortened(text, spans, color, answers)
             reward = format_reward(completion["reward"])
             lines.append(f"  {title:<8}{reward:>7} | {text}")
             rewards = completion.get("rewards", {})
+            if len(rewards) < 2:
+                continue
             values = ", ".join(f"{name} {format_reward(x)}" for name, x in rewards.items())
             for line in textwrap.wrap(values, room()):
                 lines.append(f"  {'':<15} | {line}")
     return "\n".join(lines)
+
+
+def with_answers(completion):
+    """The text of a completion, in which an environment's answers are in brackets, and their spans [[first, end]]."""
+    text = ""
+    answers = []
+    for said, answer, _ in completion.get("turns", [[completion["text"], None, None]]):
+        text += said
+        if answer is not None:
+            first = len(text)
+            text += f" [{plain(as_messages(answer))}] "
+            answers.append([first, len(text)])
+    return text, answers
 
 
 def format_reward(reward):
@@ -253,13 +273,15 @@ def room():
     return console_width() - 22
 
 
-def shortened(text, spans, color):
-    """A text on one line, without its middle if it is longer than the room. spans: [[first, end]] to colour"""
+def shortened(text, spans, color, dim=()):
+    """A text on one line, without its middle if it is longer than the room. spans: [[first, end]] to colour; dim: to
+    dim"""
     text = text.replace("\n", "\u21b5")
     shown = list(visible(text))
     if color:
-        for first, end in spans:
-            shown[first:end] = [f"{GREEN}{c}{PLAIN}" for c in shown[first:end]]
+        for escape, marked in ((GREEN, spans), (DIM, dim)):
+            for first, end in marked:
+                shown[first:end] = [f"{escape}{c}{PLAIN}" for c in shown[first:end]]
     most = room()
     if len(shown) > most:
         half = (most - 5) // 2

@@ -66,7 +66,7 @@ class CausalPolicy(ModelPolicy):
                 generation = self.decoder(rows=rows, **arguments)
         rollouts = self.rollouts(problems, generation, settings)
         if episodes is not None:
-            rollouts.texts.columns |= episodes.columns()
+            episodes.add_to(rollouts.texts)
             rollouts.texts.metrics |= episodes.close()
         return rollouts
 

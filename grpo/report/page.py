@@ -13,8 +13,9 @@ from core.errors import Mistake, others
 from core.files import (
     CONFIG, METRICS, REPORT, SAMPLES, each_metrics, each_record, read_object, replacing, starts_of, writing)
 from core.logger import format_number, visible
+from core.records import are_messages
 from core.run import now, without_home
-from grpo.evaluation.samples import compared, evaluations, format_reward, held_out
+from grpo.evaluation.samples import compared, evaluations, format_reward, held_out, with_answers
 
 STEPS = 500  # most steps in a chart, so that the page of a long run stays small
 LARGEST = 1e300
@@ -204,22 +205,27 @@ def text(value):
 
 
 def samples(path):
-    """The samples of evaluations; the latest are unfolded."""
-    by_step = {}
+    """The samples of evaluations, of which the latest are unfolded, and of training."""
+    by_title = {}
+    latest = ""
     for record in each_record(path):
         step = record["step"]
         if not is_sample(record):
             raise Mistake(f"{path}, step {step}: a line is no sample; delete it")
-        if step not in by_step and len(by_step) == MOST_SAMPLED:
-            _, second, *_ = by_step
-            del by_step[second]
-        tables = by_step.get(step, "")
-        by_step[step] = tables + sample_table(record)
-    latest = max(by_step, default=None)
+        title = f"step {step}"
+        if record.get("split") == "train":
+            title = f"training, {title}"
+        else:
+            latest = title
+        if title not in by_title and len(by_title) == MOST_SAMPLED:
+            _, second, *_ = by_title
+            del by_title[second]
+        tables = by_title.get(title, "")
+        by_title[title] = tables + sample_table(record)
     html = ""
-    for step, tables in by_step.items():
-        is_open = ' open=""' if step == latest else ""
-        html += f"<details{is_open}><summary>step {step}</summary>\n{tables}</details>\n"
+    for title, tables in by_title.items():
+        is_open = ' open=""' if title == latest else ""
+        html += f"<details{is_open}><summary>{title}</summary>\n{tables}</details>\n"
     return html
 
 
@@ -234,12 +240,23 @@ def is_completion(record):
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         return False
     values = record.get("rewards", {})
-    if "reward" not in record or not isinstance(values, dict):
+    turns = record.get("turns", [])
+    if "reward" not in record or not isinstance(values, dict) or not isinstance(turns, list):
+        return False
+    if not all(map(is_turn, turns)):
         return False
     for value in (record["reward"], *values.values()):
         if value not in (None, "inf", "-inf") and type(value) not in (int, float):
             return False
     return True
+
+
+def is_turn(turn):
+    """True for a text, an answer and a reward."""
+    match turn:
+        case [str(), answer, _]:
+            return answer is None or isinstance(answer, str) or are_messages(answer)
+    return False
 
 
 def sample_table(sample):
@@ -260,8 +277,10 @@ def sample_table(sample):
         if "right" in completion:
             title += f" {verdict(completion)}"
         html = marked(completion, marks)
-        for name, value in completion.get("rewards", {}).items():
-            html += f" <em>{text(name)}: {format_reward(value)}</em>"
+        values = completion.get("rewards", {})
+        if len(values) > 1:
+            for name, value in values.items():
+                html += f" <em>{text(name)}: {format_reward(value)}</em>"
         rows.append((title, html))
     return table((), rows, "samples")
 
@@ -286,13 +305,14 @@ def colours(numbers):
 
 
 def marked(completion, marks):
-    """A completion as HTML with its sampled tokens marked by their rewards or, without any, by its verdict."""
-    value = completion["text"]
-    kind = verdict(completion)
+    """A completion as HTML with its sampled tokens marked by their rewards or, without any, by its verdict; or with an
+    environment's answers in grey."""
+    value, answers = with_answers(completion)
+    kind = "answer" if answers else verdict(completion)
     title = ""
     html = ""
     start = 0
-    for i, (first, end) in enumerate(completion.get("filled", ())):
+    for i, (first, end) in enumerate(completion.get("filled", answers)):
         if marks:
             kind = marks[i]
             title = f' title="reward {format_number(completion["credit"][i])}"'

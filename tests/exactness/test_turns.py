@@ -1,6 +1,8 @@
 """Completions of several turns: exact to the token, equal starts in a group, answers that nothing trains on."""
 
 import random
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ class Echo:
 
     def __init__(self, seed):
         self.random = random.Random(seed)
-        self.heard, self.answers = [], []
+        self.heard, self.answers, self.rewards = [], [], []
         MADE.append(self)
 
     def reset(self, record):
@@ -41,7 +43,20 @@ class Echo:
         self.heard.append(text)
         answer = None if len(text) == 3 else f"<{len(text)}:{self.random.randint(0, 9)}>"
         self.answers.append(answer)
-        return answer, len(text) / 10
+        self.rewards.append(len(text) / 10)
+        return answer, self.rewards[-1]
+
+
+@environment
+class Speaks(Echo):
+    """Answers with one list of messages, which it changes at every turn."""
+
+    def step(self, text):
+        answer, reward = super().step(text)
+        self.said = [{"role": "user", "content": ""}] if len(self.heard) == 1 else self.said
+        self.said[0]["content"] = answer or ""
+        self.answers[-1] = answer and [{"role": "user", "content": answer}]
+        return answer and self.said, reward
 
 
 @environment
@@ -92,6 +107,70 @@ def test_the_tokens_are_those_that_were_sampled_and_those_of_the_answers(prompts
         reward = rollouts.texts.columns["environment_reward"][n]
         assert reward == pytest.approx(sum(map(len, one.heard)) / 10)
     assert several > 3 and not rollouts.truncated.all()
+
+
+@pytest.mark.parametrize("name", ["Echo", "Speaks"])
+def test_the_turns_are_what_the_environment_heard_and_returned(prompts, name):
+    """Of a turn that no token is left for the end of, the text alone."""
+    c, _, _, rollouts = episodes(prompts, environment=name, max_new_tokens=14, stop_sequences=tuple(LETTERS[::2]))
+    cut = 0
+    for n, one in enumerate(MADE):
+        turns = rollouts.texts.columns["environment_turns"][n]
+        ended = [list(turn) for turn in zip(one.heard, one.answers, one.rewards, strict=True)]
+        assert turns[: len(ended)] == ended
+        last = CAUSAL.decode(pieces(rollouts, n)[-1][1])
+        is_cut = rollouts.truncated[n] and last[-1] not in LETTERS[::2]
+        assert turns[len(ended) :] == ([[last, None, None]] if is_cut else [])
+        cut += is_cut
+        if not rollouts.truncated[n]:
+            assert ended[-1][1] is None or len(ended) == c.max_turns
+    assert 0 < cut < len(MADE) - 3
+
+
+def test_turns_without_a_verdict_are_those_of_environments_that_failed(prompts, monkeypatch):
+    monkeypatch.setattr(Echo, "step", lambda self, text: self.nothing)
+    _, _, _, rollouts = episodes(prompts)
+    assert MADE and all(one.heard == [] for one in MADE)
+    for n, ((text, *verdict),) in enumerate(rollouts.texts.columns["environment_turns"]):
+        (chosen, ids), = pieces(rollouts, n)
+        assert verdict == [None, None] and text.rstrip(LETTERS) == CAUSAL.decode(ids).rstrip(LETTERS)
+
+
+ROLES = re.compile("user|assistant|tool", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("template", ["model", "chat"])
+@pytest.mark.parametrize("answer", [
+    "the brown fox", [{"role": "tool", "content": "the brown"}, {"role": "user", "content": "fox \ud800"}]],
+    ids=["text", "messages"])
+def test_the_names_of_roles_are_in_the_tokens_but_not_in_the_text(tmp_path, template, answer):
+    pytest.importorskip("transformers")
+    tokenizer = load_tokenizer(model_folder(str(tmp_path / "qwen3"), "qwen3"))
+
+    @environment
+    class Says(Echo):
+        def step(self, text):
+            return answer, 0.0
+
+    c = prompt_config(**SETTINGS | {"template": template, "environment": "Says", "stop_sequences": ("</call>",),
+                                    "group_size": 2, "max_new_tokens": 200})
+    begun = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "So "}]
+    problems = {"record": [{"prompt": begun}], "number": [0]}
+    given = Episodes(problems, 0, c, Stop(tokenizer, c.stop_sequences))
+    end, = tokenizer.encode("<|im_end|>")
+    ids = tokenizer.encode("<call>the quick</call>")
+    assert not given.answer_turn(0, ids)
+    ids += given.given[0][given.given[0] >= 0].tolist() + [*tokenizer.encode("over the lazy dog"), end]
+    assert not given.answer_turn(0, ids)
+    alone = tokenizer.encode("seven wise owls")
+    texts = SimpleNamespace(completions=["", ""], completion_ids=[ids, alone], columns={})
+    given.add_to(texts)
+    assert ROLES.search(tokenizer.decode(ids)) and not ROLES.search("".join(texts.completions))
+    said = answer if isinstance(answer, str) else "the brown\n\nfox ?"
+    assert texts.completions == [f"So <call>the quick</call>\n{said}\nover the lazy dog", "So seven wise owls"]
+    assert texts.columns["environment_turns"] == [
+        [["So <call>the quick", answer, 0.0], ["over the lazy dog", answer, 0.0]],
+        [["So seven wise owls", None, None]]]
 
 
 def test_each_token_has_the_probability_of_the_whole_text_before_it(prompts):

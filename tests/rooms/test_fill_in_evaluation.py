@@ -188,4 +188,4 @@ def test_the_held_out_reward_is_what_training_compares_with_a_judge_too(dataset,
             assert about["text"] == texts.completions[n]
             expected = {name: None if values[name][n] is None else pytest.approx(values[name][n], abs=1e-4)
                         for name in names}
-            assert about.get("rewards") == (expected if w != {names[0]: 1.0} else None)
+            assert about["rewards"] == expected

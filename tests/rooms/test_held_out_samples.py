@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.logger import GREEN, PLAIN
+from core.logger import COLORS, DIM, GREEN, PLAIN
 from grpo.evaluation.samples import (
     Evaluation, append_samples, comparison_table, format_samples, last_question, room, rounded, shortened)
 from tests.tiny import config
@@ -123,13 +123,23 @@ def test_the_console_shows_the_best_and_the_worst_of_each_problem():
     assert lines == [["problem", "one\u21b5two"], ["best     2.0000", "good"], ["worst   skipped", "bad"]] * 2
 
 
-@pytest.mark.parametrize("texts, rewards, lines", [
-    ("aaa", (1, 1, 1), 1), ("aba", (1, 1, 1), 2), ("aab", (1, 1, 1), 2), ("aaa", (1, 1, 0), 2), ("a", (1,), 1),
-    ("aa", (None, None), 1)])
-def test_completions_of_a_group_are_one_line_only_if_all_have_the_same_text_and_reward(texts, rewards, lines):
+@pytest.mark.parametrize("texts, rewards, shown", [
+    ("aaa", (1, 1, 1), "a"), ("aba", (1, 1, 1), "ab"), ("aab", (1, 1, 1), "ab"), ("aaa", (1, 1, 0), "aa"),
+    ("a", (1,), "a"), ("aa", (None, None), "a")])
+def test_equal_completions_of_a_group_are_printed_once(texts, rewards, shown):
     group = [{"text": text, "reward": x} for text, x in zip(texts, rewards, strict=True)]
     _, _, *found = format_samples([{"problem": "?", "group": group}], False, len(group)).splitlines()
-    assert [line.split(" | ")[1] for line in found] == ([texts[0]] if lines == 1 else [texts[0], texts[-1]])
+    assert [line.split(" | ")[1] for line in found] == [*shown]
+
+
+def test_the_console_dims_the_answers_of_an_environment():
+    turns = [["\x1b[2Jone", "two\n", 0.5], ["three", [{"role": "user", "content": "four"}], 0.0], ["five", None, None]]
+    group = [{"text": "a", "reward": 0.5, "turns": turns}] * 2
+    plain, coloured = (format_samples([{"problem": "b", "group": group}], color, 2) for color in (False, True))
+    assert plain.splitlines()[2].endswith("| \ufffd[2Jone [two\u21b5] three [four] five")
+    assert COLORS.sub("", coloured) == plain
+    dimmed = "".join(part[0] for part in coloured.splitlines()[2].split(DIM)[1:])
+    assert dimmed == " [two\u21b5]  [four] "
 
 
 def test_the_table_before_and_after_has_changes_only_of_what_was_measured_twice():

@@ -127,6 +127,20 @@ def test_a_page_shows_the_samples_of_the_first_and_of_the_latest_evaluations(pag
     assert [table[0] for table in tables[:2]] == [["problem", "0"], ["problem", "1"]]
 
 
+def test_groups_of_training_are_apart_and_answers_of_an_environment_are_marked(page_of):
+    turns = [["one", f"two {EVIL}", 0.5], ["three", [{"role": "user", "content": "four"}], 0], ["five", None, None]]
+    episode = {"text": "a", "reward": 1.0, "rewards": {"environment": 1.0}, "turns": turns}
+    samples = [{"step": 0, "problem": "a", "group": [episode]},
+               {"step": 1, "split": "train", "problem": "b", "group": [episode | {"rewards": {"c": 2.0, "d": None}}]}]
+    _, root, tables = page_of([{"step": 1, "loss": 0.0}], samples)
+    found = [(details[0].text, details.get("open")) for details in root.iter("details")]
+    assert found == [("step 0", ""), ("training, step 1", None)]
+    answers = [span.text for span in root.iter("span") if span.get("class") == "answer"]
+    assert answers == [f" [two {SHOWN}] ", " [four] "] * 2
+    (_, (_, first)), (_, (_, second)) = tables[:2]
+    assert first == f"one [two {SHOWN}] three [four] five" and second == f"{first} c: 2.0000 d: skipped"
+
+
 def test_curves_are_means_over_runs_with_a_band_of_one_standard_deviation(monkeypatch):
     drawn, steps = [], [0, 10, 30]
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **settings: drawn.append(figure))
