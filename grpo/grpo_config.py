@@ -171,6 +171,8 @@ class GRPOConfig(RunConfig):
     eval_completions: Annotated[int, "[2, 1e5]"] = 4  # completions per validation problem; also the k of pass@k
     eval_interval: Steps = 50  # steps between two evaluations
     sample_interval: Steps | None = None  # steps between two sets of samples for people to read; None: eval_interval
+    train_samples: Natural = 0
+        # training groups (of rank 0) for samples.jsonl, from the first iteration after each set of samples; 0: none
 
     # The run
     out_dir: Name = "out-grpo"  # the folder for all files of the run

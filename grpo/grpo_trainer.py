@@ -19,12 +19,12 @@ from core.optim import set_learning_rate
 from core.run import Run
 from core.settings.setting import Settings
 from grpo.build import make_prefetcher
-from grpo.evaluation.samples import append_samples, comparison_table, format_samples, held_out
+from grpo.evaluation.samples import append_samples, comparison_table, format_samples, held_out, sample_of
 from grpo.grpo_training_step import grpo_training_step
 from grpo.metrics import Timer
 from grpo.reference import adapted, move_reference
 from grpo.reward_messages import RewardMessages
-from grpo.rollout import DataBuffer, Facts, Rollouts
+from grpo.rollout import DataBuffer, Facts, Rollouts, Scored
 from grpo.sampling_settings import SamplingSettings
 from grpo.step_settings import StepSettings
 
@@ -101,7 +101,8 @@ class GRPOTrainer(Run):
             self.buffer,
             self.sample,
             settings,
-            timer)
+            timer,
+            self.note)
         self.step += 1
         self.seconds += sum(timer.times.values())
         tokens = metrics.pop("text_tokens")
@@ -138,6 +139,20 @@ class GRPOTrainer(Run):
         iterations_left = math.ceil(steps_left / c.steps_of_an_iteration)
         last = self.iteration + iterations_left - 1
         return self.prefetcher.get(problems, self.iteration, again, last)
+
+    def note(self, rollouts: Rollouts, scored: Scored) -> None:
+        """Adds the first groups of an iteration to samples.jsonl, under the iteration's first step, if a set of samples
+        precedes one of its steps."""
+        c = self.config
+        is_due = -self.step % c.sample_interval < self.settings.steps
+        if not (c.train_samples and is_due and self.dist.is_main):
+            return
+        total = scored.reward.flatten()                                              # (N,)
+        samples = []
+        for i in range(min(c.train_samples, rollouts.problems)):
+            sample = sample_of(self.rewards, rollouts, i, total, scored.values)
+            samples.append({"split": "train", **sample})
+        append_samples(self.checkpoints.out_dir, self.step + 1, samples)
 
     def show(self, phase: str) -> None:
         """Shows the phase of a step that begins; `sample` shows "collect" itself, with the number of completions."""

@@ -47,7 +47,8 @@ def grpo_training_step(
         buffer: DataBuffer | None = None,
         sample: Callable | None = None,
         settings: StepSettings | None = None,
-        timer: Timer | None = None) -> dict:
+        timer: Timer | None = None,
+        note: Callable | None = None) -> dict:
     """One optimizer step of GRPO (arXiv 2402.03300). The first step of an iteration fills the buffer with rollouts, and
     every step trains on a minibatch of it: one of `minibatches` parts, in each of `ppo_epochs` passes.
 
@@ -58,6 +59,7 @@ def grpo_training_step(
     buffer: the DataBuffer of the run, the same in every step; None: a single step on rollouts of its own
     sample: (problems, again) -> (Rollouts, {metric: (sum, count)}), the sampler; None: the policy
     settings: StepSettings of the config, so that a caller makes them only once; timer: the clock of the phases
+    note: called with the rollouts of an iteration and their Scored, before groups are dropped; None: nothing is
     Returns the metrics by their names in docs/metrics.md, and text_tokens
     """
     settings = settings or StepSettings.of(config, policy)
@@ -71,7 +73,8 @@ def grpo_training_step(
     if is_first:
         sample = sample or sample_by(policy, iteration, config)
         with dist.gathered():  # a sharded model is whole while it samples and scores
-            rollouts, sums = collect_rollouts(policy, reference, rewards, problems, sample, settings, dist, timer)
+            rollouts, sums = collect_rollouts(
+                policy, reference, rewards, problems, sample, settings, dist, timer, note)
         rollout_id = buffer.store_rollout_data(rollouts, sums)
         buffer.prepare_training_batch(rollout_id, settings.epochs, settings.minibatches)
 
@@ -119,7 +122,8 @@ def collect_rollouts(
         sample: Callable,
         settings: StepSettings,
         dist: Distributed,
-        timer: Timer) -> tuple[Rollouts, Sums]:
+        timer: Timer,
+        note: Callable | None = None) -> tuple[Rollouts, Sums]:
     """Phases 1 to 3 for this rank's share of an iteration. Arguments: as grpo_training_step
 
     Returns the rollouts with their advantage, and the sums of their metrics
@@ -152,6 +156,8 @@ def collect_rollouts(
         return rollouts, scored
 
     rollouts, scored = sample_and_reward(0)
+    if note is not None:
+        note(rollouts, scored)
     add_rollouts(sums, rollouts, scored, objective.discriminative)
     if settings.zero_std == "drop":
         rollouts, scored = drop_equal(rollouts, scored)
