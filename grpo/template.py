@@ -1,6 +1,8 @@
 """Chooses the template of prompts if the user sets none, and finds tags that a reward needs but no prompt names."""
 
+import contextlib
 import os
+from dataclasses import replace
 
 from core.checkpoint_manager import states
 from core.errors import Mistake
@@ -45,6 +47,20 @@ def template_for(task, tokenizer):
     if tokenizer.has_chat_template:
         return f"model_{task}"
     return task
+
+
+def unread_arguments(data):
+    """Yields a line with the chat_template_kwargs if the first prompt is the same without them."""
+    given = data.format.chat_template_kwargs
+    if not given:
+        return
+    first = data.records["train"][0]
+    without = replace(data.format, chat_template_kwargs=None)
+    with contextlib.suppress(Mistake):  # the template may demand them
+        text, _ = without.encode(first["prompt"], data.tokenizer)
+        if text == first["text"]:
+            yield (f"chat_template_kwargs: the first prompt is the same without {', '.join(given)}: the chat template "
+                   "does not read this, or has these values anyway")
 
 
 def unnamed_tags(rewards, data):

@@ -16,7 +16,7 @@ from grpo.build import build_data, with_template
 from grpo.grpo_config import GRPOConfig
 from grpo.reward_functions.registry import reward
 from grpo.rewards import Rewards
-from grpo.template import unnamed_tags
+from grpo.template import unnamed_tags, unread_arguments
 from tests.families import CHAT_TEMPLATE, model_folder, tokenizer_of
 from tests.tiny import CAUSAL, causal_model, causal_policy, jsonl, one_process, prompt_config, sampled
 from tests.tiny import model as model_of
@@ -324,6 +324,24 @@ def test_what_the_template_of_a_task_cannot_be_with_names_a_setting_of_the_user(
                                                                                prompt, words):
     with pytest.raises(Mistake, match=words):
         with_data(generators / model, tmp_path, prompt, **settings)
+
+
+@pytest.mark.parametrize(("arguments", "is_said"), [
+    ({"enable_thinking": False}, False), ({"enable_thinking": True}, True), ({"tools": [{"name": "add"}]}, True),
+    ({"tools": [], "enable_thinking": False}, False), (None, False), ({}, False)], ids=str)
+def test_arguments_that_the_chat_template_does_not_read_are_said(generators, tmp_path, arguments, is_said):
+    c, data = with_data(generators / "chat", tmp_path, template="model", chat_template_kwargs=arguments)
+    lines = list(unread_arguments(data))
+    assert len(lines) == is_said and all(key in line for line in lines for key in ("chat_template_kwargs", *arguments))
+
+
+def test_an_argument_that_the_chat_template_demands_is_read(generators, tmp_path):
+    c, data = with_data(generators / "chat", tmp_path, template="model", chat_template_kwargs={"style": 1})
+    demands = "{% if style is not defined %}{{ raise_exception('no style') }}{% endif %}"
+    backend = data.tokenizer.backend
+    before, backend.chat_template = backend.chat_template, demands + backend.chat_template
+    assert not list(unread_arguments(data))
+    backend.chat_template = before
 
 
 END, OPEN, CLOSE = "<end_working_out>", "<SOLUTION>", "</SOLUTION>"
