@@ -78,6 +78,8 @@ class GRPOConfig(RunConfig):
         # a completion is correct if this reward is at its maximum; None: the preset's, or the first
     reward_workers: Annotated[int, "[0, 1e3]"] = 2
         # processes for slow rewards, such as code execution; 0: the training process, without a timeout
+    slow_rewards: tuple[str, ...] = ()
+        # rewards that run in reward_workers although they lack @reward(slow=True), such as functions written for TRL
     reward_timeout: Annotated[float, "(0, 1e6]"] = 30.0
         # seconds for the slow rewards of a step, after which they are skipped, and for each method of an environment
     reward_model_checkpoint: Name | None = None  # the Hugging Face classifier that gives the reward reward_model
@@ -201,7 +203,8 @@ class GRPOConfig(RunConfig):
                "chat_template_kwargs")
         yield (self.reward_functions or self.task_type != "fill_in",
                "reward_functions or a task_type other than fill_in",
-               "reward_weights reward_settings success_reward train_pass_k reward_workers reward_timeout")
+               "reward_weights reward_settings success_reward train_pass_k reward_workers reward_timeout slow_rewards")
+        yield self.reward_workers > 0, "reward_workers above 0", "slow_rewards"
         yield "reward_model" in self.reward_functions, "'reward_model' in reward_functions", "reward_model_checkpoint"
         yield self.judge_checkpoint is not None, "judge_checkpoint", "gold_judge_checkpoint credit_window"
         yield self.environment is not None, "environment", "max_turns"

@@ -5,6 +5,7 @@ import os
 
 from core.config import describe
 from core.errors import ROOT, is_own_function, shortest
+from core.settings.setting import changed
 from grpo.rewards import REWARDS
 
 EXAMPLE = os.path.join(ROOT, "config", "grpo_example.py")
@@ -39,8 +40,9 @@ def plan(config, origin, models, rewards, data, dist):
         yield from data.describe_prompts(config.problems * dist.world)
     yield from describe_rewards(config, rewards)
     if data.has_prompts:
-        from grpo.template import unnamed_tags
+        from grpo.template import unnamed_tags, unread_arguments
         yield from unnamed_tags(rewards, data)
+        yield from unread_arguments(data)
     yield f"on {dist.device} in {dist.dtype}"
 
 
@@ -120,6 +122,9 @@ def describe_rewards(config, rewards):
     if len(weighted) > 1 and not all_are_ours:
         yield ("if a reward skips a completion (None, NaN) but scores others of its group, the completion is left out; "
                "TRL would add up its other rewards")
+    if changed(config, "reward_workers") and not rewards.slow:
+        yield (f"reward_workers={config.reward_workers} has no effect: no reward of this run is slow; name those that "
+               "should run there in slow_rewards")
     yield "a loss near 0 is normal: advantages cancel within a group, their gradients do not; watch mean_reward"
     if any("sandbox" in REWARDS[name].settings for name in rewards.names):
         from grpo.sandbox.run import describe_sandbox

@@ -10,7 +10,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Self
@@ -29,6 +30,7 @@ from grpo.rollout import Rollouts, Scored, Texts, join
 __all__ = ["PRESETS", "REWARDS", "Rewards", "Scored", "reward"]
 # {parameter for the model of a reward: the setting that names the model}
 MODELS = {"judge_model": "judge_checkpoint", "reward_scorer": "reward_model_checkpoint"}
+ONLY_HERE = {*MODELS, "group_size", "texts"}  # parameters whose values worker processes do not get
 
 
 class Rewards:
@@ -59,12 +61,20 @@ class Rewards:
         for name in self.names:
             check_reward(name, config.reward_file, self.models)
         check_settings(config.reward_settings or {}, self.names)
+        for name in config.slow_rewards:
+            if name not in self.names:
+                raise Mistake(f"slow_rewards: {name!r} is no reward of this run ({hint(name, self.names)}); correct "
+                              "the name or leave it out")
+            if REWARDS[name].settings & ONLY_HERE:
+                raise Mistake(f"slow_rewards: the reward {name} reads models or whole groups, which worker processes "
+                              "do not get; leave it out")
         self.success = success_reward(config)
+        self.slow = {name for name in self.names if REWARDS[name].slow or name in config.slow_rewards}
+        self.seconds = {}  # {name: wall seconds of its last call}
         self.workers = None
-        any_slow = any(REWARDS[name].slow for name in self.names)
-        if config.reward_workers and any_slow:
+        if config.reward_workers and self.slow:
             from grpo.reward_functions.workers import Workers
-            self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file)
+            self.workers = Workers(config.reward_workers, config.reward_timeout, config.reward_file, self.names)
 
     @classmethod
     def of(cls, config: Settings, **functions: Callable) -> Self:
@@ -91,6 +101,8 @@ class Rewards:
         if not self.names:  # a teacher without rewards
             return Scored(torch.zeros(rollouts.problems, G, device=device))
         values, metrics = self.score(rollouts.texts, G)
+        for name, seconds in self.seconds.items():
+            metrics[f"time/reward/{name}"] = seconds, 1
         for name, on_cpu in values.items():
             values[name] = on_cpu.to(device, non_blocking=True)                      # (N,)
         total = self.total(values, G).view(-1, G)                                    # (P, G)
@@ -113,13 +125,15 @@ class Rewards:
         values = {}
         metrics = {}
         for name in names or self.names:
-            if REWARDS[name].slow:  # it may run in another process, which gets neither models nor all texts
+            began = time.perf_counter()
+            if name in self.slow:  # it may run in another process, which gets neither models nor all texts
                 call = arguments(name, texts, settings, self.fields)
                 run = self.workers.call if self.workers else run_reward
                 numbers, logged = run(call)
             else:
                 call = arguments(name, texts, known, self.fields)
                 numbers, logged = run_reward(call)
+            self.seconds[name] = time.perf_counter() - began
             values[name] = torch.tensor(numbers)
             metrics = join([metrics, logged])
         return values, metrics
@@ -169,16 +183,20 @@ class Rewards:
 def check_reward(name: str, file: str | None, models: dict) -> None:
     """Raises Mistake for a reward that is unknown or lacks its model. file: reward_file; models: {parameter: model}"""
     if name not in REWARDS:
-        hint = f"there are {', '.join(sorted(REWARDS))}"
-        known = [*REWARDS, *load_reward_file(file)]
-        near = difflib.get_close_matches(name, known, n=1)
-        if near:
-            hint = f"did you mean {near[0]}?"
-        raise Mistake(f"reward_functions: {name!r} is no reward ({hint}); correct the name or define it in "
+        known = hint(name, REWARDS, load_reward_file(file))
+        raise Mistake(f"reward_functions: {name!r} is no reward ({known}); correct the name or define it in "
                       f"{file or 'reward_file=FILE.py'}")
     for parameter, key in MODELS.items():
         if parameter in REWARDS[name].settings and models[parameter] is None:
             raise Mistake(f"reward {name} needs {key}; name a model, or set other reward_functions")
+
+
+def hint(name: str, known: Iterable[str], more: Iterable[str] = ()) -> str:
+    """The known name that is like `name` or, if there is none, all known ones. more: names that are not listed"""
+    near = difflib.get_close_matches(name, [*known, *more], n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"there are {', '.join(sorted(known)) or 'none'}"
 
 
 def check_settings(settings: dict, names: tuple) -> None:

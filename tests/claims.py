@@ -85,6 +85,10 @@ CLAIMS = {
             "exactness/test_turns.py::test_the_tokens_are_those_that_were_sampled_and_those_of_the_answers",
         "each token has its probability given the whole text, ratio 1":
             "exactness/test_turns.py::test_each_token_has_the_probability_of_the_whole_text_before_it",
+        "recorded turns are what the environment heard and returned":
+            "exactness/test_turns.py::test_the_turns_are_what_the_environment_heard_and_returned",
+        "names of roles that a chat template writes are in the tokens, not in the text":
+            "exactness/test_turns.py::test_the_names_of_roles_are_in_the_tokens_but_not_in_the_text",
         "nothing trains on the environment's tokens":
             "exactness/test_turns.py::test_what_answers_were_taken_for_has_no_part_in_the_gradient",
         "a group starts in one state":
@@ -523,6 +527,9 @@ CLAIMS = {
             "rooms/test_reward_file.py::test_an_object_with_call_is_a_reward_by_the_name_of_its_variable",
         "a file beside it that is called datasets.py or metrics.py is found by nothing else":
             "rooms/test_reward_file.py::test_a_neighbour_is_seen_by_nobody_else",
+        "functions of TRL that are named slow have the same values in another process":
+            "rooms/test_reward_file.py::"
+            "test_functions_of_trl_that_are_named_slow_have_their_values_in_another_process",
         "two reward files of one name in one process keep their rewards, masks and environments":
             "rooms/test_reward_file.py::test_two_files_of_one_name_are_not_mixed_up",
         "what a reward file changes of torch's defaults ends with its call":
@@ -635,6 +642,12 @@ CLAIMS = {
             "rooms/test_fill_in_evaluation.py::test_the_credit_beside_a_filled_token_is_the_mean_log_odds_around_it",
         "held-out means are over all completions; samples go from the best to the worst":
             "rooms/test_held_out_samples.py::test_held_out_means_are_over_all_completions_and_samples_are_sorted",
+        "groups of training in samples.jsonl have the means that their step logs":
+            "runs/test_training_samples.py::test_all_groups_of_a_step_have_the_means_that_it_logs",
+        "a resume doubles no samples":
+            "runs/test_training_samples.py::test_a_run_that_is_cut_and_resumed_has_the_samples_of_one_that_is_not",
+        "the seconds of a reward are those of its calls":
+            "runs/test_training_samples.py::test_the_seconds_of_a_reward_are_those_of_its_calls_in_training",
         "samples.jsonl is valid JSON whatever rewards are":
             "rooms/test_held_out_samples.py::test_samples_are_valid_json_whatever_rewards_are",
         "the table before and after has changes only of what was measured twice":
@@ -660,6 +673,8 @@ CLAIMS = {
             "rooms/test_report.py::test_the_line_of_a_curve_is_the_mean_of_the_numbers_around_each",
         "colours of rewards are their standard deviations above the mean of the group":
             "rooms/test_report.py::test_colours_of_rewards_are_their_standard_deviations_above_the_mean_of_the_group",
+        "a page and the console mark what an environment answered":
+            "rooms/test_report.py::test_groups_of_training_are_apart_and_answers_of_an_environment_are_marked",
         "a page shows the samples of the first and of the latest evaluations":
             "rooms/test_report.py::test_a_page_shows_the_samples_of_the_first_and_of_the_latest_evaluations",
         "curves are means over runs with a band of one standard deviation":

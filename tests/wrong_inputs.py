@@ -103,6 +103,9 @@ FILES = {
     "unsampled/samples.jsonl": lines({"step": 0, "problem": "a", "group": [{"text": "a", "reward": "b"}]}),
     "valued/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}),
     "valued/samples.jsonl": lines({"step": 0, "problem": "a", "group": [{"text": "a", "reward": 1, "rewards": None}]}),
+    **{f"turned_{i}/metrics.jsonl": lines({"step": 0, "eval/x": 0.5}) for i in range(3)},
+    **{f"turned_{i}/samples.jsonl": lines({"step": 0, "problem": "a", "group": [{
+        "text": "a", "reward": 1, "turns": turns}]}) for i, turns in enumerate(({}, [["a", None]], [["a", 5, 1.0]]))},
     "nested.py": "if True:\n    learning_rate: 1e-4\n",
     "annotated.py": "learning_rate: 1e-4\nbatch_size = 1\n",
     "masks.py": "from core.data import mask\n@mask\ndef broken(rng, tokens, count, newline):\n    return 1 / 0\n"
@@ -478,6 +481,11 @@ REWARDS = [
     (TRAIN, SUMS + " --reward_settings={'least':1}", 1, "reward_settings 'least' length_penalty"),
     *((TRAIN, f"{SUMS} --reward_settings={{'length_min':{value}}}", 1, "reward_settings length_min length_penalty 20")
       for value in ("'a'", "None", "1e400", "[1]")),
+    (TRAIN, f"{MINE} --reward_functions=one --slow_rewards=noe", 1, "slow_rewards 'noe' one"),
+    (TRAIN, f"{MINE} --reward_functions=one --slow_rewards=repetition", 1, "slow_rewards 'repetition' one"),
+    (TRAIN, f"{SUMS} --reward_functions=diversity_bonus --slow_rewards=diversity_bonus", 1,
+     "slow_rewards diversity_bonus"),
+    (TRAIN, f"{MINE} --reward_functions=one --slow_rewards=one --reward_workers=0", 1, "slow_rewards reward_workers"),
     (TRAIN, f"{SUMS} --reward_functions=judge", 1, "judge_checkpoint reward_functions"),
     (TRAIN, f"{SUMS} --reward_functions=reward_model", 1, "reward_model_checkpoint"),
     (TRAIN, "--dataset={text} --generator_checkpoint={generator} --block_size=32", 1, "judge_checkpoint"),
@@ -537,7 +545,7 @@ SAMPLERS_AND_TOOLS = [
     (REPORT, "html {folder}/odd_end", 1, "odd_end/config.json starts delete"),
     (REPORT, "html {folder}/odd_settings", 1, "odd_settings/config.json starts delete"),
     *((REPORT, f"html {{folder}}/{name}", 1, f"{name}/samples.jsonl 0 delete")
-      for name in ("sampled", "unsampled", "valued")),
+      for name in ("sampled", "unsampled", "valued", "turned_0", "turned_1", "turned_2")),
     (CHECK_LOSS, "{out}.py:loss", 1, "out.py"),
     (CHECK_LOSS, "{losses.py}:other", 2, "losses.py:other FUNCTION"),
     (CHECK_LOSS, "{losses.py}:loss", 1, "losses.py line 1 scalar"),

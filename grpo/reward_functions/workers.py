@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 
 from core.errors import Mistake, libraries_first
-from grpo.reward_functions.registry import load_reward_file, run_reward
+from grpo.reward_functions.registry import register_functions, run_reward
 from grpo.rollout import join
 
 PROCESSES = multiprocessing.get_context("spawn")  # a fork would inherit the run's locks and its GPU
@@ -18,12 +18,13 @@ PROCESSES = multiprocessing.get_context("spawn")  # a fork would inherit the run
 
 class Workers:
     """`count` processes for rewards, started at the first call.
-    timeout: seconds for all completions of a call together; path: the reward_file"""
+    timeout: seconds for all completions of a call together; path: the reward_file; names: the rewards of the run"""
 
-    def __init__(self, count, timeout, path=None):
+    def __init__(self, count, timeout, path=None, names=()):
         self.count = count
         self.timeout = timeout
         self.path = path and os.path.abspath(path)  # a reward may change the working folder
+        self.names = names
         self.pool = None
 
     def call(self, call):
@@ -59,7 +60,7 @@ class Workers:
     def start(self):
         """Starts the processes. Raises Mistake if they cannot start."""
         self.folder = tempfile.TemporaryDirectory(prefix="rewards-", ignore_cleanup_errors=True)
-        given = self.path, self.folder.name
+        given = self.path, self.names, self.folder.name
         self.pool = ProcessPoolExecutor(self.count, PROCESSES, begin, given)
         trials = [self.pool.submit(os.getpid) for _ in range(self.count)]
         if any(trial.exception() for trial in trials):
@@ -77,14 +78,14 @@ class Workers:
         self.folder.cleanup()
 
 
-def begin(path, folder):
+def begin(path, names, folder):
     """Sets up a worker process that ends with the run, even if the run is killed. folder: for its temporary files"""
     if os.name == "posix":  # Ctrl-C ends the run after its step, which needs the workers
         os.setpgid(0, 0)
     threading.Thread(target=end_with_the_run, daemon=True).start()
     tempfile.tempdir = folder
     libraries_first()  # the process has run the head of the script, which puts the root first in sys.path
-    load_reward_file(path)
+    register_functions(names, path)
 
 
 def end_with_the_run():

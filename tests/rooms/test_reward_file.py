@@ -397,6 +397,43 @@ def test_a_worker_process_finds_the_neighbours(tmp_path, monkeypatch):
         workers.close()
 
 
+OF_TRL = """
+import os
+
+def shorter(completions, answer, trainer_state, log_metric, **columns):
+    log_metric("process", os.getpid())
+    texts = [completion[0]["content"] for completion in completions]
+    return [None if text == truth else trainer_state.global_step - len(text) for text, truth in zip(texts, answer)]
+
+async def longer(completions, *, scale=2, **columns):
+    return [scale * len(completion[0]["content"]) for completion in completions]
+"""
+
+
+@pytest.mark.slow
+def test_functions_of_trl_that_are_named_slow_have_their_values_in_another_process(tmp_path):
+    write(tmp_path, {"mine.py": OF_TRL})
+    settings = {"reward_file": str(tmp_path / "mine.py"), "reward_functions": ("shorter", "longer", "repetition"),
+                "reward_settings": {"scale": 3}, "task_type": "general", "reward_timeout": 300.0}
+    chat = [{"role": "user", "content": "a"}]
+    texts = SimpleNamespace(prompts=["a"] * 3, completions=["1", "22", "333"], completion_ids=[[0]] * 3,
+                            columns={"prompt": [chat] * 3, "answer": ["1"] * 3})
+    found, processes = [], []
+    for slow in ((), ("longer", "shorter", "repetition")):
+        rewards = Rewards(config(slow_rewards=slow, **settings))
+        rewards.check([{"prompt": chat, "answer": "1", "where": "a"}])
+        rewards.state.global_step = 7
+        try:
+            values, metrics = rewards.score(texts, 3)
+        finally:
+            rewards.close()
+        found.append({name: x.nan_to_num(-1).tolist() for name, x in values.items()})
+        total, count = metrics["process"]
+        processes.append((total == count * os.getpid(), count))
+    assert found[0] == found[1] and found[0]["shorter"] == [-1, 5, 4] and found[0]["longer"] == [3, 6, 9]
+    assert processes == [(True, 1), (False, 3)]
+
+
 def test_runs_of_one_process_take_turns_with_rewards_of_their_own(tmp_path):
     runs = {}
     for value, name in enumerate(("a", "b", "same", "same")):

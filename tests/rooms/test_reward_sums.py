@@ -94,7 +94,8 @@ def test_a_reward_can_be_asked_alone_and_logs_metrics():
     assert found.reward.nan_to_num(-1).tolist() == [[3.0, -1, 2.0, -1]]
     assert {name: x.nan_to_num(-1).tolist() for name, x in found.values.items()} == {
         "half": [0.5, -1, 0.5, -1], "contains": [1, 1, 0, 0], "tensor": [0.25] * 4}
-    assert found.weight == 1 and found.metrics == {"called": (8, 2)}
+    seconds = {f"time/reward/{name}": found.metrics.pop(f"time/reward/{name}") for name in rewards.names}
+    assert found.weight == 1 and found.metrics == {"called": (8, 2)} and {count for _, count in seconds.values()} == {1}
     assert list(rewards.score(texts, 1, ["contains"])[0]) == ["contains"]
 
 
