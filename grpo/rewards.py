@@ -65,11 +65,12 @@ class Rewards:
             if name not in self.names:
                 raise Mistake(f"slow_rewards: {name!r} is no reward of this run ({hint(name, self.names)}); correct "
                               "the name or leave it out")
-            if REWARDS[name].settings & ONLY_HERE:
-                raise Mistake(f"slow_rewards: the reward {name} reads models or whole groups, which worker processes "
-                              "do not get; leave it out")
+            if REWARDS[name].settings & ONLY_HERE or name in self.functions:
+                raise Mistake(f"slow_rewards: worker processes get no models, no whole groups and no functions from "
+                              f"Python, so {name} cannot run there; leave it out")
         self.success = success_reward(config)
-        self.slow = {name for name in self.names if REWARDS[name].slow or name in config.slow_rewards}
+        slow = {name for name in self.names if REWARDS[name].slow or name in config.slow_rewards}
+        self.slow = slow - self.functions.keys()  # those do not reach worker processes
         self.seconds = {}  # {name: wall seconds of its last call}
         self.workers = None
         if config.reward_workers and self.slow:

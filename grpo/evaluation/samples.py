@@ -4,6 +4,7 @@ import json
 import math
 import os
 import textwrap
+from functools import partial
 
 import numpy as np
 import torch
