@@ -53,6 +53,7 @@ circle { fill: var(--mark); } rect { fill: var(--given); stroke: var(--line); }
 .wrong .digit { fill: var(--wrong); } .wrong rect { stroke: var(--wrong); }
 """
 PASSES, SECONDS, FIRST, EACH = 4, 8, 14, 14  # of the loop; the first pass after FIRST percent of it, then every EACH
+WHOLE = 5.5  # seconds into the loop, when the boards are whole: there it begins, for previews that show its first frame
 BOARD, CELL = 4, 26                          # digits in a line of a board; their size
 SEED = 1
 OF_PASSES = "word_validity", "words_recovered", "gold_judge", "distinct_words"  # metrics of the table of passes
@@ -178,19 +179,25 @@ def curve(points, down, kind):
     return band, f'<path class="{kind}" d="M{"L".join(middle)}"/>'
 
 
+def style_of_passes():
+    """The style of boards whose digits appear pass by pass, in a loop that begins with whole boards."""
+    style = STYLE + ".half { stroke: var(--soft); }\n"
+    for i in range(1, PASSES + 1):
+        start = FIRST + EACH * (i - 1)
+        style += (f".pass{i} {{ animation: pass{i} {SECONDS}s -{WHOLE}s infinite; }}\n"
+                  f"@keyframes pass{i} {{ 0%, {start}% {{ opacity: 0; }} {start + 4}%, 96% {{ opacity: 1; }} "
+                  "100% { opacity: 0; } }\n")
+    return style + "@media (prefers-reduced-motion: reduce) { g { animation: none !important; } }\n"
+
+
 def draw_sudoku(runs):
-    """Samples of a held-out puzzle before and after training, pass by pass, and the share of right boards."""
+    """Samples of a held-out puzzle before and after training, pass by pass, and the share of correct boards."""
     first = runs[0]
     puzzles = [record["problem"] for record in each_record(os.path.join(first, SAMPLES))]
     if not puzzles:
         raise Mistake(f"{first} holds no samples; name the out_dir of a run of config/grpo_sudoku.py")
     puzzle = max(puzzles, key=lambda x: x.count("_"))
-    style, drawn = STYLE + ".half { stroke: var(--soft); }\n", ""
-    for i in range(1, PASSES + 1):
-        start = FIRST + EACH * (i - 1)
-        style += (f".pass{i} {{ animation: pass{i} {SECONDS}s infinite; }}\n@keyframes pass{i} {{ 0%, {start}% "
-                  f"{{ opacity: 0; }} {start + 4}%, 96% {{ opacity: 1; }} 100% {{ opacity: 0; }} }}\n")
-    style += "@media (prefers-reduced-motion: reduce) { g { animation: none !important; } }\n"
+    drawn = ""
     after = os.path.join(first, "model.safetensors")
     models = {"before": "data/sudoku/pretrained/generator.safetensors", "after": after}
     for place, (when, checkpoint) in enumerate(models.items()):
@@ -198,8 +205,8 @@ def draw_sudoku(runs):
         drawn += label(left + 112, 20, f"{when} training", "title")
         for n, cells in enumerate(sample(checkpoint, puzzle)):
             drawn += draw_board(cells, left + n % 2 * 120, 40 + n // 2 * 120)
-    drawn += label(680, 20, f"right boards, {len(runs)} seeds", "title")
-    return svg(810, 284, drawn + draw_curve(runs, "eval/reward/sudoku", 570, 40, 220, 200), style)
+    drawn += label(680, 20, f"correct boards, {len(runs)} seeds", "title")
+    return svg(810, 284, drawn + draw_curve(runs, "eval/reward/sudoku", 570, 40, 220, 200), style_of_passes())
 
 
 def measured_in_passes(folders):

@@ -44,6 +44,17 @@ def test_a_board_of_the_moving_picture_is_red_exactly_where_the_reward_says_that
     assert len(right) == 8 and sum(right[:4]) < sum(right[4:])
 
 
+def test_the_moving_picture_begins_with_whole_boards():
+    """As a preview shows it, which is a picture of its first moment."""
+    drawn = (DOCS / "sudoku.svg").read_text()
+    assert loaded("pictures").style_of_passes() in drawn
+    passes = re.findall(r"animation: (\w+) (\d+)s -([\d.]+)s infinite", drawn)
+    assert len(passes) == 4
+    for name, seconds, first in passes:
+        shown, hidden = re.search(rf"@keyframes {name} .* (\d+)%, (\d+)% {{ opacity: 1; }}", drawn).groups()
+        assert int(shown) < 100 * float(first) / float(seconds) < int(hidden)
+
+
 def points(picture, kind):
     """[(x, y)] of each path of a class in a picture."""
     found = []
