@@ -6,6 +6,7 @@ config.json records every start with its settings and its end.
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import os
 import platform
@@ -51,6 +52,7 @@ FIRST_FILE = f"{CONFIG}.tmp"  # left by a run of an earlier version that was kil
 SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows has no SIGHUP
 NOTICE = b"\nthe run ends after this step, the evaluation in progress and a save; a second signal ends it at once\n"
 BUILT_MODELS = ("data/smollm2/model",)  # built by the prepare.py in their folder
+PACKAGES = ("numpy", "safetensors", "transformers", "peft", "ray")  # whose versions a run that loads them records
 MEMORY = ("batch_size", "group_size", "max_new_tokens", "block_size", "micro_batch_tokens", "sample_rows",
           "grad_checkpoint", "dtype", "lora_rank", "load_in_4bit")  # settings on which the memory of a run depends
 
@@ -461,13 +463,15 @@ def recorded(run: Run, origin: dict, plan: list[str], resumes: bool):
             logger.say(f"{config.out_dir} held an earlier run, which is now in {shortest(previous)}")
         else:  # the first file: it tells check_run_folder that a run began here, even if it is killed right after
             logger.write_console(f"{now()}: a run begins")
-    starts.append(start(config, origin, run.dist, run.step))
+    starts.append(start(config, origin, run))
+    began = time.perf_counter()
     record = dataclasses.asdict(config) | {"starts": starts}
     write_json(path, record)
 
     def end(ended, why):
         this_start = starts[-1]
-        this_start["end"] = {"time": now(), "step": run.step, "ended": ended, "why": why}
+        seconds = round(time.perf_counter() - began, 1)
+        this_start["end"] = {"time": now(), "step": run.step, "ended": ended, "why": why, "seconds": seconds}
         write_json(path, record)
         run.write_page()
 
@@ -507,11 +511,14 @@ def starts_before(run, path):
     return starts
 
 
-def start(config, origin, dist, step):
-    """Makes the record of a start. step: the number of steps before it, above 0 in a run that resumes"""
+def start(config, origin, run):
+    """Makes the record of a start. Its step is the number of steps before it, above 0 in a run that resumes."""
+    dist = run.dist
+    parameters = sum(p.numel() for p in run.learner.parameters())
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules}
     record = {
         "time": now(),
-        "step": step,
+        "step": run.step,
         "command": shlex.join(["python", *sys.argv]),
         "commit": commit(),
         "system": platform.platform(),
@@ -521,6 +528,8 @@ def start(config, origin, dist, step):
         "precision": str(dist.dtype).removeprefix("torch."),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **versions,
+        "parameters": f"{parameters / 1e6:.4g} M",
         "settings": changed_settings(config, origin),
     }
     if dist.device.type == "cuda":

@@ -7,7 +7,9 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -73,6 +75,16 @@ def everything(folder):
 
 def starts(folder):
     return json.loads((folder / "config.json").read_text())["starts"]
+
+
+def test_a_start_records_versions_the_size_of_the_model_and_its_seconds(launch, tmp_path):
+    began = time.perf_counter()
+    launch(max_iters=1)
+    start, = starts(tmp_path / "out")
+    assert 0 < start["end"]["seconds"] <= time.perf_counter() - began
+    assert (start["torch"], start["numpy"]) == (torch.__version__, np.__version__)
+    millions = causal_model(scale=3.0).num_parameters() / 1e6
+    assert start["parameters"] == f"{millions:.4g} M"
 
 
 @pytest.mark.parametrize("resume", [False, "auto"])
