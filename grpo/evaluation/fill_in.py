@@ -5,6 +5,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from functools import cached_property
 
+import torch
+
 from core.tokenizer import character_ends, masked_spans
 from grpo.evaluation.samples import Evaluation, reward_sums
 from grpo.metrics import unique_completions
@@ -104,26 +106,25 @@ class FillInEvaluation(Evaluation):
         return sums
 
     def _word_sums(self, batch, rollouts):
-        """{metric: (sum, count)} of words."""
+        """{metric: (sum, count) of each problem, (P,) each} of words."""
         tokenizer = self.data.tokenizer
         G = rollouts.group_size
-        words = valid = recovered = 0
-        places = distinct = 0
+        words, valid, recovered, places, distinct = torch.zeros(5, len(batch["mask"]))
         for i, masked in enumerate(batch["mask"]):
             truth = batch["target"][i].tolist()
             first = i * G
             completions = rollouts.texts.completion_ids[first : first + G]
             for tokens, before, word, after in touched_words(tokenizer, truth, masked):
                 texts = [tokenizer.decode(ids[tokens]) for ids in completions]
-                places += 1
-                distinct += len(set(texts))
+                places[i] += 1
+                distinct[i] += len(set(texts))
                 for text in texts:
                     found = text.removeprefix(before)
                     found = found.removesuffix(after)
                     is_framed = text == before + found + after  # the completion has the rest unchanged
-                    words += 1
-                    valid += is_framed and found.lower() in self.words
-                    recovered += text == before + word + after
+                    words[i] += 1
+                    valid[i] += is_framed and found.lower() in self.words
+                    recovered[i] += text == before + word + after
         return {
             "word_validity": (valid, words),
             "words_recovered": (recovered, words),

@@ -36,15 +36,15 @@ class PromptEvaluation(Evaluation):
 
     def sums(self, policy, step, batch, rollouts, values, config):
         """{metric: (sum, count)} of accuracy, rewards, length, truncation, entropy and KL."""
-        sums = self._accuracy_sums(policy, batch, values)
-        sums |= reward_sums(values)
+        sums = reward_sums(values)
         sums |= rollouts.texts.metrics
         settings = StepSettings.of(config, policy)
         sums |= self.model_sums(policy, rollouts, settings)
-        return in_numbers(sums)
+        return self._accuracy_sums(policy, batch, values) | in_numbers(sums)
 
     def _accuracy_sums(self, policy, batch, values):
-        """{metric: (sum, count)} of correct completions: the sampled ones, and a greedy one for each prompt."""
+        """{metric: (sum, count) of each problem, (P,) each} of correct completions: the sampled ones, and a greedy one
+        for each prompt."""
         if not self.rewards.success:
             return {}
         correct = self.rewards.correct(values)                                       # (N,) NaN where not scored
@@ -54,6 +54,6 @@ class PromptEvaluation(Evaluation):
         texts = policy.greedy(batch, settings)
         greedy, _ = self.rewards.score(texts, 1, [self.rewards.success])
         return {
-            "greedy_accuracy": sum_and_count(self.rewards.correct(greedy)),
-            "sampled_accuracy": sum_and_count(correct),
-            "pass_at_k": sum_and_count(solved)}
+            "greedy_accuracy": sum_and_count(self.rewards.correct(greedy)[:, None]),
+            "sampled_accuracy": sum_and_count(groups),
+            "pass_at_k": sum_and_count(solved[:, None])}

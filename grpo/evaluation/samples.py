@@ -21,6 +21,7 @@ from grpo.sums import taken
 from grpo.sampling_settings import SamplingSettings
 
 SHOWN = 3  # problems of an evaluation that are shown as samples
+BINS = 12  # bars of a histogram
 
 
 class Evaluation:
@@ -29,7 +30,8 @@ class Evaluation:
     The subclass for a kind of generator adds
         columns: the metrics of a line of the console
         batches: [(step of the noise, problems)]
-        sums(policy, step, batch, rollouts, values, config): {metric: (sum, count)} of a batch
+        sums(policy, step, batch, rollouts, values, config): {metric: (sum, count)} of a batch, or those of each
+            problem, (P,) each, so that the metric has a standard error
             values: {name of a reward: (N,)}
     """
 
@@ -43,7 +45,8 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self, policy, temperature):
-        """Returns {metric: mean over all completions of all problems} and samples to show.
+        """Returns {metric: mean over all completions of all problems} and samples to show. The first sample also has
+        the "standard_errors" of metrics, and "histograms" of rewards and lengths of all completions.
 
         The ranks share the problems. The sums are added in the order of the problems: with at least as many batches as
         ranks, the number of ranks changes no mean. Raises Mistake if a reward logs a metric under the name of a
@@ -58,13 +61,15 @@ class Evaluation:
             return self.measure(policy, config, part)
 
         found = self.dist.map(measure, parts)
-        sums, samples = zip(*found, strict=True)
+        sums, samples, by_problem, numbers = map(join, zip(*found, strict=True))
         means = {}
-        for name, (total, count) in join(sums).items():
+        for name, (total, count) in sums.items():
             if count:
                 means[name] = float(total / count)
-        shown = join(samples)[:SHOWN]
-        return means, shown
+        samples[0] |= {
+            "standard_errors": {name: rounded(standard_error(x)) for name, x in by_problem.items()},
+            "histograms": {name: histogram(x) for name, x in numbers.items()}}
+        return means, samples[:SHOWN]
 
     def parts(self):
         """[(step of the noise, problems)]: the batches, cut if they are fewer than the ranks. Noise belongs to a
@@ -80,7 +85,8 @@ class Evaluation:
         return parts
 
     def measure(self, policy, config, part):
-        """Returns {metric: (sum, count)} of a part, and samples to show. part: (number, (step of noise, problems))"""
+        """Returns {metric: (sum, count)} of a part, samples to show, {metric: (P, 2) sum and count of each problem},
+        and {metric: (N,)} for histograms. part: (number, (step of noise, problems))"""
         number, (step, batch) = part
         rollouts = policy.sample(batch, step, SamplingSettings.of(config))
         texts = rollouts.texts
@@ -97,9 +103,21 @@ class Evaluation:
             measured[name] = scores.sum(), len(scores)
         measured |= self.sums(policy, step, batch, rollouts, values, config)
         of_run, total = self.rewards_of_run(judged | values, rollouts)
+        numbers = {}
         if of_run and config.rewarded:
             statistics = reward_statistics(rollouts.by_problem(total))
             measured |= in_numbers(statistics)
+            numbers["mean_reward"] = total
+        if "completion_length" in measured:
+            numbers["completion_length"] = rollouts.mask.sum(1)
+        of_rewards = {f"reward/{name}": x for name, x in values.items()}
+        by_problem = {}
+        for name, x in (judged | of_rewards | numbers).items():
+            by_problem[name] = torch.stack(sum_and_count(x.view(rollouts.problems, -1)), 1)
+        for name, pair in measured.items():
+            if isinstance(pair[0], torch.Tensor) and pair[0].dim():
+                by_problem[name] = torch.stack(pair, 1)
+                measured[name] = tuple(by_problem[name].sum(0).tolist())
         clashes = logged.keys() & measured.keys()
         if clashes:
             raise taken(min(clashes))
@@ -110,7 +128,7 @@ class Evaluation:
         for i in range(shown):
             sample = sample_of(self.rewards, rollouts, i, total, of_run, partial(self.marks, batch, rollouts))
             samples.append(sample)
-        return logged | measured, samples
+        return logged | measured, samples, by_problem, numbers
 
     def judge_scores(self, texts):
         """{name of a judge: its scores (N,)}. A judge that is also a reward of the run is called only once."""
@@ -215,9 +233,28 @@ def in_numbers(sums):
 
 
 def sum_and_count(x):
-    """(sum, count) of the values that are not NaN."""
+    """(sum, count) of the values that are not NaN, along the last axis."""
     measured = ~x.isnan()
-    return x.nansum(), measured.sum()
+    return x.nansum(-1), measured.sum(-1)
+
+
+def standard_error(by_problem):
+    """The standard error of a mean over all numbers, if problems are drawn independently but the numbers of a problem
+    are not: that of a ratio (Cochran, Sampling Techniques, section 6.3). 0 for a single problem.
+
+    by_problem: (P, 2) sum and count of the numbers of each problem
+    """
+    total, count = by_problem.sum(0)
+    left = by_problem[:, 0] - by_problem[:, 1] * total / count                       # (P,)
+    problems = len(left)
+    return left.norm() / count * math.sqrt(problems / max(1, problems - 1))
+
+
+def histogram(x):
+    """The finite numbers of x (N,), counted in BINS equal parts from the lowest to the highest."""
+    counts, edges = np.histogram(x[x.isfinite()].double(), BINS)
+    low, *_, high = edges.tolist()
+    return {"low": low, "high": high, "counts": counts.tolist()}
 
 
 def reward_sums(values):

@@ -43,7 +43,8 @@ def test_a_word_is_right_or_known_only_where_its_tokens_hold_what_was_around_it(
     rollouts = SimpleNamespace(group_size=6, texts=SimpleNamespace(completion_ids=pieces))
     evaluation = SimpleNamespace(data=SimpleNamespace(tokenizer=Pieces()), words={"dog", "cat"})
     found = FillInEvaluation._word_sums(evaluation, batch, rollouts)
-    assert found == {"word_validity": (4, 6), "words_recovered": (1, 6), "distinct_words": (5, 1)}
+    counts = {name: tuple(map(float, pair)) for name, pair in found.items()}
+    assert counts == {"word_validity": (4, 6), "words_recovered": (1, 6), "distinct_words": (5, 1)}
 
 
 def words_of(text):
@@ -103,6 +104,7 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
     c = dataclasses.replace(evaluation.config, batch_size=6, seed=evaluation.data.seed + NOISE_SEED, temperature=0.7)
     text = torch.stack(policy.sample(batch, 0, SamplingSettings.of(c)).texts.tokens).view(6, 3, -1)
     kl, entropy, right, valid, recovered, distinct = [], [], [], [], [], []
+    per_problem = []  # [valid words, words]
     known = {word.lower() for word in re.findall("[A-Za-z]+", evaluation.data.train_text())}
     for i in range(6):
         hidden, truth = torch.from_numpy(batch["mask"][i]), torch.from_numpy(batch["target"][i])
@@ -111,6 +113,7 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
         kl += (p.exp() * (p - q)).sum(1).tolist()
         entropy += (-(p.exp() * p).sum(1)).tolist()
         whole = TOKENIZER.decode(truth.tolist())
+        earlier = len(valid)
         for completion in text[i]:
             right += (completion == truth)[hidden].tolist()
             filled = TOKENIZER.decode(completion.tolist())
@@ -119,6 +122,7 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
                 if a > 0 and b < len(whole) and hidden[a:b].any():
                     valid.append(filled[a:b].lower() in known)
                     recovered.append(filled[a:b] == match[0])
+        per_problem.append([sum(valid[earlier:]), len(valid) - earlier])
         for a, b in words_of(whole):
             if a > 0 and b < len(whole) and hidden[a:b].any():
                 distinct.append(len({tuple(completion[a:b].tolist()) for completion in text[i]}))
@@ -128,6 +132,11 @@ def test_the_figures_are_those_of_a_loop_over_completions(dataset, unmask_steps)
                 "gold_judge": gold.tolist(),
                 "unique_completions": [len({tuple(x) for x in group.tolist()}) for group in text]}
     assert metrics == pytest.approx({name: np.mean(x) for name, x in expected.items()}, rel=1e-4)
+    left = [x - count * np.mean(valid) for x, count in per_problem]
+    error = np.sqrt(sum(x * x for x in left) * 6 / 5) / len(valid)
+    about = shown[0]
+    assert about["standard_errors"]["word_validity"] == pytest.approx(error, abs=1e-4)
+    assert about["standard_errors"]["judge"] == pytest.approx(float(score.mean(1).std()) / 6**0.5, abs=1e-4)
     for i, record in enumerate(shown):
         order = score[i].argsort(descending=True).tolist()
         assert [about["text"] for about in record["group"]] == [TOKENIZER.decode(text[i, n].tolist()) for n in order]

@@ -11,7 +11,8 @@ import torch
 
 from core.logger import COLORS, DIM, GREEN, PLAIN
 from grpo.evaluation.samples import (
-    Evaluation, append_samples, comparison_table, format_samples, last_question, room, rounded, shortened)
+    Evaluation, append_samples, comparison_table, format_samples, histogram, last_question, room, rounded, shortened,
+    standard_error)
 from tests.tiny import config
 
 
@@ -59,6 +60,44 @@ def test_fewer_batches_than_ranks_are_cut_and_neither_means_nor_samples_change(w
     evaluation.doing = shown.append
     assert evaluation(policy, 1.0) == Shares((4, 2), config())(policy, 1.0) and evaluation.read == read
     assert [text.split()[-1] for text in shown] == [f"{i}/{len(read)}" for i in range(1, len(read) + 1)]
+
+
+@pytest.mark.parametrize("completions", [(4, 4), (1, 9)])  # fewest and most of a problem
+def test_a_standard_error_is_the_deviation_of_the_mean_over_other_problems(completions):
+    """Problems are drawn 3,000 times, 40 each time, of different difficulty; their completions are drawn too."""
+    rng = np.random.default_rng(0)
+    means, errors = [], []
+    for _ in range(3000):
+        counts = rng.integers(completions[0], completions[1] + 1, 40)
+        correct = rng.binomial(counts, rng.beta(0.4, 0.4, 40))
+        means.append(correct.sum() / counts.sum())
+        errors.append(float(standard_error(torch.tensor(np.stack([correct, counts], 1), dtype=torch.float64))))
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.05)
+    as_if_independent = 0.5 / np.sqrt(40 * np.mean(completions))
+    assert np.std(means) > 1.4 * as_if_independent
+
+
+def test_the_first_sample_has_the_standard_errors_of_the_evaluation():
+    policy = SimpleNamespace(sample=written)
+    _, (first, *others) = Shares((3, 1), config())(policy, 1.0)
+    of_problems = [10 * i + 2.5 for i in range(4)]
+    assert first["standard_errors"] == {
+        "judge": pytest.approx(np.std(of_problems, ddof=1) / 2, abs=1e-4)}
+    assert not any("standard_errors" in sample for sample in others)
+    _, (only,) = Shares((1,), config())(policy, 1.0)
+    assert only["standard_errors"] == {"judge": 0.0}
+
+
+@pytest.mark.parametrize("numbers", [
+    [0.5, 0.5], [3.0, 4.0, 4.0, 27.0], [math.nan, 0.25, -1.0, math.inf], [math.nan]])
+def test_a_histogram_counts_every_finite_number_once(numbers):
+    about = strict(json.dumps(histogram(torch.tensor(numbers))))
+    finite = [x for x in numbers if math.isfinite(x)]
+    width = (about["high"] - about["low"]) / len(about["counts"])
+    expected = [0] * len(about["counts"])
+    for x in finite:
+        expected[min(int((x - about["low"]) / width), len(expected) - 1)] += 1
+    assert about["counts"] == expected and sum(expected) == len(finite) and width > 0
 
 
 def test_the_question_of_messages_is_the_last_one_that_is_not_the_models():

@@ -66,6 +66,15 @@ def test_evaluation_counts_what_a_loop_counts(prompts):
     assert metrics["pass_at_k"] == pytest.approx(np.mean([any(row) for row in right]))
     assert metrics["completion_length"] == pytest.approx(float(rollouts.mask.sum()) / right.size)
     assert metrics["truncated"] == pytest.approx(float(rollouts.truncated.float().mean()))
+    of_problems = {"sampled_accuracy": right.mean(1), "mean_reward": right.mean(1), "pass_at_k": right.max(1),
+                   "greedy_accuracy": early(None, greedy),
+                   "completion_length": rollouts.mask.view(4, -1).sum(1).numpy() / 6}
+    about = shown[0]
+    for name, x in of_problems.items():
+        assert about["standard_errors"][name] == pytest.approx(np.std(x, ddof=1) / 2, abs=1e-4)
+    assert {name: sum(x["counts"]) for name, x in about["histograms"].items()} == {
+        "mean_reward": right.size, "completion_length": right.size}
+    assert about["histograms"]["mean_reward"]["counts"][-1] == right.sum()
     for sample, completions in zip(shown, np.array(rollouts.texts.completions).reshape(4, 6), strict=False):
         assert sorted(about["text"] for about in sample["group"]) == sorted(completions)
         found = [about["reward"] for about in sample["group"]]
@@ -108,7 +117,8 @@ def test_accuracies_and_pass_at_k_of_every_pattern_of_verdicts():
             "sampled_accuracy": [x for x in pattern[:4] if x == x],
             "pass_at_k": [max(pair) for pair in groups]}
         for name, numbers in expected.items():
-            assert tuple(map(float, found[name])) == (sum(numbers), len(numbers)), (name, pattern)
+            of_problems = [float(x.sum()) for x in found[name]]
+            assert of_problems == [sum(numbers), len(numbers)], (name, pattern)
 
 
 def is_late(text):
