@@ -677,6 +677,14 @@ CLAIMS = {
             "rooms/test_report.py::test_groups_of_training_are_apart_and_answers_of_an_environment_are_marked",
         "a page shows the samples of the first and of the latest evaluations":
             "rooms/test_report.py::test_a_page_shows_the_samples_of_the_first_and_of_the_latest_evaluations",
+        "the first line of a page says what was trained":
+            "rooms/test_report.py::test_the_first_line_of_a_page_says_what_was_trained",
+        "a page marks the metric that chose the model, and does not claim it in its first line":
+            "rooms/test_report.py::test_the_metric_that_chose_the_model_is_marked_and_not_claimed_in_the_first_line",
+        "a page shows evaluations with their standard errors and histograms":
+            "rooms/test_report.py::test_dots_bars_and_histograms_show_what_the_evaluations_measured",
+        "a standard error is the deviation of the mean over other problems":
+            "rooms/test_held_out_samples.py::test_a_standard_error_is_the_deviation_of_the_mean_over_other_problems",
         "curves are means over runs with a band of one standard deviation":
             "rooms/test_report.py::test_curves_are_means_over_runs_with_a_band_of_one_standard_deviation",
         "the line of a resume and the doctor say what the buffer holds":
@@ -704,6 +712,8 @@ CLAIMS = {
             "docs/test_kl_nine_ways.py::test_which_losses_have_the_gradient_of_the_kl",
         "the pictures show what was measured":
             "docs/test_pictures.py::test_the_picture_of_the_objectives_is_drawn_from_its_table",
+        "the moving picture begins with whole boards":
+            "docs/test_pictures.py::test_the_moving_picture_begins_with_whole_boards",
         "the picture of the passes shows mean and deviation of the seeds":
             "docs/test_pictures.py::"
             "test_the_picture_of_the_passes_shows_the_means_and_deviations_of_the_seeds_in_the_folders",

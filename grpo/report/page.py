@@ -16,21 +16,31 @@ from core.logger import format_number, visible
 from core.records import are_messages
 from core.run import now, without_home
 from grpo.evaluation.samples import compared, evaluations, format_reward, held_out, with_answers
+from grpo.grpo_config import PRESETS
 
 STEPS = 500  # most steps in a chart, so that the page of a long run stays small
 LARGEST = 1e300
+HELD_OUT, SPEED = "Held out", "Speed"  # parts of the page
 MOST_SAMPLED = 12  # evaluations whose samples are shown: the first and the latest
 LEFT, RIGHT, TOP, BOTTOM = 48, 312, 8, 128  # of the plot, in a chart of 320 x 156
-# The held-out metrics at the top of the page, besides the rewards
+LEAST_SPAN = 0.02  # of an axis, as a share of its numbers, so that it does not draw noise large
+# The held-out metrics at the top of the page, besides the rewards. Its first line has the first that the run measured
 HEADLINE = {
-    "greedy_accuracy": "share of prompts whose greedy completion is correct",
     "sampled_accuracy": "share of correct completions, sampled as in training",
+    "greedy_accuracy": "share of prompts whose greedy completion is correct",
     "pass_at_k": "share of prompts with a correct one among the sampled completions",
-    "judge": "mean score by the judge of the reward",
-    "gold_judge": "mean score by a judge that no policy was trained against",
     "word_validity": "share of the words with a masked character that are filled in as a known word",
     "words_recovered": "share of the words with a masked character that are filled in as the true word",
-    "token_accuracy": "share of masked tokens filled with the true one"}
+    "gold_judge": "mean score by a judge that no policy was trained against",
+    "judge": "mean score by the judge of the reward",
+    "token_accuracy": "share of masked tokens filled with the true one",
+    "mean_reward": "mean of the weighted sum of rewards"}
+# The settings that a reader looks for first, changed or not
+IMPORTANT = """
+    generator_checkpoint lora_rank dataset task_type reward_functions reward_weights environment judge_checkpoint
+    batch_size group_size max_new_tokens temperature top_p objective advantage kl_beta teacher_checkpoint ppo_epochs
+    minibatches gradient_accumulation_steps max_iters optimizer learning_rate eval_problems eval_completions keep_best
+    seed""".split()
 
 
 def write_report(folder, evaluated=None):
@@ -43,11 +53,10 @@ def write_report(folder, evaluated=None):
     if evaluated is not None:
         records = [record for record in records if not held_out(record)]
         records = sorted(records + evaluated, key=lambda record: record["step"])
-    start = last_start(Path(folder, CONFIG))
-    end = start.pop("end", {})
-    status = status_of(end, records[-1]["step"])
+    saved, starts = saved_run(Path(folder, CONFIG))
+    status = status_of(starts[-1].get("end", {}), records[-1]["step"])
     body = ""
-    for heading, html in sections(folder, records, start):
+    for heading, html in sections(folder, records, saved, starts[-1]):
         if html:
             body += f"<section><h2>{heading}</h2>\n{html}</section>\n"
     shown_folder = without_home(os.path.abspath(folder))
@@ -57,6 +66,7 @@ def write_report(folder, evaluated=None):
     page = template.format(
         style=style,
         name=text(name),
+        summary="\n".join(summary(saved, starts, records)),
         status=text(status),
         body=body)
     path = os.path.join(folder, REPORT)
@@ -65,23 +75,85 @@ def write_report(folder, evaluated=None):
     return path
 
 
-def sections(folder, records, start):
+def sections(folder, records, saved, start):
     """Yields the heading and the HTML of each section.
 
-    start: the last start of the run, without its end
+    saved: the settings of the run; start: the record of its last start
     """
-    charts = curves(records)
-    yield "Held out, before and after", before_and_after(evaluations(records))
-    yield "Held out", charts.pop("Held out")
-    yield "Samples", samples(Path(folder, SAMPLES))
+    path = Path(folder, SAMPLES)
+    errors = {}
+    bars = ""
+    for record in each_record(path):
+        if "standard_errors" in record:  # the first sample of an evaluation
+            errors[record["step"]] = record["standard_errors"]
+            charts = [histogram(name, **about) for name, about in record["histograms"].items()]
+            bars = "".join(charts)
+    charts = curves(records, errors)
+    yield "Held out, before and after", before_and_after(evaluations(records), saved.get("keep_best"))
+    yield HELD_OUT, charts.pop(HELD_OUT)
+    yield "All completions of the last evaluation", bars
+    yield "Samples", samples(path)
+    speed = charts.pop(SPEED)
     yield from charts.items()
-    settings = []
-    for key, columns in start.pop("settings", {}).items():
-        row = key, *columns.values()
-        settings.append(private(row))
-    machine = [private(pair) for pair in start.items()]
-    yield "Settings", table(("setting", "value", "default", "set in"), settings)
+    if speed:
+        yield SPEED, folded("tokens per second, seconds of a step by phase", f'<div class="charts">{speed}</div>')
+    settings = settings_table(saved, start.get("settings", {}))
+    yield "Settings: first those that matter most, and in bold all that were changed", settings
+    machine = [private(pair) for pair in start.items() if pair[0] not in ("settings", "end")]
     yield "Machine, versions, command", table((), machine)
+
+
+def settings_table(saved, changed):
+    """A table of the IMPORTANT settings, and of those that were changed, in bold."""
+    rows = []
+    for key in dict.fromkeys((*IMPORTANT, *changed)):
+        if key in changed:
+            name, *cells = private((key, *changed[key].values()))
+            rows.append((f"<b>{name}</b>", *cells))
+        elif key in saved:
+            rows.append(private((key, saved[key], saved[key], "")))
+    return table(("setting", "value", "default", "set in"), rows)
+
+
+def summary(saved, starts, records):
+    """Yields the parts of the first line, which says what was trained, as HTML: those that the run has recorded."""
+    teacher = saved.get("teacher_checkpoint")
+    rewards = saved.get("reward_functions") or ()
+    if not rewards and not teacher:
+        rewards = PRESETS.get(saved.get("task_type"), ())
+    facts = {
+        "model": saved.get("generator_checkpoint"),
+        "parameters": starts[-1].get("parameters"),
+        "data": saved.get("dataset"),
+        "teacher": teacher,
+        "rewards": ", ".join(rewards),
+        "objective": saved.get("objective"),
+        "steps": records[-1]["step"],
+        "minutes": minutes(starts)}
+    facts |= headline(evaluations(records), saved.get("keep_best"))
+    for fact in facts.items():
+        if all(fact):
+            name, value = private(fact)
+            yield f"<span>{name} <b>{value}</b></span>"
+
+
+def minutes(starts):
+    """The minutes of a run over all its starts; None if one has not recorded its end or its seconds."""
+    seconds = [drawable(start.get("end", {}).get("seconds")) for start in starts]
+    if None not in seconds:
+        return f"{sum(seconds) / 60:.1f}"
+
+
+def headline(records, keep_best):
+    """{metric: its change in words} of the first of HEADLINE that was measured and did not choose the best model.
+
+    keep_best: the logged name of the metric that did, or None
+    """
+    for name in HEADLINE:
+        for metric, before, after, change in changes(records):
+            if metric == name and change and f"eval/{name}" != keep_best:
+                return {name: f"{before} \N{RIGHTWARDS ARROW} {after}"}
+    return {}
 
 
 def read_metrics(path):
@@ -98,12 +170,11 @@ def read_metrics(path):
     return records
 
 
-def last_start(path):
-    """The last start of a run in its config.json; {} without one."""
-    if not path.exists():
-        return {}
-    starts = starts_of(read_object(path, path, "delete it"), path)
-    return starts[-1] if starts else {}
+def saved_run(path):
+    """The settings and the starts of a run in its config.json; {} and an empty start without one."""
+    saved = read_object(path, path, "delete it") if path.exists() else {}
+    starts = starts_of(saved, path)
+    return saved, starts or [{}]
 
 
 def status_of(end, step):
@@ -116,25 +187,33 @@ def status_of(end, step):
     return status
 
 
-def curves(records):
-    """{part of the page: a chart for each of its metrics}"""
+def curves(records, errors):
+    """{part of the page: a chart for each of its metrics}
+
+    errors: {step: {held-out metric: its standard error, None if it is not known}}
+    """
     parts = {
-        "Held out": "",
+        HELD_OUT: "",
         "Rewards": "",
         "Training": "",
-        "Seconds of a step by phase": ""}
+        SPEED: ""}
     metrics = dict.fromkeys(itertools.chain(*records))  # each name once, in the order of the first values
     del metrics["step"]
     last = records[-1]["step"]
     constant = []
     for metric in metrics:
-        measured = [record for record in records if metric in record]
-        values = [drawable(record[metric]) for record in measured]
+        having = [record for record in records if metric in record]
+        values = [drawable(record[metric]) for record in having]
         if None not in values and is_flat(values):
             constant.append(f"{text(metric)} {format_number(values[-1])}")
         else:
-            steps = [record["step"] for record in measured]
-            parts[part_of(metric)] += chart(metric, steps, values, last)
+            part = part_of(metric)
+            steps = [record["step"] for record in having]
+            of_steps = []
+            if part == HELD_OUT:
+                name = metric.removeprefix("eval/")
+                of_steps = [drawable(errors.get(step, {}).get(name)) or 0.0 for step in steps]
+            parts[part] += chart(metric, steps, values, last, of_steps)
     if constant:
         parts["Constant, up to rounding"] = f"<p>{', '.join(constant)}</p>"
     return parts
@@ -143,9 +222,9 @@ def curves(records):
 def part_of(metric):
     """The part of the page for the chart of a metric."""
     if metric.startswith("eval/"):
-        return "Held out"
-    if metric.startswith("time/"):
-        return "Seconds of a step by phase"
+        return HELD_OUT
+    if metric.startswith("time/") or metric == "tokens_per_second":
+        return SPEED
     if "reward" in metric:
         return "Rewards"
     return "Training"
@@ -164,20 +243,29 @@ def is_flat(values):
     return high - low <= max(1e-7, 1e-3 * max(-low, high))
 
 
-def before_and_after(records):
-    """The metrics of the first and the last evaluation; "" if there is only one."""
+def changes(records):
+    """[(metric, before, after, change)] from the first to the last evaluation, as texts; [] if there is only one."""
     if len(records) < 2:
-        return ""
-    last = records[-1]
+        return []
+    return compared(held_out(records[0]), held_out(records[-1]))
+
+
+def before_and_after(records, keep_best):
+    """The metrics of the first and the last evaluation; "" if there is only one. keep_best: as in headline"""
     boxes = ""
     rows = []
-    for row in compared(held_out(records[0]), held_out(last)):
+    for row in changes(records):
         name, before, after, change = row
-        rows.append([text(value) for value in row])
+        cells = [text(value) for value in row]
+        if f"eval/{name}" == keep_best:
+            cells[0] += " <em>chose the best model: not the figure to claim</em>"
+        rows.append(cells)
         if change and (name in HEADLINE or name.startswith("reward/")):
             title = HEADLINE.get(name, "")
-            boxes += f'<div title="{title}">{text(name)} <b>{before} → {after}</b></div>'
-    head = "metric", "before", f"step {last['step']}", "change"
+            boxes += f'<div title="{title}">{cells[0]} <b>{before} → {after}</b></div>'
+    if not rows:
+        return ""
+    head = "metric", "before", f"step {records[-1]['step']}", "change"
     return f'<div class="headline">{boxes}</div>\n{table(head, rows, "numbers")}'
 
 
@@ -225,8 +313,13 @@ def samples(path):
     html = ""
     for title, tables in by_title.items():
         is_open = ' open=""' if title == latest else ""
-        html += f"<details{is_open}><summary>{title}</summary>\n{tables}</details>\n"
+        html += folded(title, tables, is_open)
     return html
+
+
+def folded(title, html, is_open=""):
+    """HTML that is shown after a click on its title, or at once with is_open."""
+    return f"<details{is_open}><summary>{title}</summary>\n{html}</details>\n"
 
 
 def is_sample(record):
@@ -334,16 +427,25 @@ def smoothed(values):
     return means
 
 
-def chart(metric, steps, values, last):
+def limits(low, high):
+    """The ends of an axis for numbers from low to high."""
+    middle = (low + high) / 2
+    reach = max(high - low, LEAST_SPAN * abs(middle)) / 2 or 0.5
+    return middle - reach, middle + reach
+
+
+def chart(metric, steps, values, last, errors=()):
     """The curve of a metric over the steps 0 to last, as inline SVG: its numbers, faint, under their running mean.
 
     values: the number at each of the steps; None, a gap, where it was not finite
+    errors: of evaluations, which are drawn as dots with bars: the standard error at each of the steps, or 0.0
     """
     last = max(last, 1)
     numbers = [y for y in values if y is not None] or [0.0]
-    low, high = min(numbers), max(numbers)
-    if is_flat(numbers):
-        low, high = low - 0.5, high + 0.5
+    dots = [dot for dot in zip(steps, values, errors, strict=False) if dot[1] is not None]
+    for _, y, error in dots:
+        numbers += y - error, y + error
+    low, high = limits(min(numbers), max(numbers))
 
     def across(step):
         return f"{LEFT + (RIGHT - LEFT) * step / last:.1f}"
@@ -368,11 +470,32 @@ def chart(metric, steps, values, last):
                 line += f"{command}{across(step)} {down(y)}h0"  # h0 shows a point between two gaps
                 command = "L"
         svg += f'<path class="{kind}" d="{line}"/>'
+    for step, y, error in dots:
+        svg += f'<path class="error" d="M{across(step)} {down(y - error)}V{down(y + error)}"/>'
+        svg += f'<path class="dot" d="M{across(step)} {down(y)}h0"/>'
     latest = "not finite"
     if means[-1] is not None:
         latest = format_number(means[-1])
-    return (f'<figure><figcaption>{text(metric)} <b>{latest}</b></figcaption>'
-            f'<svg viewBox="0 0 320 156" role="img" aria-label="{text(metric)}">{svg}</svg></figure>\n')
+    return figure(metric, latest, svg)
+
+
+def histogram(name, low, high, counts):
+    """Bars of the counts of numbers in equal parts from low to high, as inline SVG."""
+    wide = (RIGHT - LEFT) / len(counts)
+    svg = ""
+    for i, count in enumerate(counts):
+        tall = (BOTTOM - TOP) * count / max(counts)
+        svg += f'<rect x="{LEFT + wide * i:.1f}" y="{BOTTOM - tall:.1f}" width="{wide:.1f}" height="{tall:.1f}"/>'
+    for x in ticks(low, high):
+        svg += f'<text x="{LEFT + (RIGHT - LEFT) * (x - low) / (high - low):.1f}" y="{BOTTOM + 9}">{x:.9g}</text>'
+    return figure(name, f"{sum(counts)} completions", svg)
+
+
+def figure(title, value, svg):
+    """A chart with its title above it. value: the number beside the title"""
+    name = text(title)
+    return (f'<figure><figcaption>{name} <b>{value}</b></figcaption>'
+            f'<svg viewBox="0 0 320 156" role="img" aria-label="{name}">{svg}</svg></figure>\n')
 
 
 def ticks(low, high):
@@ -415,6 +538,7 @@ def draw_curves(runs, path):
         axis.fill_between(steps, mean - sd, mean + sd, alpha=0.3)
         axis.axhline(mean[0], color="gray", linestyle="--", linewidth=1)
         axis.grid(alpha=0.3)
+        axis.set_ylim(limits(*axis.get_ylim()))
     remedy = "end its name in .png, .svg or .pdf"
     # Warnings are about letters that the font lacks
     with others(f"{path} could not be drawn", remedy, quiet=True), writing(path):

@@ -22,11 +22,13 @@ SHOWN = EVIL.removesuffix(HIDDEN) + len(HIDDEN) * "\ufffd"
 
 @pytest.fixture
 def page_of(tmp_path):
-    """(records, samples, config) -> (HTML, root, [[cells of a row] of each table]) of a page, read as XML"""
-    def made(records, samples=(), **start):
+    """(records, samples, settings, first start, last start) -> (HTML, root, [[cells of a row] of each table]) of a
+    page, read as XML"""
+    def made(records, samples=(), saved=(), first=(), **start):
         jsonl(tmp_path / "metrics.jsonl", *records)
         jsonl(tmp_path / "samples.jsonl", *samples)
-        (tmp_path / "config.json").write_text(json.dumps({"starts": [{"step": 7, "end": {}}, start]}))
+        first = {"step": 7, "end": {}} | dict(first)
+        (tmp_path / "config.json").write_text(json.dumps(dict(saved) | {"starts": [first, start]}))
         with open(write_report(str(tmp_path)), encoding="utf-8") as f:
             html = f.read()
         root = ElementTree.fromstring(re.sub("<style>.*?</style>", "", html, count=1, flags=re.DOTALL))
@@ -183,6 +185,97 @@ def test_curves_leave_out_what_is_infinite(tmp_path, recwarn):
     evaluated = [{"step": step, "eval/x": x, "eval/y": 1.0} for step, x in enumerate((math.inf, 0.5, -math.inf))]
     draw_curves([evaluated], str(tmp_path / "curves.png"))
     assert (tmp_path / "curves.png").stat().st_size > 0 and not recwarn.list
+
+
+SAVED = {"generator_checkpoint": "data/sums/model", "dataset": "sums", "task_type": "fill_in", "reward_functions": [],
+         "objective": "dapo", "kl_beta": 0.25, "seed": 7, "teacher_checkpoint": None, "group_size": 4}
+ENDS = [{"step": 0, "eval/judge": 0.25, "eval/word_validity": 0.5}, {"step": 30, "eval/judge": 0.75, "eval/loss": 1.0,
+                                                                    "eval/word_validity": 0.625}]
+
+
+def ended(**more):
+    return {"end": {"ended": "finished", "step": 30, "time": "now", "why": None} | more}
+
+
+def first_line(root):
+    return ["".join(part.itertext()) for part in root.iterfind(".//p[@class='summary']/span")]
+
+
+@pytest.mark.parametrize(("changes", "facts"), [
+    ({}, ["rewards judge"]), ({"reward_functions": ["a", "b"]}, ["rewards a, b"]),
+    ({"teacher_checkpoint": "t"}, ["teacher t"]), ({"teacher_checkpoint": "t", "reward_functions": ["a"]},
+                                                   ["teacher t", "rewards a"])])
+def test_the_first_line_of_a_page_says_what_was_trained(page_of, changes, facts):
+    _, root, _ = page_of(ENDS, (), SAVED | changes, ended(seconds=90.0), **ended(seconds=60), parameters="1.5 M")
+    assert first_line(root) == [
+        "model data/sums/model", "parameters 1.5 M", "data sums", *facts, "objective dapo", "steps 30", "minutes 2.5",
+        "word_validity 0.5000 \u2192 0.6250"]
+
+
+@pytest.mark.parametrize("first, last", [({}, ended(seconds=60)), (ended(), ended(seconds=60)), (ended(seconds=60), {}),
+                                         (ended(seconds="x"), ended(seconds=60))])
+def test_a_page_says_no_minutes_if_a_start_has_not_recorded_them(page_of, first, last):
+    _, root, _ = page_of(ENDS[1:], (), {}, first, **last)
+    assert first_line(root) == ["steps 30"]
+
+
+def test_the_metric_that_chose_the_model_is_marked_and_not_claimed_in_the_first_line(page_of):
+    usual, *_ = page_of(ENDS, (), SAVED | {"keep_best": None})
+    _, root, tables = page_of(ENDS, (), SAVED | {"keep_best": "eval/word_validity"})
+    assert first_line(root)[-1] == "judge 0.2500 \u2192 0.7500"
+    marked = {row[0].partition(" ")[0] for row in tables[0][1:] if " " in row[0]}
+    assert marked == {"word_validity"} and len(root.findall(".//table[1]//em")) == 1 and "<em>" not in usual
+
+
+def test_settings_that_matter_are_on_the_page_changed_or_not(page_of):
+    changed = {"kl_beta": {"value": 0.25, "default": 0.1, "set in": "a.py"},
+               "top_k": {"value": 3, "default": 0, "set in": "b.py"}}
+    _, root, (*_, rows, machine) = page_of(ENDS[:1], (), SAVED | {"top_k": 3}, settings=changed, torch="2", numpy="3")
+    rows = {key: cells for key, *cells in rows}
+    assert rows["kl_beta"] == ["0.25", "0.1", "a.py"] and rows["top_k"] == ["3", "0", "b.py"]
+    assert rows["seed"] == ["7", "7", ""] and rows["objective"] == ["dapo", "dapo", ""]
+    assert [bold.text for bold in root.iterfind(".//td/b")] == ["kl_beta", "top_k"]
+    assert machine == [["torch", "2"], ["numpy", "3"]]
+
+
+def test_dots_bars_and_histograms_show_what_the_evaluations_measured(page_of):
+    values, errors = (0.2, 0.5, 0.4), (0.1, None, 0.05)
+    counts = [4, 0, 1, 2]
+    records = [{"step": 10 * i, "eval/a": x, "a": x, "time/all": x} for i, x in enumerate(values)]
+    histogram = {"low": -1.0, "high": 3.0, "counts": counts}
+    group = [{"text": "a", "reward": 1.0}]
+    samples = [{"step": 10 * i, "problem": "?", "group": group, "standard_errors": {"a": x},
+                "histograms": {"reward": histogram}} for i, x in enumerate(errors)]
+    _, root, _ = page_of(records, samples)
+    charts = {figure[0].text.strip(): figure[1] for figure in root.iter("figure")}
+    assert not charts["a"].findall("path[@class='dot']"), "the curve of training has no dots"
+    points = numbers_of(charts["eval/a"])
+    assert [x for _, x in points] == pytest.approx(values, abs=2e-3)
+    line = charts["eval/a"].find("path[@class='raw']").get("d")
+    places = [float(y) for y in re.findall(r"[ML][-\d.]+ ([-\d.]+)", line)]
+    scale = (values[1] - values[0]) / (places[0] - places[1])  # of a pixel
+    for path, y, error in zip(charts["eval/a"].findall("path[@class='error']"), places, errors, strict=True):
+        _, low, high = map(float, re.findall(r"[-\d.]+", path.get("d")))
+        assert (low - y) * scale == pytest.approx((y - high) * scale, abs=2e-3) == pytest.approx(error or 0.0, abs=2e-3)
+    bars = [float(bar.get("height")) for bar in charts["reward"].findall("rect")]
+    assert bars == pytest.approx([120 * count / 4 for count in counts], abs=0.1)
+    labels = {float(label.text): float(label.get("x")) for label in charts["reward"].findall("text")}
+    left, width = (float(charts["reward"].find("rect").get(key)) for key in ("x", "width"))
+    assert labels[0] == pytest.approx(left + width, abs=0.2) and labels[2] == pytest.approx(left + 3 * width, abs=0.2)
+    folded, = (details for details in root.iter("details") if details.find("div") is not None)
+    assert [figure[0].text.strip() for figure in folded.iter("figure")] == ["time/all"]
+
+
+def test_a_curve_that_hardly_moves_does_not_fill_its_axis(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **settings: drawn.append(figure))
+    values = {"flat": (3.995, 4.002), "zero": (0.0, 0.0), "low": (-1.0, -1.001), "moves": (0.5, 0.6)}
+    draw_curves([[{"step": i} | {f"eval/{name}": x[i] for name, x in values.items()} for i in range(2)]], "no.png")
+    for axis, (name, (first, last)) in zip(drawn.pop().axes, values.items(), strict=True):
+        low, high = axis.get_ylim()
+        assert low < min(first, last) and high > max(first, last)
+        share = abs(last - first) / (high - low)
+        assert share > 0.8 if name == "moves" else share < 0.1
 
 
 def test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_loaded(page_of):
