@@ -6,7 +6,6 @@ config.json records every start with its settings and its end.
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
 import platform
@@ -515,7 +514,7 @@ def start(config, origin, run):
     """Makes the record of a start. Its step is the number of steps before it, above 0 in a run that resumes."""
     dist = run.dist
     parameters = sum(p.numel() for p in run.learner.parameters())
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES if name in sys.modules}
+    versions = {name: sys.modules[name].__version__ for name in PACKAGES if sys.modules.get(name)}
     record = {
         "time": now(),
         "step": run.step,
