@@ -240,14 +240,16 @@ def sum_and_count(x):
 
 def standard_error(by_problem):
     """The standard error of a mean over all numbers, if problems are drawn independently but the numbers of a problem
-    are not: that of a ratio (Cochran, Sampling Techniques, section 6.3). 0 for a single problem.
+    are not: that of a ratio (Cochran, Sampling Techniques, section 6.3). NaN for a single problem.
 
     by_problem: (P, 2) sum and count of the numbers of each problem
     """
     total, count = by_problem.sum(0)
     left = by_problem[:, 0] - by_problem[:, 1] * total / count                       # (P,)
     problems = len(left)
-    return left.norm() / count * math.sqrt(problems / max(1, problems - 1))
+    if problems == 1:
+        return torch.tensor(math.nan)
+    return left.norm() / count * math.sqrt(problems / (problems - 1))
 
 
 def histogram(x):
