@@ -379,10 +379,10 @@ def sample_table(sample):
 
 
 def verdict(completion):
-    """The class of a completion: right, wrong, or filled if its record does not say."""
+    """The class of a completion: correct, wrong, or filled if its record does not say."""
     if "right" not in completion:
         return "filled"
-    return "right" if completion["right"] else "wrong"
+    return "correct" if completion["right"] else "wrong"
 
 
 def colours(numbers):
