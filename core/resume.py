@@ -55,24 +55,30 @@ def changed_since(saved, config, ranks):
     saved: the content of config.json, perhaps of a version with other settings
     ranks: the number of ranks of this start
     """
+    now = as_json(dataclasses.asdict(config)) | {"ranks": ranks}
+    return ", ".join(changes({"ranks": ranks} | completed(saved, config), now))
+
+
+def completed(saved, config):
+    """Returns the content of a config.json with the ranks of its last start, and with the defaults of the settings that
+    its version did not have. config: a config or its class"""
     defaults = {f.name: f.default for f in dataclasses.fields(config)}
-    before = as_json(defaults) | saved  # saved lacks a setting that its version did not have
-    now = as_json(dataclasses.asdict(config))
-    changes = []
+    settings = as_json(defaults) | saved
+    for start in saved.get("starts", ()):
+        if "ranks" in start:
+            settings["ranks"] = start["ranks"]
+    return settings
+
+
+def changes(before, now):
+    """Lists the settings that differ as texts, "key value -> value". before, now: {setting: plain value}"""
+    found = []
     for key in before:
         if key in OF_A_START or is_same(key, before[key], now.get(key)):
             continue
         value = shown(now[key]) if key in now else "-"
-        changes.append(f"{key} {shown(before[key])} -> {value}")
-    parts = []
-    if changes:
-        parts.append(", ".join(changes))
-    starts = saved.get("starts")
-    if starts:
-        ranks_before = starts[-1].get("ranks", ranks)
-        if ranks_before != ranks:
-            parts.append(f"ranks {ranks_before} -> {ranks}")
-    return "; ".join(parts)
+        found.append(f"{key} {shown(before[key])} -> {value}")
+    return found
 
 
 def as_json(settings):

@@ -693,6 +693,13 @@ CLAIMS = {
             "runs/test_resume.py::test_the_page_has_the_evaluations_of_the_buffer_those_before_a_resume_too",
         "the table over seeds has means, deviations and the least change":
             "rooms/test_report.py::test_the_table_over_seeds_holds_means_deviations_and_the_least_change",
+        "two sets of runs are compared by seed, with an interval that holds as often as it says":
+            "rooms/test_report.py::"
+            "test_the_interval_of_paired_differences_contains_the_true_mean_as_often_as_its_level_says",
+        "the table of two sets has the differences of runs of equal seeds at their last step":
+            "rooms/test_report.py::test_two_sets_of_runs_are_compared_by_seed_at_their_last_step",
+        "settings that differ within a set of runs, or between two, are named":
+            "rooms/test_report.py::test_settings_that_differ_within_and_between_sets_are_named",
         "the checker names right losses of every objective": "rooms/test_check_loss.py::test_a_right_loss_is_named",
         "the checker knows the KL estimators of a config":
             "rooms/test_check_loss.py::test_a_config_adds_an_estimator_of_the_kl",

@@ -1,7 +1,10 @@
-"""Writes the page of a run, or prints a table with the mean and standard deviation over seeds.
+"""Writes the page of a run, prints a table with the mean and standard deviation over seeds, or compares two sets of
+runs.
 
 python grpo/tools/report.py html out-grpo
 python grpo/tools/report.py seeds out-seed-1 out-seed-2 out-seed-3 out-seed-4 out-seed-5 --picture=docs/curves.png
+python grpo/tools/report.py seeds out-a-1 out-a-2 out-a-3 --against out-b-1 out-b-2 out-b-3
+The last command pairs runs of the same seed and prints the mean differences with 95 % intervals (Student's t).
 """
 
 import os
@@ -13,24 +16,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 
 from core.errors import Mistake, UsageError, run_script
-from core.files import METRICS, each_metrics
+from core.files import CONFIG, METRICS, each_metrics, read_object, starts_of
 from core.logger import visible
+from core.resume import changes, completed
+from core.settings.setting import shown
 from grpo.evaluation.samples import evaluations, held_out
+from grpo.grpo_config import GRPOConfig
 from grpo.report.page import draw_curves, write_report
+from grpo.report.paired import paired
 
 
 def report_seeds(folders, picture=None):
     """Prints a table of the held-out metrics of runs, and draws their curves if `picture` names a file."""
-    runs = []
-    for folder in folders:
-        records = each_metrics(os.path.join(folder, METRICS))
-        runs.append(evaluations(records))
+    runs, settings = zip(*read_runs(folders).values())
     steps = []
     for run in runs:
         steps.append([record["step"] for record in run])
     is_short = len(steps[0]) < 2
     if is_short or any(x != steps[0] for x in steps):
         raise Mistake(f"{folders} must be finished runs of grpo/train_grpo.py, evaluated at the same steps")
+    print_changes("settings that differ within the runs", settings)
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
     for metric in held_out(runs[0][0]):
@@ -40,6 +45,59 @@ def report_seeds(folders, picture=None):
         print(f"| {name} | {seeds_row(before, after)} |")
     if picture:
         draw_curves(runs, picture)
+
+
+def report_pairs(folders_a, folders_b):
+    """Prints a table of the differences of two sets of runs, paired by seed, in the held-out metrics of their end."""
+    a = read_runs(folders_a)
+    b = read_runs(folders_b)
+    if not a or a.keys() != b.keys():
+        raise Mistake(f"A has the seeds {', '.join(a)} and B {', '.join(b)}; name runs of the same seeds")
+    runs_a, settings_a = zip(*a.values())
+    runs_b, settings_b = zip(*[b[seed] for seed in a])
+    steps = {run[-1]["step"] for run in runs_a + runs_b}
+    if len(steps) > 1:
+        raise Mistake(f"the last evaluations are of the steps {sorted(steps)}; name runs that ended at the same step")
+    print(f"{len(a)} pairs, of the seeds {', '.join(a)}, evaluated at step {min(steps)}")
+    print_changes("settings that differ within A", settings_a)
+    print_changes("settings that differ within B", settings_b)
+    print_changes("settings of A -> B", settings_b, settings_a)
+    print("| held-out metric | A | B | A - B | 95 % interval |")
+    print("|---|---|---|---|---|")
+    for metric in held_out(runs_a[0][-1] | runs_b[0][-1]):
+        after_a = [run[-1].get(metric) for run in runs_a]
+        after_b = [run[-1].get(metric) for run in runs_b]
+        name = visible(metric.removeprefix("eval/"))
+        print(f"| {name} | {pairs_row(after_a, after_b)} |")
+
+
+def read_runs(folders):
+    """Returns {seed: (evaluations, settings)} of runs. Raises Mistake if two of them have the same seed."""
+    runs = {}
+    for folder in folders:
+        evaluated = evaluations(each_metrics(os.path.join(folder, METRICS)))
+        if not evaluated:
+            raise Mistake(f"{folder} has no evaluation; name folders of finished runs of grpo/train_grpo.py")
+        path = os.path.join(folder, CONFIG)
+        saved = read_object(path, path, "leave the run out")
+        starts_of(saved, path)  # checks their form
+        settings = completed(saved, GRPOConfig)
+        seed = shown(settings.pop("seed"))
+        if seed in runs:
+            raise Mistake(f"{folder} has the seed {seed} of a run before it; leave one of them out")
+        runs[seed] = evaluated, settings
+    return runs
+
+
+def print_changes(title, now, before=None):
+    """Prints in one line the settings that differ between pairs of runs, or from the first run if `before` is None."""
+    if before is None:
+        before = now[:1] * len(now)
+    found = {}
+    for one, other in zip(before, now):
+        found |= dict.fromkeys(changes(one, other))
+    if found:
+        print(f"{title}: {', '.join(found)}")
 
 
 def seeds_row(before, after):
@@ -63,16 +121,35 @@ def seeds_row(before, after):
     return " | ".join(cells)
 
 
+def pairs_row(after_a, after_b):
+    """The cells of a metric: both means, and the difference with its interval; dashes if a run did not measure it.
+
+    after_a, after_b: a number for each run
+    """
+    if None in after_a + after_b:
+        return "- | - | - | -"
+    difference, low, high = paired(after_a, after_b)
+    interval = "-"
+    if low is not None:
+        interval = f"{low:+.4f} to {high:+.4f}"
+    return f"{np.mean(after_a):.4f} | {np.mean(after_b):.4f} | {difference:+.4f} | {interval}"
+
+
 def main(argv):
-    folders = [x for x in argv[1:] if not x.startswith("-")]
+    """Prints what the arguments ask for, or writes the page."""
+    folders = [x for x in argv[1:] if not x.startswith("--picture=")]
     pictures = [x.partition("=")[2] for x in argv if x.startswith("--picture=")]
     match argv:
         case ["html", _] if folders:
             print(write_report(*folders))
+        case ["seeds", *given] if "--against" in given:
+            middle = given.index("--against")
+            report_pairs(given[:middle], given[middle + 1 :])
         case ["seeds", *_] if folders:
             report_seeds(folders, *pictures[-1:])
         case _:
-            raise UsageError("python grpo/tools/report.py html FOLDER, or seeds FOLDER... [--picture=FILE]")
+            raise UsageError("python grpo/tools/report.py html FOLDER, or seeds FOLDER... [--against FOLDER... or "
+                             "--picture=FILE]")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from core.errors import Mistake
+from grpo.grpo_config import GRPOConfig
 from grpo.report.page import draw_curves, write_report
+from grpo.report.paired import paired, student_quantile
 from grpo.tools import report
 from tests.tiny import jsonl
 
@@ -292,6 +295,16 @@ def test_whatever_a_model_writes_stays_text_and_no_script_runs_and_nothing_is_lo
     assert not re.search(r"https?:|//[a-z]|@import|url\(", html)
 
 
+def run_folder(folder, seed, figures, name="x", **settings):
+    """Makes the folder of a run whose held-out metric had the figures at the steps 0, 1, ...; returns its path."""
+    folder.mkdir()
+    jsonl(folder / "metrics.jsonl", *({"step": step, f"eval/{name}": x} for step, x in enumerate(figures)))
+    start = {"ranks": settings.pop("ranks", 1)}
+    saved = {"seed": seed, "out_dir": str(folder), "starts": [start]} | settings
+    (folder / "config.json").write_text(json.dumps(saved))
+    return str(folder)
+
+
 @pytest.mark.parametrize(("name", "figures", "row"), [
     ("x", [(0.1, 0.4), (0.2, 0.3), (0.3, 0.2)], "| x | 0.2000 | 0.3000 | +0.1000 ± 0.2000 | -0.1000 | 2/3 |"),
     ("x", [(0.1, 0.4), (0.2, None)], "| x | - | - | - | - | - |"),
@@ -300,10 +313,67 @@ def test_the_table_over_seeds_holds_means_deviations_and_the_least_change(
         tmp_path, capsys, recwarn, name, figures, row):
     folders = []
     for i, (before, after) in enumerate(figures):
-        folders.append(str(tmp_path / f"seed{i}"))
-        (tmp_path / f"seed{i}").mkdir()
-        jsonl(tmp_path / f"seed{i}" / "metrics.jsonl", {"step": 0, f"eval/{name}": before},
-              {"step": 1, f"eval/{name}": after})
+        folders.append(run_folder(tmp_path / f"seed{i}", i, [before, after], name))
     report.main(["seeds", *folders, f"--picture={tmp_path}/p.png"])
     assert capsys.readouterr().out.split("\n")[2] == row and (tmp_path / "p.png").stat().st_size > 1000
     assert not recwarn.list
+
+
+# Two-sided, from the tables of Student's t in textbooks
+@pytest.mark.parametrize(("level", "freedom", "t"), [
+    (0.95, 1, 12.7062), (0.95, 2, 4.302653), (0.95, 4, 2.776445), (0.95, 9, 2.262157), (0.95, 30, 2.042272),
+    (0.95, 120, 1.979930), (0.90, 4, 2.131847), (0.99, 4, 4.604095), (0.999, 3, 12.9240)])
+def test_the_quantiles_of_student_s_t_are_those_of_the_tables(level, freedom, t):
+    assert student_quantile(level, freedom) == pytest.approx(t, rel=1e-6, abs=5e-5 if t > 12 else 0)
+
+
+def test_the_interval_of_paired_differences_contains_the_true_mean_as_often_as_its_level_says():
+    rng = random.Random(1)
+    for level in (0.8, 0.95):
+        hits = 0
+        for _ in range(400):
+            problems = [rng.gauss(0, 5) for _ in range(3)]  # what a pair has in common cancels out
+            a = [x + rng.gauss(0.3, 1) for x in problems]
+            b = [x + rng.gauss(0, 1) for x in problems]
+            _, low, high = paired(a, b, level)
+            hits += low <= 0.3 <= high
+        assert abs(hits / 400 - level) < 4 * (level * (1 - level) / 400) ** 0.5
+
+
+def test_two_sets_of_runs_are_compared_by_seed_at_their_last_step(tmp_path, capsys):
+    """The differences are .1, .3 and .2 whatever the order: their mean is .2, their standard error .1 / sqrt(3)."""
+    a = [run_folder(tmp_path / f"a{seed}", seed, [0.9, x]) for seed, x in ((1, 0.5), (2, 0.9), (3, 0.7))]
+    b = [run_folder(tmp_path / f"b{seed}", seed, [0.1, 0.1, x][-2:]) for seed, x in ((3, 0.5), (1, 0.4), (2, 0.6))]
+    report.main(["seeds", *a, "--against", *b])
+    out = capsys.readouterr().out
+    reach = 4.302653 * 0.1 / 3**0.5
+    assert f"| x | 0.7000 | 0.5000 | +0.2000 | {0.2 - reach:+.4f} to {0.2 + reach:+.4f} |\n" in out
+    report.main(["seeds", a[0], "--against", b[1]])
+    assert "| x | 0.5000 | 0.4000 | +0.1000 | - |\n" in capsys.readouterr().out, "a single pair has no interval"
+
+
+@pytest.mark.parametrize("others", [
+    {"seed": 2}, {"figures": [0.1, 0.2, 0.3]}, {"figures": []}, {"seed": 1, "twice": True}], ids=str)
+def test_sets_without_pairs_are_not_compared(tmp_path, others):
+    twice = others.pop("twice", False)
+    a = run_folder(tmp_path / "a", 1, [0.1, 0.2])
+    b = run_folder(tmp_path / "b", **{"seed": 1, "figures": [0.1, 0.2]} | others)
+    with pytest.raises(Mistake):
+        report.main(["seeds", a, *[b] * twice, "--against", b])
+
+
+def test_settings_that_differ_within_and_between_sets_are_named(tmp_path, capsys):
+    def told(*arguments):
+        report.main(["seeds", *arguments])
+        return [line for line in capsys.readouterr().out.split("\n") if "->" in line]
+
+    same, other, twin = (run_folder(tmp_path / name, seed, [0.1, 0.2], **settings) for name, seed, settings in (
+        ("one", 1, {}), ("two", 2, {"objective": "dapo", "ranks": 2}), ("three", 2, {"kl_beta": GRPOConfig.kl_beta})))
+    assert told(same, twin) == [], "a setting that an earlier version lacks has its default"
+    within, = told(same, other)
+    assert {"objective", "dapo", "ranks"} <= set(re.findall(r"\w+", within)) and "seed" not in within
+    between, = told(twin, "--against", other)
+    told_between = set(re.findall(r"(\w+) '?(\w+)'? -> '?(\w+)", between))
+    assert {("ranks", "1", "2"), ("objective", "grpo", "dapo")} <= told_between
+    first, _ = told(same, other, "--against", same, twin)
+    assert "dapo" in first
