@@ -10,6 +10,7 @@ import runpy
 import symtable
 import types
 
+from core.best import NEITHER_IS_BETTER
 from core.errors import HELP, Mistake, UsageError, others
 from core.files import CONFIG, read_object
 from core.settings.setting import Settings, changed, settings_of, shown
@@ -42,6 +43,8 @@ class RunConfig(Settings):
                "lora_alpha and lora_targets are for a new adapter; leave them out")
         yield (self.min_lr is not None and self.min_lr > self.learning_rate, "min_lr",
                f"is above the peak of {self.learning_rate:g} (learning_rate); lower it, or set None")
+        yield (NEITHER_IS_BETTER.fullmatch(self.keep_best or ""), "keep_best",
+               "is neither better when it is higher nor when it is lower; name a metric that is")
 
     def __post_init__(self, origin):
         super().__post_init__(origin)

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import pathlib
+import shutil
 
 import safetensors
 
@@ -10,6 +12,7 @@ from core.errors import Mistake, one_line, others
 
 STATE = "state.pt"
 BEFORE = "state-before.pt"
+BEST = "best"  # the folder of the best model and its state
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 CONSOLE = "console.log"
@@ -29,11 +32,12 @@ def on_hub(path):
 
 
 def lies_in(path, folder):
-    """True if `path`, which may be None, lies directly in `folder`."""
+    """True if `path`, which may be None, lies directly in the folder of a run or in its best/."""
     if path is None:
         return False
     parent = os.path.dirname(os.path.realpath(path))
-    return parent == os.path.realpath(folder)
+    folder = os.path.realpath(folder)
+    return parent in (folder, os.path.join(folder, BEST))
 
 
 class CannotWrite(Mistake):
@@ -78,6 +82,30 @@ def put_in_place(new, path):
     with open(new, "r+b") as f:
         os.fsync(f.fileno())
     os.replace(new, path)
+
+
+def copy_whole(folder, names, target):
+    """Copies files and folders of `folder` to the folder `target`, which they replace as a whole. Raises CannotWrite.
+
+    If it is interrupted, the earlier target is as it was, or named <target>-before.tmp.
+    """
+    new = f"{target}.tmp"
+    before = f"{target}-before.tmp"
+    with writing(target):
+        shutil.rmtree(new, ignore_errors=True)
+        for name in names:
+            path = pathlib.Path(folder, name)
+            for file in (path, *path.rglob("*")):
+                if file.is_file():
+                    copy = pathlib.Path(new, file.relative_to(folder))
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(file, copy)
+                    put_in_place(copy, copy)  # flushes the file to disk
+        if os.path.exists(target):
+            shutil.rmtree(before, ignore_errors=True)
+            os.replace(target, before)
+        os.replace(new, target)
+        shutil.rmtree(before, ignore_errors=True)
 
 
 def write_json(path, value):

@@ -25,14 +25,16 @@ from typing import Any
 import torch
 
 from core.bad_steps import BadSteps
+from core.best import Best
 from core.checkpoint_manager import CheckpointManager, check_same_step, no_state, states
 from core.config import changed_settings
 from core.data import dataset_folder
 from core.distributed import Distributed
 from core.errors import ROOT, Mistake, described, is_out_of_memory, one_line, shortest
 from core.files import (
-    BEFORE, CONFIG, CONSOLE, METRICS, RUN_FILES, STATE, VLLM_WEIGHTS, read_object, starts_of, write_json, writing)
-from core.logger import Logger, create_logger, fitted, in_time
+    BEFORE, BEST, CONFIG, CONSOLE, METRICS, RUN_FILES, SAMPLES, STATE, VLLM_WEIGHTS, copy_whole, read_object, starts_of,
+    write_json, writing)
+from core.logger import Logger, create_logger, fitted, format_number, in_time
 from core.models import is_small
 from core.optim import CosineLRScheduler, build_optimizers
 from core.resume import PREVIOUS, changed_since, earlier_runs, resume_command
@@ -46,6 +48,7 @@ except ImportError:  # Windows
 LOCK = "lock"
 MODEL_OR_EVENTS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models, TensorBoard's files
 SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{MODEL_OR_EVENTS})(\.tmp)?")
+BEST_MODELS = (BEST, f"{BEST}.tmp", f"{BEST}-before.tmp")  # set aside too if they hold a state
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
 FIRST_FILE = f"{CONFIG}.tmp"  # left by a run of an earlier version that was killed at its start
 SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows has no SIGHUP
@@ -189,8 +192,14 @@ def set_aside(out_dir: str) -> str | None:
     """Moves the files of an earlier run in this folder to <out_dir>/previous/<n>, n = 1, 2, ...; nothing is deleted.
     Returns their new folder, or None if there was no earlier run."""
     names = [name for name in listed(out_dir) if SET_ASIDE.fullmatch(name)]
+    names += [name for name in BEST_MODELS if states(os.path.join(out_dir, name))]
     if not names:
         return None
+    return move_aside(out_dir, names)
+
+
+def move_aside(out_dir, names):
+    """Moves files to a new folder <out_dir>/previous/<n>, whose path it returns. names: states before models"""
     number = 1
     earlier = earlier_runs(out_dir)  # the newest first
     if earlier:
@@ -293,7 +302,9 @@ class Run:
         self.step = 0  # optimizer steps taken
         self.skipped_steps = 0
         self.last_evaluation = {}
-        self.evaluated = True  # False: the evaluation of this step has not been made yet
+        self.best = Best(config.keep_best)
+        # False: the evaluation of this step has not been made yet. The model before training may be the best
+        self.evaluated = config.keep_best is None
         self.stopped_by = None  # the signal that ended the run early
 
     # Defined by each trainer
@@ -306,8 +317,8 @@ class Run:
         """Logs the metrics of the step that was taken."""
         raise NotImplementedError
 
-    def evaluate(self) -> None:
-        """Evaluates on held-out data, logs the metrics and keeps them. Every rank calls it."""
+    def evaluate(self) -> dict:
+        """Evaluates on held-out data, logs the metrics, keeps them and returns them. Every rank calls it."""
         raise NotImplementedError
 
     def state(self) -> dict:
@@ -360,6 +371,8 @@ class Run:
         save_is_due = False
         if not self.evaluated:  # a new run, or one that a signal stopped before the evaluation of its step
             self.run_evaluation()
+        if self.best.step == self.step:  # also after a kill between the state and its copy
+            self.save()
         while self.step < c.max_iters:
             since = time.monotonic()
             metrics = self.train_step()
@@ -375,7 +388,7 @@ class Run:
             if evaluation_is_due and (is_last or not signal_name):
                 self.run_evaluation()
                 signal_name = stop.received()
-            if self.step % c.save_interval == 0:
+            if self.step % c.save_interval == 0 or self.best.step == self.step:
                 save_is_due = True
             # Amid bad steps nothing is saved: if they end the run, it resumes from the last good state
             in_good_state = not self.bad.in_a_row
@@ -411,20 +424,47 @@ class Run:
             self.logger.say(f"a step takes {mean:.3g} s: about {left / 60:.1f} min for {more} evaluations")
 
     def run_evaluation(self) -> None:
-        """Evaluates on all ranks, which then wait until rank 0 has written the results."""
+        """Evaluates on all ranks, which then wait until rank 0 has written the results. Notes if it is the best."""
         since = time.monotonic()
         with self.dist.gathered():
-            self.evaluate()
+            found = self.evaluate()
         self.dist.barrier()
         self.evaluation_seconds = time.monotonic() - since
         self.evaluated = True
+        self.best.check(found)
+        # Amid bad steps nothing is saved, so the best model could not be kept
+        is_best = not self.bad.in_a_row and self.best.loses_to(found)
+        if self.dist.agree(is_best and self.dist.is_main):
+            self.best = Best(self.best.metric, found[self.best.metric], self.step)
 
     def save(self) -> None:
-        """Writes the model, and the state to resume from."""
+        """Writes the model, and the state to resume from. If it is the best, copies both to <out_dir>/best."""
         weights = self.learner.weights()
-        more = self.state() | {"evaluated": self.evaluated, "skipped_steps": self.skipped_steps}
+        more = self.state() | {
+            "evaluated": self.evaluated and self.step > 0,  # a run that resumes at step 0 has no records yet
+            "best": vars(self.best),
+            "skipped_steps": self.skipped_steps}
         self.checkpoints.save(self.step, weights, self.optimizers, self.last_evaluation, **more)
+        if self.best.step == self.step and self.dist.is_main:
+            self.keep_best()
         self.dist.barrier()  # it may take longer than an exchange between ranks
+
+    def keep_best(self) -> None:
+        """Copies the run so far, which was saved at this step, to <out_dir>/best."""
+        out_dir = self.checkpoints.out_dir
+        names = [STATE, CONFIG, METRICS, SAMPLES, f"model{self.learner.suffix}"]
+        target = os.path.join(out_dir, BEST)
+        if set(listed(target)) - set(names):  # the user's files, or a run that went on there
+            folder = move_aside(out_dir, [BEST])
+            self.logger.say(f"{target} held other files, which are now in {folder}")
+        copy_whole(out_dir, names, target)
+        self.say_best()
+
+    def say_best(self) -> None:
+        """Prints which model is the best so far."""
+        best = self.best
+        folder = os.path.join(self.config.out_dir, BEST)
+        self.logger.say(f"best {best.metric}: {format_number(best.value)} at step {best.step}, kept in {folder}")
 
     def resume(self) -> None:
         """Resumes from the state in out_dir."""
@@ -436,6 +476,11 @@ class Run:
         self.learner.load_weights(state["model"])
         self.skipped_steps = state["skipped_steps"]
         self.evaluated = state.get("evaluated", True)  # states of version 1.0.0 lack it
+        best = Best(**state.get("best", {}))
+        if best.metric == self.best.metric:
+            self.best = best
+        elif self.best.metric is not None:  # chosen anew: this model may be the best
+            self.evaluated = False
         self.load_state(state)
 
 

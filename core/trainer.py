@@ -193,7 +193,7 @@ class Trainer(Run):
             self.begin()
 
     @torch.no_grad()
-    def evaluate(self) -> None:
+    def evaluate(self) -> dict:
         self.model.eval()
         with self.dist.autocast():
             metrics = self.evaluation(self.model)
@@ -201,3 +201,4 @@ class Trainer(Run):
         self.logger.log(self.step, metrics, show=False)
         shown = [f"{name} {value:.4f}" for name, value in metrics.items()]
         self.logger.say("  validation: " + ", ".join(shown))
+        return metrics

@@ -182,6 +182,9 @@ class GRPOConfig(RunConfig):
         # True: continue from out_dir/state.pt, with the saved settings if no config file is named; auto: the same if
         # there is a state.pt
     save_interval: Steps | None = None  # steps between two checkpoints; None: eval_interval
+    keep_best: Name | None = None
+        # a held-out metric such as eval/gold_judge: the best model by it is kept too, as a whole run in out_dir/best,
+        # which takes the space of another checkpoint. Choose a metric that you neither train on nor report
     log_interval: Steps | None = None  # steps between two console lines; None: a tenth of eval_interval
     report_to: tuple[str, ...] = ()  # trackers: wandb, tensorboard, trackio
     wandb_log: bool = False  # the same as wandb in report_to

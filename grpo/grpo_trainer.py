@@ -232,20 +232,20 @@ class GRPOTrainer(Run):
         if self.config.kl_target is not None:
             self.kl_beta = state["kl_beta"]
 
-    def evaluate(self) -> None:
-        """Logs held-out metrics, a few samples every sample_interval, and writes report.html."""
+    def evaluate(self) -> dict:
+        """Logs held-out metrics, a few samples every sample_interval, and writes report.html. Returns the metrics."""
         c = self.config
         self.logger.say("  evaluating ...")
         self.progress.global_step = self.step
         found, samples = self.evaluation(self.policy, c.temperature)
+        metrics = {f"eval/{name}": x for name, x in found.items()}
         if not self.dist.is_main:
-            return
+            return metrics
         shown = [f"{name} {format_number(x)}" for name, x in found.items()]
         beside = console_width() // 33  # metrics of a line
         for first in range(0, len(shown), beside):
             line = " | ".join(shown[first : first + beside])
             self.logger.say(f"  held out | {line}")
-        metrics = {f"eval/{name}": x for name, x in found.items()}
         self.buffer.store_evaluation_data(self.step, metrics)
         self.logger.log(self.step, metrics, show=False)
         if self.step % c.sample_interval == 0 or self.step == c.max_iters:
@@ -258,6 +258,7 @@ class GRPOTrainer(Run):
         # number of steps; a page whenever the run has grown by a tenth takes linear time
         if self.step >= PAGE_GROWTH * self.step_of_page:
             self.write_page()
+        return metrics
 
     def write_page(self) -> None:
         """Writes the page about the run, once there are metrics."""
@@ -286,4 +287,6 @@ class GRPOTrainer(Run):
             if before:
                 draw_curves([self.buffer.evaluations], self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(before, self.last_evaluation))
+            if self.best.step is not None:
+                self.say_best()
             self.logger.say(f"the files of the run, including {REPORT}, are in {self.config.out_dir}")

@@ -351,7 +351,9 @@ class DataBuffer:
         self.queue = []
 
     def store_evaluation_data(self, step: int, metrics: dict) -> None:
-        """Keeps the metrics {name: number} of an evaluation. Beyond MOST_EVALUATIONS every second is dropped."""
+        """Keeps the metrics {name: number} of an evaluation, in place of an earlier one of this step. Beyond
+        MOST_EVALUATIONS every second is dropped."""
+        self.evaluations = [record for record in self.evaluations if record["step"] < step]
         if len(self.evaluations) == MOST_EVALUATIONS:
             del self.evaluations[1::2]
         self.evaluations.append({"step": step, **metrics})

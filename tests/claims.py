@@ -382,6 +382,16 @@ CLAIMS = {
             "runs/test_states.py::test_a_run_whose_save_was_cut_anywhere_ends_with_its_last_model",
         "a state is loaded without running code; another run's is refused":
             "runs/test_states.py::test_a_state_that_is_damaged_or_would_run_code_is_refused_in_one_line",
+        "the best model by a held-out metric is kept; ties keep the earlier, and NaN never wins":
+            "runs/test_best.py::test_the_best_model_is_that_of_the_earliest_evaluation_that_no_other_beats",
+        "the best model is a run that resumes as the run went on":
+            "runs/test_best.py::test_the_best_run_resumes_as_the_run_went_on_to_the_last_bit",
+        "a cut anywhere leaves a whole best model, which the resumed run has too":
+            "runs/test_best.py::test_a_cut_at_any_file_leaves_a_whole_best_model_and_the_resumed_run_has_the_same",
+        "a metric to choose the best model that does not exist is refused before the first step":
+            "runs/test_best.py::test_a_metric_that_does_not_exist_is_refused_before_the_first_step",
+        "the best adapter is kept, also of a sharded run":
+            "rooms/test_huggingface_runs.py::test_the_best_adapter_is_kept_whole_and_its_run_goes_on_also_sharded",
         "an earlier run is set aside; nothing of the user's is moved":
             "runs/test_run_folder.py::test_earlier_runs_are_set_aside_one_by_one_and_other_files_stay",
         "a signal ends a run after its step; a second one at once":

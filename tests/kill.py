@@ -28,6 +28,7 @@ from core import pretrain
 from core.checkpoint_manager import read_state
 from core.config import load_config
 from core.errors import run_script
+from core.files import BEST
 from core.models import save_model
 from core.run import LOCK
 from core.settings.setting import Settings
@@ -41,7 +42,8 @@ KILLS_OF_A_RUN, RUNS_OF_A_KILL = 5, 3  # at most; a run may end before its first
 RUN = {"max_iters": 12, "save_interval": 1, "eval_interval": 4, "log_interval": 1,
        "batch_size": 4, "device": "cpu", "resume": "auto", "learning_rate": 1e-2}
 GRPO = RUN | {"group_size": 3, "ppo_epochs": 2, "minibatches": 2, "reference_mode": "ema", "ema_alpha": 0.9,
-              "kl_target": 0.01, "eval_problems": 4, "eval_completions": 2, "sample_interval": 4}
+              "kl_target": 0.01, "eval_problems": 4, "eval_completions": 2, "sample_interval": 4,
+              "keep_best": "eval/mean_reward"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def kinds(folder):
     causal = GRPO | {"dataset": folder / "sums", "generator_checkpoint": folder / "causal.safetensors",
                      "task_type": "general", "max_new_tokens": 5, "reward_workers": 0}
     supervised = RUN | {"dataset": folder / "text", "block_size": 32, "n_layer": 1, "n_embd": 16, "n_head": 2,
-                        "eval_batches": 2}
+                        "eval_batches": 2, "keep_best": "val_loss"}
     return {f"{name}{'' if ranks == 1 else f'-{ranks}'}": (main, settings, ranks)
             for name, main, settings in (("fill", train_grpo.main, fill), ("causal", train_grpo.main, causal),
                                          ("pretrain", pretrain.main, supervised)) for ranks in (1, 2)}
@@ -127,7 +129,7 @@ def same(a, b):
 
 
 def difference(a, b):
-    """The first thing in which two out_dirs differ, or nothing."""
+    """The first thing in which two out_dirs, or their best models, differ, or nothing."""
     if not same(*(read_state(os.path.join(x, "state.pt")) for x in (a, b))):
         return "state.pt differs"
     if without_clock(read_records(f"{a}/metrics.jsonl")) != without_clock(read_records(f"{b}/metrics.jsonl")):
@@ -136,7 +138,11 @@ def difference(a, b):
         one, two = (pathlib.Path(x, name) for x in (a, b))
         if one.exists() != two.exists() or (one.exists() and one.read_bytes() != two.read_bytes()):
             return f"{name} differs"
-    return ""
+    best_a, best_b = (os.path.join(x, BEST) for x in (a, b))
+    if not os.path.exists(best_a):
+        return ""
+    found = difference(best_a, best_b)
+    return found and f"best/{found}"
 
 
 def has_written(out_dir, records):

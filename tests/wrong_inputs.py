@@ -116,6 +116,8 @@ FILES = {
 }
 
 SETTINGS = [
+    (TRAIN, "--keep_best=eval/entropy", 1, "keep_best='eval/entropy' metric"),
+    (TRAIN, f"{SUMS} --keep_best=eval/nothing", 1, "keep_best='eval/nothing' eval/mean_reward"),
     (TRAIN, "--kl_estimator=k1", 1, "kl_estimator k3 gradient kl_in_reward=True"),
     (TRAIN, "--objective=PPO", 1, "objective grpo ppo_epochs"),
     (TRAIN, "--doctor=true", 2, "doctor True"),
@@ -232,7 +234,9 @@ DATA_AND_MODELS = [
         ("--teacher_checkpoint={judge} --judge_head=cls", "teacher_checkpoint judge_head"),
         ("--block_size=40", "fill_checkpoints block_size"),
         ("--mode=masked_fill", "fill_checkpoints mode"),
-        ("--teacher_checkpoint=out/judge --out_dir=out", "teacher_checkpoint out_dir"))),
+        ("--teacher_checkpoint=out/judge --out_dir=out", "teacher_checkpoint out_dir"),
+        ("--teacher_checkpoint=out/best/judge --out_dir=out", "teacher_checkpoint out_dir"),
+        ("--keep_best=mean_score/0", "keep_best='mean_score/0' metric"))),
     (PRETRAIN, "--init_from={llama} --dataset={text} --block_size=32", 1, "dataset vocabulary --tokenizer"),
     (PRETRAIN, "--init_from={llama} --dataset={no_completion.jsonl} --block_size=64", 1, "no_completion.jsonl 61"),
     (SAMPLE, "--checkpoint={generator} --text=____", 1, "--text _"),

@@ -143,7 +143,7 @@ log_completions num_completions_to_print log_val_generations | sample_interval |
 print_sample_every | sample_interval |
 save_steps save_freq save_strategy checkpoint_freq checkpoint_interval always_save_checkpoint | save_interval |
 save_total_limit save_only_model max_actor_ckpt_to_keep | | the latest model and state are kept
-load_best_model_at_end metric_for_best_model greater_is_better | | the last model is kept
+load_best_model_at_end metric_for_best_model greater_is_better | keep_best | the best and the last model are kept
 output_dir default_local_dir logging_dir | out_dir |
 push_to_hub hub_model_id hub_token | | hf upload, after the run: docs/huggingface.md
 resume_from_checkpoint resume_mode | resume |

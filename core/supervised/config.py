@@ -87,6 +87,9 @@ class PretrainConfig(RunConfig):
         # True: continue from out_dir/state.pt, without a config file with its saved settings; auto: only if there is
         # one
     save_interval: Steps | None = None  # steps between two checkpoints; None: eval_interval
+    keep_best: Name | None = None
+        # a validation metric such as val_loss: the best model by it is kept too, as a whole run in out_dir/best, which
+        # takes the space of another checkpoint
     log_interval: Steps | None = None  # steps between two console lines; None: a tenth of eval_interval
     report_to: tuple[str, ...] = ()  # trackers: wandb, tensorboard, trackio
     wandb_log: bool = False  # the same as wandb in report_to

@@ -28,7 +28,8 @@ from grpo.report.paired import paired
 
 def report_seeds(folders, picture=None):
     """Prints a table of the held-out metrics of runs, and draws their curves if `picture` names a file."""
-    runs, settings = zip(*read_runs(folders).values())
+    runs, settings = read_runs(folders)
+    runs = list(runs.values())
     steps = []
     for run in runs:
         steps.append([record["step"] for record in run])
@@ -49,13 +50,13 @@ def report_seeds(folders, picture=None):
 
 def report_pairs(folders_a, folders_b):
     """Prints a table of the differences of two sets of runs, paired by seed, in the held-out metrics of their end."""
-    a = read_runs(folders_a)
-    b = read_runs(folders_b)
+    a, settings_a = read_runs(folders_a)
+    b, settings_b = read_runs(folders_b)
     if not a or a.keys() != b.keys():
         raise Mistake(f"A has the seeds {', '.join(a)} and B {', '.join(b)}; name runs of the same seeds")
-    runs_a, settings_a = zip(*a.values())
-    runs_b, settings_b = zip(*[b[seed] for seed in a])
-    steps = {run[-1]["step"] for run in runs_a + runs_b}
+    ends_a = [a[seed][-1] for seed in a]
+    ends_b = [b[seed][-1] for seed in a]
+    steps = {end["step"] for end in ends_a + ends_b}
     if len(steps) > 1:
         raise Mistake(f"the last evaluations are of the steps {sorted(steps)}; name runs that ended at the same step")
     print(f"{len(a)} pairs, of the seeds {', '.join(a)}, evaluated at step {min(steps)}")
@@ -64,16 +65,17 @@ def report_pairs(folders_a, folders_b):
     print_changes("settings of A -> B", settings_b, settings_a)
     print("| held-out metric | A | B | A - B | 95 % interval |")
     print("|---|---|---|---|---|")
-    for metric in held_out(runs_a[0][-1] | runs_b[0][-1]):
-        after_a = [run[-1].get(metric) for run in runs_a]
-        after_b = [run[-1].get(metric) for run in runs_b]
+    for metric in held_out(ends_a[0] | ends_b[0]):
+        after_a = [end.get(metric) for end in ends_a]
+        after_b = [end.get(metric) for end in ends_b]
         name = visible(metric.removeprefix("eval/"))
         print(f"| {name} | {pairs_row(after_a, after_b)} |")
 
 
 def read_runs(folders):
-    """Returns {seed: (evaluations, settings)} of runs. Raises Mistake if two of them have the same seed."""
+    """Returns {seed: evaluations} and {seed: settings} of runs. Raises Mistake if two of them have the same seed."""
     runs = {}
+    settings = {}
     for folder in folders:
         evaluated = evaluations(each_metrics(os.path.join(folder, METRICS)))
         if not evaluated:
@@ -81,21 +83,24 @@ def read_runs(folders):
         path = os.path.join(folder, CONFIG)
         saved = read_object(path, path, "leave the run out")
         starts_of(saved, path)  # checks their form
-        settings = completed(saved, GRPOConfig)
-        seed = shown(settings.pop("seed"))
+        saved = completed(saved, GRPOConfig)
+        seed = shown(saved.pop("seed"))
         if seed in runs:
             raise Mistake(f"{folder} has the seed {seed} of a run before it; leave one of them out")
-        runs[seed] = evaluated, settings
-    return runs
+        runs[seed] = evaluated
+        settings[seed] = saved
+    return runs, settings
 
 
 def print_changes(title, now, before=None):
-    """Prints in one line the settings that differ between pairs of runs, or from the first run if `before` is None."""
+    """Prints in one line the settings that differ between runs of a seed, or from the first run if `before` is None.
+    now, before: {seed: settings}"""
     if before is None:
-        before = now[:1] * len(now)
+        first = next(iter(now.values()))
+        before = dict.fromkeys(now, first)
     found = {}
-    for one, other in zip(before, now):
-        found |= dict.fromkeys(changes(one, other))
+    for seed in now:
+        found |= dict.fromkeys(changes(before[seed], now[seed]))
     if found:
         print(f"{title}: {', '.join(found)}")
 

@@ -1,5 +1,6 @@
 """GRPO on Hugging Face models: the first step, and whole runs from a folder and a file, as a user starts them."""
 
+import functools
 import os
 
 import pytest
@@ -172,3 +173,42 @@ def test_two_ranks_equal_one(family, rank, world, tmp_path):
     first, last, other = (torch.cat([p.flatten().float() for p in state_of(tmp_path / name).values()])
                           for name in ("first", "one", "two"))
     assert 0 < (last - other).norm() < 0.02 * (last - first).norm()
+
+
+PEAK = """
+from grpo.rewards import reward
+
+@reward(low=0.0, high=1.0)
+def vowels(prompts, completions, trainer_state, log_metric, **columns):
+    log_metric("peak", -abs(trainer_state.global_step - 2))
+    return [sum(c in "aeiou" for c in text) / max(1, len(text)) for text in completions]
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_best_adapter_is_kept_whole_and_its_run_goes_on_also_sharded(world, tmp_path, ranks):
+    """Its metric is highest at step 2."""
+    (tmp_path / "peak.py").write_text(PEAK)
+    settings = settings_of(world, "llama", lora_rank=4, reward_file=tmp_path / "peak.py", keep_best="eval/peak",
+                           max_iters=4, eval_interval=1, save_interval=4, out_dir=tmp_path / "out")
+    start = run_here
+    if ranks > 1:
+        start = functools.partial(run_script, ranks=ranks)
+        settings |= {"parallel": "fsdp"}
+    launch(settings, start)
+    whole, best = tmp_path / "out", tmp_path / "out" / "best"
+    kept = state_of(best)
+    adapter = GRPOConfig(lora_init_from=str(best / "model"))
+    opened = load_model(world("llama"), adapter=adapter)[0].weights()
+    assert opened.keys() == kept.keys() and all(torch.equal(opened[name], x) for name, x in kept.items())
+    assert steps(best) == steps(whole)[:2]
+    for script, more in (("core/sample.py", ("--num_samples=1",)), ("core/export.py", (f"--out={tmp_path}/merged",))):
+        done = run_here(script, f"--checkpoint={best}/model", *more)
+        assert done.returncode == 0, done.stderr
+    done = start(TRAIN, "--resume=True", f"--out_dir={best}")
+    assert done.returncode == 0, done.stderr
+    assert steps(best) == steps(whole)
+    last = state_of(whole)
+    assert all(torch.equal(last[name], x) for name, x in state_of(best).items())
+    assert any(not torch.equal(last[name], x) for name, x in kept.items())
+    assert all(torch.equal(kept[name], x) for name, x in state_of(best / "best").items())

@@ -331,13 +331,13 @@ def test_the_interval_of_paired_differences_contains_the_true_mean_as_often_as_i
     rng = random.Random(1)
     for level in (0.8, 0.95):
         hits = 0
-        for _ in range(400):
+        for _ in range(200):
             problems = [rng.gauss(0, 5) for _ in range(3)]  # what a pair has in common cancels out
             a = [x + rng.gauss(0.3, 1) for x in problems]
             b = [x + rng.gauss(0, 1) for x in problems]
             _, low, high = paired(a, b, level)
             hits += low <= 0.3 <= high
-        assert abs(hits / 400 - level) < 4 * (level * (1 - level) / 400) ** 0.5
+        assert abs(hits / 200 - level) < 4 * (level * (1 - level) / 200) ** 0.5
 
 
 def test_two_sets_of_runs_are_compared_by_seed_at_their_last_step(tmp_path, capsys):
