@@ -44,7 +44,7 @@ class RunConfig(Settings):
         yield (self.min_lr is not None and self.min_lr > self.learning_rate, "min_lr",
                f"is above the peak of {self.learning_rate:g} (learning_rate); lower it, or set None")
         yield (NEITHER_IS_BETTER.fullmatch(self.keep_best or ""), "keep_best",
-               "is neither better when it is higher nor when it is lower; name a metric that is")
+               "cannot choose the best model, because neither more nor less of it is better; name another metric")
 
     def __post_init__(self, origin):
         super().__post_init__(origin)

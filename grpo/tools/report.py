@@ -36,7 +36,7 @@ def report_seeds(folders, picture=None):
     is_short = len(steps[0]) < 2
     if is_short or any(x != steps[0] for x in steps):
         raise Mistake(f"{folders} must be finished runs of grpo/train_grpo.py, evaluated at the same steps")
-    print_changes("settings that differ within the runs", settings)
+    print_changes("settings that differ between the runs", settings)
     print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
     print("|---|---|---|---|---|---|")
     for metric in held_out(runs[0][0]):
@@ -59,7 +59,7 @@ def report_pairs(folders_a, folders_b):
     steps = {end["step"] for end in ends_a + ends_b}
     if len(steps) > 1:
         raise Mistake(f"the last evaluations are of the steps {sorted(steps)}; name runs that ended at the same step")
-    print(f"{len(a)} pairs, of the seeds {', '.join(a)}, evaluated at step {min(steps)}")
+    print(f"pairs of runs with the same seed: {len(a)} (seeds {', '.join(a)}), evaluated at step {min(steps)}")
     print_changes("settings that differ within A", settings_a)
     print_changes("settings that differ within B", settings_b)
     print_changes("settings of A -> B", settings_b, settings_a)
