@@ -95,6 +95,7 @@ def timed(dataset, out_dir, monkeypatch, device="cpu", **settings):
 
     def evaluate():
         now[0] += EVALUATION
+        return {}
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for name in ("train_step", "log_step", "evaluate"):
@@ -159,9 +160,10 @@ def test_the_plan_counts_what_the_run_samples(kind, settings, dataset, prompts, 
     def evaluated():
         of_steps.append(drawn.pop())
         drawn.append(0)
-        evaluate()
+        found = evaluate()
         of_evaluations.append(drawn.pop())
         drawn.append(0)
+        return found
 
     greedy = t.policy.greedy if kind is prompt_trainer else None
     if greedy is not None:
