@@ -2,14 +2,19 @@
 
 import dataclasses
 import json
+import os
+import random
+import re
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from bench import bench, gpu, peer
+from bench import bench, gpu, objectives, peer
 from bench.peer import Work
 from bench.sides import in_turns
 from core.errors import Mistake
+from core.files import METRICS
 from grpo.policies import causal
 
 SIZES = ["--n_layer=1", "--n_embd=16", "--batch_size=2", "--group_size=3", "--device=cpu"]
@@ -113,3 +118,45 @@ def test_sides_take_their_steps_one_after_another_and_a_child_that_ends_early_is
     assert all(end <= start for (*_, end), (_, start, _) in zip(in_order, in_order[1:]))
     with pytest.raises(Mistake, match="3"):
         in_turns([(failing_steps,)], steps=1)
+
+
+def run_in_place(command, results):
+    """Writes the metrics that a run of this command is said to have had, in place of training."""
+    values = {key: value for key, _, value in (argument.partition("=") for argument in command)}
+    task = "sums" if "config/grpo_arithmetic.py" in command else "words"
+    metric = {"sums": "eval/sampled_accuracy", "words": "eval/word_validity"}[task]
+    before, after = results[task, values["--objective"], int(values["--seed"])]
+    os.makedirs(values["--out_dir"])
+    with open(os.path.join(values["--out_dir"], METRICS), "w") as f:
+        for step, value in ((0, before), (int(values["--max_iters"]), after)):
+            f.write(json.dumps({"step": step, metric: value}) + "\n")
+    return SimpleNamespace(returncode=0)
+
+
+def test_objectives_are_compared_by_seed_and_finished_runs_are_not_repeated(tmp_path, capsys, monkeypatch):
+    rng = random.Random(0)
+    results = {(task, objective, seed): (0.25, round(rng.random(), 4))
+               for task in ("sums", "words") for objective in ("grpo", "dapo", "gspo") for seed in (1, 2, 3)}
+    commands = []
+
+    def run(command, **_):
+        commands.append(command)
+        return run_in_place(command, results)
+
+    monkeypatch.setattr(objectives.subprocess, "run", run)
+    folder = f"--folder={tmp_path}"
+    objectives.main([folder, "--seeds=2", "--objectives=('dapo',)"])
+    assert len(commands) == 2 * 2 * 2
+    objectives.main([folder, "--seeds=3", "--objectives=('dapo', 'gspo')"])
+    assert len(commands) == 2 * 3 * 3
+    lines = capsys.readouterr().out.strip().split("\n")
+    row = [cell.strip() for cell in lines[-2].split("|")]
+    assert row[1] == "gspo"
+    share = 0.5 + 0.9875 / 2  # 5% are shared by four comparisons, each with two degrees of freedom
+    t = (2 * share - 1) / (2 * share * (1 - share)) ** 0.5
+    for task, cell in (("sums", row[3]), ("words", row[5])):
+        differences = [results[task, "gspo", seed][1] - results[task, "grpo", seed][1] for seed in (1, 2, 3)]
+        mean = sum(differences) / 3
+        error = (sum((x - mean) ** 2 for x in differences) / 2 / 3) ** 0.5
+        shown = [float(x) for x in re.findall(r"[+-][\d.]+", cell)]
+        assert shown == pytest.approx([mean, mean - t * error, mean + t * error], abs=2e-3)
