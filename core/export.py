@@ -17,9 +17,9 @@ import torch
 
 from core.config import load_config
 from core.errors import UsageError, run_script
-from core.huggingface.card import copy_card, write_card
+from core.huggingface.card import copy_card
 from core.huggingface.export import write_generator
-from core.huggingface.files import base_of, writing_folder
+from core.huggingface.files import writing_folder
 from core.huggingface.load import open_transformer
 from core.models import is_huggingface, load_model, load_tokenizer
 from core.settings.optional import quiet_transformers
@@ -53,15 +53,15 @@ def main(argv):
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     with writing_folder(config.out) as folder:
         tokenizer = load_tokenizer(path)
+        facts = {}
         if is_huggingface(path):
             net, _ = open_transformer(path, "checkpoint", None)  # an adapter is merged, in float32
             net.to(dtype).save_pretrained(folder)
             tokenizer.save(folder)
-            copy_card(folder, path, base_of(path, "checkpoint"))
         else:
             model, facts = load_model(path)
             write_generator(model, tokenizer, folder, dtype)
-            write_card(folder, path, path, facts)
+        copy_card(folder, path, facts)
     print(f"wrote {config.out} ({config.dtype})")
 
 

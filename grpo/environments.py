@@ -170,7 +170,7 @@ class Episode:
     """The environment of one completion, and its turns. Raises Mistake for an invalid return value of a method.
 
     cls: the user's class; instance: its object
-    turns: the columns in which turns begin; ended: how many turns have ended; reward: the sum of their rewards
+    turns: the columns in which turns begin; reward: the sum of their rewards
     transcript: for each turn a list of the text that `step` got, and of the answer and the reward that it returned.
         Both are None where it failed, and where tokens ran out before the turn ended
     pieces: the texts of turns, as sampled, and of answers so far
@@ -187,7 +187,6 @@ class Episode:
         self.transcript = []
         self.pieces = []
         self.errors = []
-        self.ended = 0
         self.reward = 0.0
 
     @property
@@ -235,9 +234,8 @@ class Episode:
                 self.refuse(self.instance.step, "step must return (a text, messages or None, a finite number)", result)
             answer, reward = found
             turn[1:] = copy.deepcopy(answer), reward  # the environment may change its messages later
-            self.ended += 1
             self.reward += reward
-            if self.ended < self.config.max_turns:
+            if len(self.transcript) < self.config.max_turns:
                 return answer
         return None  # the step failed, or was the last
 

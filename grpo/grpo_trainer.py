@@ -145,11 +145,11 @@ class GRPOTrainer(Run):
         precedes one of its steps."""
         c = self.config
         is_due = -self.step % c.sample_interval < self.settings.steps
-        if not (c.train_samples and is_due and self.dist.is_main):
+        if not (is_due and self.dist.is_main):
             return
         total = scored.reward.flatten()                                              # (N,)
         samples = []
-        for i in range(min(c.train_samples, rollouts.problems)):
+        for i in range(rollouts.problems)[: c.train_samples]:
             sample = sample_of(self.rewards, rollouts, i, total, scored.values)
             samples.append({"split": "train", **sample})
         append_samples(self.checkpoints.out_dir, self.step + 1, samples)

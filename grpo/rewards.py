@@ -22,8 +22,7 @@ from core.data import NOT_FOR_REWARDS
 from core.errors import Mistake, UsageError, is_own_function, run_script
 from core.settings.setting import Settings, shown
 from grpo.reward_functions.registry import (
-    DECORATED, REWARDS, Reward, add_reward, arguments, check_records, import_rewards, load_reward_file,
-    register_functions, reward, run_reward)
+    REWARDS, arguments, check_records, import_rewards, load_reward_file, register_functions, reward, run_reward)
 from grpo.reward_functions.presets import PRESET_SUCCESS, PRESETS
 from grpo.rollout import Rollouts, Scored, Texts, join
 
@@ -57,7 +56,7 @@ class Rewards:
         self.models = {"judge_model": judge, "reward_scorer": reward_scorer}
         self.fields = set()  # names of the records' fields, set by `check`
         self.state = SimpleNamespace(global_step=0, max_steps=config.max_iters)  # as in transformers' TrainerState
-        self.register()
+        register_functions(self.names, config.reward_file, self.functions)
         for name in self.names:
             check_reward(name, config.reward_file, self.models)
         check_settings(config.reward_settings or {}, self.names)
@@ -88,13 +87,6 @@ class Rewards:
         config = replace(config, reward_functions=tuple(functions))
         return cls(config, functions=functions)
 
-    def register(self) -> None:
-        """Puts the functions of this run into REWARDS, where another run of this process may have put its own."""
-        register_functions(self.names, self.config.reward_file)
-        for name, function in self.functions.items():
-            entry = DECORATED.get(id(function)) or Reward(function, messages=False)
-            add_reward(name, entry)
-
     @torch.no_grad()
     def __call__(self, rollouts: Rollouts) -> Scored:
         device = rollouts.target.device
@@ -119,7 +111,8 @@ class Rewards:
 
         texts: a Texts, whose groups are consecutive; names: the functions to call; None: all of the run
         """
-        self.register()
+        # Another run of this process may have put its own functions into REWARDS
+        register_functions(self.names, self.config.reward_file, self.functions)
         settings = vars(self.config) | (self.config.reward_settings or {})
         settings["trainer_state"] = self.state
         known = settings | self.models | {"group_size": group_size, "texts": texts}

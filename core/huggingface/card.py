@@ -21,13 +21,13 @@ def write_card(folder, path, base, facts):
 
     base: folder or hub name of the model that was trained; facts: the step and the last evaluation
     """
-    config = Path(path).parent / CONFIG
     settings = {}
-    if config.exists():
-        with suppress(Mistake):  # a damaged config.json must not cost the model
-            settings = read_object(config, config, "delete it")
+    with suppress(Mistake, OSError):  # a config.json that is missing or damaged must not cost the model
+        config = Path(path).parent / CONFIG
+        settings = read_object(config, config, "delete it")
     lines = [f"- {key}: {settings[key]}\n" for key in SETTINGS if settings.get(key)]
-    measured = [f"{key} {format_number(value)}" for key, value in facts.items()]
+    numbers = {key: value for key, value in facts.items() if isinstance(value, (int, float))}
+    measured = [f"{key} {format_number(value)}" for key, value in numbers.items()]
     match settings:
         case {"starts": [*_, {"commit": commit}]} if commit:
             lines.append(f"- commit of nano-GRPO: {commit}\n")
@@ -47,15 +47,15 @@ tags:
 - open it with from_pretrained of transformers, which needs the package peft for an adapter
 - licence: not set; those of the base model and of the data apply
 """
-    text = re.sub("(?<= )/.*/", "", text)  # the folders of an absolute path may hold the name of the user
-    Path(folder, CARD).write_text(text, "utf-8")
+    text = re.sub("(?<= )/.*/(?=.)", "", text)  # the folders of an absolute path may hold the name of the user
+    Path(folder, CARD).write_text(text, "utf-8", "replace")
 
 
-def copy_card(folder, path, base):
-    """Writes the card of a model whose adapter was merged into `folder`: that of the model at `path`, if it has one."""
+def copy_card(folder, path, facts):
+    """Copies the card of the model at `path`, of which `folder` is an export without an adapter. If it has none, writes
+    one."""
+    write_card(folder, path, path, facts)
     card = Path(path, CARD)
     if card.exists():
-        text = card.read_text("utf-8").replace(PEFT, TRANSFORMERS)
+        text = card.read_text("utf-8", "replace").replace(PEFT, TRANSFORMERS)
         Path(folder, CARD).write_text(text, "utf-8")
-    else:
-        write_card(folder, path, base, {})

@@ -53,7 +53,6 @@ def load_huggingface(
         adapter,
         dtype,
         device)
-    check_vocabulary(net.base_model, own, named)
     if mode == MASKED_FILL and own.mask_token_id is None:
         raise Mistake(f"{named} has no mask token; name one as mask_token in its tokenizer_config.json")
     if mode == MASKED_FILL and own.mask_token_id in own.stop_token_ids:
@@ -63,13 +62,9 @@ def load_huggingface(
         net = add_adapter(net, adapter)
         for settings in net.peft_config.values():
             settings.base_model_name_or_path = local_name(path)
-    fault = f"{named}: {type(net).__name__} does not work with hidden states only"
-    with others(fault, FAMILIES, quiet=True, ours_too=True):
-        model = HuggingFaceModel(net, own, mode, adapter.has_adapter).eval()
-        if not adapter.load_in_4bit:  # 4-bit weights are already on the device
-            model.to(device)
-        check_outputs(model, named)
-    return model
+    if adapter.load_in_4bit:  # 4-bit weights are already on the device
+        device = None
+    return checked(net, own, mode, adapter.has_adapter, named, device)
 
 
 def wrap(net, backend):
@@ -94,13 +89,22 @@ def wrap(net, backend):
     if path and not os.path.isdir(path):
         path = f"{HUB}{path}"
     tokenizer = HuggingFaceTokenizer(backend, path, ends, fills=False)
-    check_vocabulary(undivided.base_model, tokenizer, named)
     if not has_adapter:
         net.float()
-    with others(f"{named} does not work with hidden states only", FAMILIES, quiet=True, ours_too=True):
-        model = HuggingFaceModel(net, tokenizer, mode, has_adapter).eval()
-        check_outputs(model, named)
+    model = checked(net, tokenizer, mode, has_adapter, named)
     return model, tokenizer
+
+
+def checked(net, tokenizer, mode, has_adapter, named, device=None):
+    """Makes a HuggingFaceModel in eval mode. Raises Mistake if it does not work. device: None: where its weights are"""
+    fault = f"{named}: {type(net).__name__} does not work with hidden states only"
+    with others(fault, FAMILIES, quiet=True, ours_too=True):
+        model = HuggingFaceModel(net, tokenizer, mode, has_adapter).eval()
+        check_vocabulary(model.body, tokenizer, named)
+        if device is not None:
+            model.to(device)
+        check_outputs(model, named)
+    return model
 
 
 def open_transformer(

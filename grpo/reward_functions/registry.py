@@ -194,15 +194,17 @@ def tables():
     return REWARDS, ENVIRONMENTS, data.MASKS
 
 
-def register_functions(names, path):
+def register_functions(names, path, given=()):
     """Loads the reward_file at `path`. A function without @reward becomes a reward without a range if it is one of the
-    `names`. A second name for a function with @reward is the same reward."""
+    `names`. A second name for a function with @reward is the same reward.
+    given: {name: function} from Python, which get completions as texts"""
     import_rewards(names)
-    functions = load_reward_file(path)
+    functions = load_reward_file(path) | dict(given)
     for name in set(names) & set(functions):
         function = functions[name]
-        if not str(function.__module__).startswith("grpo."):  # such as @environment
-            entry = DECORATED.get(id(function)) or Reward(function)
+        is_ours = str(function.__module__).startswith("grpo.")  # such as @environment
+        if name in given or not is_ours:
+            entry = DECORATED.get(id(function)) or Reward(function, messages=name not in given)
             add_reward(name, entry)
 
 

@@ -109,7 +109,7 @@ def step_of(made):
     lambda: ("b", torch.tensor(0.5))])
 def test_a_pair_of_any_kind_is_an_answer_and_a_reward(made):
     one, answer = step_of(made)
-    assert answer == "b" and one.reward == 0.5 and one.ended == 1 and one.error is None
+    assert answer == "b" and one.reward == 0.5 and one.transcript == [["a", "b", 0.5]] and one.error is None
 
 
 @pytest.mark.parametrize("made", [
@@ -126,7 +126,7 @@ def test_what_is_no_answer_and_reward_ends_the_run(made):
 def test_what_fails_while_it_is_read_fails_the_completion_alone(made, told):
     one, answer = step_of(made)
     assert answer is None and "test_environments.py, line" in str(one.error) and told in str(one.error)
-    assert one.reward == one.ended == 0
+    assert one.reward == 0 and one.transcript == [["a", None, None]]
 
 
 def test_an_environment_without_its_methods_or_metrics_fails_with_where_it_is_defined():

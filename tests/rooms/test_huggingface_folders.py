@@ -234,6 +234,24 @@ def test_a_card_names_a_base_model_of_the_hub_and_a_folder_without_a_run_has_a_c
     assert "0.1250" in body
 
 
+def test_a_model_is_saved_with_a_card_whatever_lies_beside_it_and_in_it(llama, tmp_path):
+    net, backend = opened(llama)
+    backend.name_or_path = "/models/mine/"
+    written = {"damaged": b"{", "a list": b"[]", "no text": b"\xff", "half": b'{"dataset": "\\udcff.jsonl"}'}
+    for name, content in written.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes(content)
+    (tmp_path / "folder" / "config.json").mkdir(parents=True)
+    for name in (*written, "folder"):
+        folder = tmp_path / name / "model"
+        save_model(str(folder), *wrap(net, backend), step=3, note="mine", **{"eval/a": float("nan")})
+        _, body = card_of(folder)
+        assert "step 3, eval/a nan\n" in body and "base model: mine" in body and "?.jsonl" in body or name != "half"
+        (folder / "README.md").write_bytes(b"library_name: peft\n\xff")
+        export.main([f"--checkpoint={folder}", f"--out={tmp_path / name / 'exported'}"])
+        assert (tmp_path / name / "exported" / "README.md").read_bytes().startswith(b"library_name: transformers\n")
+
+
 def fill(folder, text, *names):
     folder.mkdir(exist_ok=True)
     for name in names:
