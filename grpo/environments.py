@@ -170,6 +170,7 @@ class Episode:
     """The environment of one completion, and its turns. Raises Mistake for an invalid return value of a method.
 
     cls: the user's class; instance: its object
+    begun: the beginning of the first turn that the prompt prefills
     turns: the columns in which turns begin; reward: the sum of their rewards
     transcript: for each turn a list of the text that `step` got, and of the answer and the reward that it returned.
         Both are None where it failed, and where tokens ran out before the turn ended
@@ -199,7 +200,8 @@ class Episode:
         return time_limit(self.config.reward_timeout)
 
     def begin(self, seed, record):
-        """Makes the environment and hands it the record."""
+        """Makes the environment and hands it the record, whose prompt may begin the first turn."""
+        self.begun = prefill(record["prompt"])
         self.construct(seed)
         if self.error is None:
             self.reset(record)
@@ -295,7 +297,6 @@ class Episodes:
         self.stop = stop
         self.form = PromptFormat.of(settings)
         self.episodes = []
-        self.begun = []  # the beginning of each first turn that its prompt prefills
         for record, number in zip(problems["record"], problems["number"], strict=True):
             sequence = np.random.SeedSequence([SEEDS, settings.seed, iteration, int(number)])
             seed = int(sequence.generate_state(1)[0])
@@ -303,7 +304,6 @@ class Episodes:
                 episode = Episode(settings)
                 episode.begin(seed, record)
                 self.episodes.append(episode)
-                self.begun.append(prefill(record["prompt"]))
         self.given = torch.full((len(self.episodes), settings.max_new_tokens), -1)
 
     def over(self, target, number, t, drawn):
@@ -325,7 +325,8 @@ class Episodes:
         written: the list of its tokens so far"""
         episode = self.episodes[n]
         ids = written[episode.turns[-1] :]
-        answer = episode.step(self.turn_text(n, ids))
+        text = self.turn_text(episode, ids)
+        answer = episode.step(text)
         if answer is None:
             return True
         tokenizer = self.stop.tokenizer
@@ -337,11 +338,11 @@ class Episodes:
         episode.turns.append(len(written) + len(given))
         return False
 
-    def turn_text(self, n, ids):
-        """The text of the current turn of completion n, as `step` gets it. ids: its tokens"""
+    def turn_text(self, episode, ids):
+        """The text of the current turn of an episode, as `step` gets it. ids: its tokens"""
         text = self.stop.text(ids)
-        if self.episodes[n].turns == [0]:
-            text = self.begun[n] + text
+        if episode.turns == [0]:
+            text = episode.begun + text
         return text
 
     def framed_answer(self, answer, last):
@@ -366,13 +367,14 @@ class Episodes:
             rewards.append(episode.reward if episode.error is None else None)
             last = texts.completion_ids[n][episode.turns[-1] :]  # empty if an answer took the last token
             if last and len(episode.transcript) < len(episode.turns):  # tokens ran out
-                episode.transcript.append([self.turn_text(n, last), None, None])
+                text = self.turn_text(episode, last)
+                episode.transcript.append([text, None, None])
             turns.append(episode.transcript)
             if self.form.template != "plain":
                 pieces = episode.pieces[:-1]
                 if last:
                     pieces = [*episode.pieces, self.stop.tokenizer.decode(last)]
-                texts.completions[n] = self.begun[n] + readable("\n".join(pieces))
+                texts.completions[n] = episode.begun + readable("\n".join(pieces))
         texts.columns |= {REWARD: rewards, TURNS: turns}
 
     def close(self):

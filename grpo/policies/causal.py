@@ -114,10 +114,10 @@ class CausalPolicy(ModelPolicy):
             prompt_length=prompt_length,
             tokens=tokens)
         inputs = inputs.with_kept(generation.kept)
-        if settings.environment is None:
-            stop = Stop(self.tokenizer, settings.stop_sequences, settings.response_prefix)
-        else:  # stop sequences end turns, after which the text continues
-            stop = Stop(self.tokenizer)
+        sequences = settings.stop_sequences
+        if settings.environment is not None:  # they end turns, after which the text continues
+            sequences = ()
+        stop = Stop(self.tokenizer, sequences, settings.response_prefix)
         texts = completion_texts(stop, problems, target, mask, generation.truncated)
         return Rollouts(
             target=target,

@@ -226,17 +226,9 @@ class ModelPolicy(Policy):
     def identity(self) -> dict:
         return self.model.identity()
 
-    def save(
-            self,
-            path: str,
-            weights: dict | None = None,
-            **facts) -> None:
-        save_model(
-            path,
-            self.model,
-            self.tokenizer,
-            weights=weights,
-            **facts)
+    def save(self, path: str, **facts) -> None:
+        """facts: also the gathered `weights` of a sharded model"""
+        save_model(path, self.model, self.tokenizer, **facts)
 
     def to(self, device: torch.device | str) -> None:
         self.model.to(device)

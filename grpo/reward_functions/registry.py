@@ -255,7 +255,9 @@ def arguments(name, texts, known, all_fields):
     if function.accepts("trainer_state"):
         settings["trainer_state"] = known["trainer_state"]
     columns = fields_of_texts(texts, function.messages, all_fields)
-    columns = names_of_others(columns) | columns
+    # The fields also have the names of other data sets, such as `solution` for `answer`
+    renamed = {other: columns[own] for other, own in FIELD_OF.items() if own in columns}
+    columns = renamed | columns
     fields = {}
     for key, values in columns.items():
         if function.accepts(key) and key not in settings:
@@ -277,11 +279,6 @@ def fields_of_texts(texts, messages, all_fields):
     lacking = dict.fromkeys(all_fields, [None] * len(completions))
     from_the_run = {"prompts": prompts, "completions": completions, "completion_ids": texts.completion_ids}
     return lacking | texts.columns | from_the_run
-
-
-def names_of_others(columns):
-    """The fields under the names of other data sets, such as `answer` under `solution`."""
-    return {name: columns[own] for name, own in FIELD_OF.items() if own in columns}
 
 
 @keep_torch_defaults()

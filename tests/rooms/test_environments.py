@@ -65,7 +65,7 @@ class Waiting:
 
 def test_an_environment_that_waits_or_raises_fails_with_the_line_of_its_file():
     one = Episode(SimpleNamespace(environment="Waiting", reward_file=None, reward_timeout=0.05, max_turns=9))
-    assert one.begin(0, {}) is one.step("a") is None
+    assert one.begin(0, {"prompt": "a"}) is one.step("a") is None
     assert isinstance(one.error, Mistake) and "OutOfTime" in str(one.error)
     one.close()
     assert "test_environments.py, line" in str(one.error) and "no end" in str(one.error)
@@ -100,7 +100,7 @@ class Returns:
 
 def step_of(made):
     one = Episode(SimpleNamespace(environment="Returns", reward_file=None, reward_timeout=0.2, max_turns=9))
-    one.begin(0, {"made": made})
+    one.begin(0, {"prompt": "a", "made": made})
     return one, one.step("a")
 
 
@@ -225,7 +225,7 @@ def test_metrics_may_be_one_name(monkeypatch):
     monkeypatch.setattr(environments, "ENVIRONMENTS", {})
     environment(OneName)
     one = Episode(SimpleNamespace(environment="OneName", reward_file=None, reward_timeout=0.2))
-    one.begin(0, {})
+    one.begin(0, {"prompt": "a"})
     assert one.measure() == {"environment/guessed": (1.0, 2.0)}
 
 

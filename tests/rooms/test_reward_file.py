@@ -375,7 +375,7 @@ def test_what_a_file_changes_of_torch_ends_with_its_call(tmp_path):
     assert torch_defaults() == before
     assert worth(path) == 1.0 and torch_defaults() == before
     one = Episode(SimpleNamespace(environment="Changing", reward_file=path, reward_timeout=9.0, max_turns=2))
-    one.begin(0, {})
+    one.begin(0, {"prompt": "a"})
     assert torch_defaults() == before
     one.step("a")
     assert torch_defaults() == before and one.reward == 1.0
