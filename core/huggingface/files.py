@@ -112,9 +112,8 @@ def declared_in(path, file, key):
     return read_object(found, f"{key}={path}: {file}", "copy its files again")
 
 
-def published_as(path, key):
-    """Returns the row of PUBLISHED for a folder or hub name, or None."""
-    values = declared_in(path, "config.json", key)
+def published_as(values):
+    """Returns the row of PUBLISHED for the values of a config.json, or None."""
     return PUBLISHED.get(str(values.get("model_type")))
 
 
@@ -124,7 +123,7 @@ def read_config(path, key):
     named = f"{key}={path}"
     transformers = quiet_transformers(path, key)
     values = declared_in(path, "config.json", key)
-    published = published_as(path, key)
+    published = published_as(values)
     with opening(path, key):
         if published is None:
             config = transformers.AutoConfig.from_pretrained(local_name(path), trust_remote_code=False)

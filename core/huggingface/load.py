@@ -12,6 +12,7 @@ from core.huggingface.files import (
     base_of,
     check_weights,
     config_value,
+    declared_in,
     is_adapter,
     published_as,
     read_config,
@@ -20,8 +21,7 @@ from core.huggingface.files import (
 )
 from core.huggingface.lora import FULL, add_adapter, open_adapter, save_adapter
 from core.huggingface.model import CACHE_NAMES, HuggingFaceModel
-from core.huggingface.tokenizer import (
-    HuggingFaceTokenizer, check_ends, declared_ends, load_huggingface_tokenizer)
+from core.huggingface.tokenizer import HuggingFaceTokenizer, declared_ends, load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
 from core.settings.optional import local_name, opening, quiet_transformers, require
 from core.settings.setting import check_finite
@@ -83,8 +83,7 @@ def wrap(net, backend):
     mode = mode_of(config, name, "model")
     if mode != LANGUAGE_MODEL:
         raise Mistake(f"{named} has mode {mode}, but {LANGUAGE_MODEL} is needed here")
-    ends = declared_ends(config.to_dict(), undivided.generation_config.to_dict())
-    check_ends(backend, ends, named)
+    ends = declared_ends(config.to_dict(), undivided.generation_config.to_dict(), backend, named)
     path = backend.name_or_path
     if path and not os.path.isdir(path):
         path = f"{HUB}{path}"
@@ -144,7 +143,7 @@ def open_transformer(
     settings = {"dtype": dtype if adapter.has_adapter else torch.float32}
     if adapter.load_in_4bit:
         settings |= four_bits(transformers, dtype, device)
-    published = published_as(path, key)
+    published = published_as(declared_in(path, "config.json", key))
     if published is not None:
         settings["config"] = config
         settings["key_mapping"] = published.names

@@ -181,7 +181,7 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
                       f"or name another folder or {HUB}owner/name")
     with opening(path, key, ": its tokenizer"):
         config = declared_in(model, "config.json", key)
-        published = published_as(model, key)
+        published = published_as(config)
         tokenizer_type = None
         if published is not None:
             tokenizer_type = published.tokenizer
@@ -192,8 +192,7 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         if backend.mask_token_id is None and config.get("mask_token_id") is not None:
             backend.mask_token = backend.convert_ids_to_tokens(config["mask_token_id"])
         generation = declared_in(model, "generation_config.json", key)
-        ends = declared_ends(config, generation)
-        check_ends(backend, ends, named)
+        ends = declared_ends(config, generation, backend, named)
         # The tokenizer of a causal model may have a mask token too, but the model was not trained to fill in masks
         classes = " ".join(config.get("architectures") or [])
         is_causal = published is None and config.get("is_causal") is not False and re.search(CAUSAL, classes)
@@ -201,16 +200,9 @@ def load_huggingface_tokenizer(path, key="checkpoint"):
         return HuggingFaceTokenizer(backend, path, ends, fills)
 
 
-def check_ends(backend, ends, named):
-    """Raises Mistake if a transformers tokenizer lacks end tokens that the model declares."""
-    last = max(backend.get_vocab().values())
-    if max(ends, default=0) > last:
-        raise Mistake(f"{named} has a tokenizer that lacks the end tokens {ends} which the model declares; use the "
-                      "tokenizer, or copy the tokenizer files, that belong to the model")
-
-
-def declared_ends(config, generation):
-    """Returns the end ids that a model's config.json and generation_config.json declare: one, a list or none each."""
+def declared_ends(config, generation, backend, named):
+    """Returns the end ids that a model's config.json and generation_config.json declare: one, a list or none each.
+    Raises Mistake if the transformers tokenizer `backend` lacks one. named: the model, for the error"""
     found = []
     for values in (config, config.get("text_config") or {}, generation):
         ids = values.get("eos_token_id")
@@ -218,4 +210,8 @@ def declared_ends(config, generation):
             found += ids
         elif ids is not None:
             found.append(ids)
+    last = max(backend.get_vocab().values())
+    if max(found, default=0) > last:
+        raise Mistake(f"{named} has a tokenizer that lacks the end tokens {found} which the model declares; use the "
+                      "tokenizer, or copy the tokenizer files, that belong to the model")
     return found
