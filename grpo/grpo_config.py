@@ -380,9 +380,8 @@ def conflicts_of_rewards(c):
     """Conflicts of rewards, of the settings that change rewards, and of advantages."""
     decides = "objective" if c.advantage is None else "advantage"  # the setting that names the advantage
     has_credits = c.credit_window is not None
-    added = {"kl_in_reward": c.kl_in_reward, "overlong_buffer": c.overlong_buffer}
-    changes = names(**added)
-    all_changes = names(**added, credit_window=has_credits)
+    changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer)
+    all_changes = names(kl_in_reward=c.kl_in_reward, overlong_buffer=c.overlong_buffer, credit_window=has_credits)
 
     yield (not c.rewarded and c.task_type != "fill_in", "task_type teacher_checkpoint",
            "with a teacher rewards are those of reward_functions, or none; leave task_type out")
