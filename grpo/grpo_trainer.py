@@ -145,7 +145,7 @@ class GRPOTrainer(Run):
         precedes one of its steps."""
         c = self.config
         is_due = -self.step % c.sample_interval < self.settings.steps
-        if not (is_due and self.dist.is_main):
+        if not (c.train_samples and is_due and self.dist.is_main):
             return
         total = scored.reward.flatten()                                              # (N,)
         samples = []
