@@ -11,7 +11,6 @@ from collections import Counter
 from core.data import FIELDS, FILES, PROMPTS, SPLITS, dataset_folder, write_folder
 from core.errors import Mistake, one_line, others
 from core.files import HUB, on_hub, value_from_json
-from core.settings.optional import quiet_hub, require, say_opening
 from core.settings.setting import shown
 
 # A field may not have these names: rewards have arguments of these names, and "where" is the place of a record
@@ -195,6 +194,7 @@ def read_records(path, notes=None):
     if not os.path.isfile(path):
         raise Mistake(f"dataset={path} does not exist; correct the path")
     if path.endswith(".parquet"):
+        from core.settings.optional import require
         parquet = require("pyarrow.parquet", f"dataset={path}")
         with others(f"{path} is not a parquet file", "copy it again", quiet=True):
             rows = parquet.read_table(path).to_pylist()
@@ -323,6 +323,7 @@ def read_hub(dataset, notes):
     Its train split is for training, its validation or test split for validation. If it has only a train split, a hash
     of the prompt decides, as for files. A column named split is not read. notes: as in check_record
     """
+    from core.settings.optional import quiet_hub, require, say_opening
     say_opening(dataset, "dataset")
     datasets = require("datasets", f"dataset={dataset}")
     quiet_hub(f"dataset={dataset}")
