@@ -19,7 +19,7 @@ from core.huggingface.files import (
     reads_both_ways,
     writing_folder,
 )
-from core.huggingface.lora import FULL, add_adapter, open_adapter, save_adapter
+from core.huggingface.lora import FULL, POLICY, adapter_weights, add_adapter, open_adapter, save_adapter
 from core.huggingface.model import CACHE_NAMES, HuggingFaceModel
 from core.huggingface.tokenizer import HuggingFaceTokenizer, declared_ends, load_huggingface_tokenizer
 from core.model import LANGUAGE_MODEL, MASKED_FILL, SEQUENCE_SCORER
@@ -90,6 +90,8 @@ def wrap(net, backend):
     tokenizer = HuggingFaceTokenizer(backend, path, ends, fills=False)
     if not has_adapter:
         net.float()
+    elif not adapter_weights(net, POLICY):  # a save would fail, or write an adapter without weights
+        raise Mistake(f"{named} has no LoRA adapter {POLICY!r}; make it with get_peft_model(net, LoraConfig(...))")
     model = checked(net, tokenizer, mode, has_adapter, named)
     return model, tokenizer
 

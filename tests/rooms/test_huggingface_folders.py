@@ -83,6 +83,16 @@ def test_an_object_that_is_no_language_model_or_has_another_tokenizer_is_refused
         wrap(net, backend)
 
 
+@pytest.mark.parametrize(("kind", "name"), [("LoraConfig", "mine"), ("IA3Config", "default")])
+def test_an_adapter_whose_weights_no_save_would_write_is_refused(kind, name, llama):
+    peft = pytest.importorskip("peft")
+    net, backend = opened(llama)
+    settings = {"target_modules": ["q_proj"]} | ({"feedforward_modules": []} if kind == "IA3Config" else {})
+    net = peft.get_peft_model(net, getattr(peft, kind)(**settings), adapter_name=name)
+    with pytest.raises(Mistake, match="LoRA adapter 'default'"):
+        wrap(net, backend)
+
+
 HUB = "hf:owner/name"
 
 
