@@ -50,9 +50,6 @@ def fitted(line):
         break_on_hyphens=False)
 
 
-in_time = tqdm.format_interval  # seconds -> minutes:seconds, or hours:minutes:seconds
-
-
 def format_number(value):
     """Writes a number in at most ten characters. None, a metric that was not measured, becomes "-"."""
     if value is None:
@@ -79,6 +76,7 @@ class Logger:
         self.trackers = None
         self.eta = "-"      # the time that is left, as Run.look_ahead estimates it
         self.seen = set()   # metrics that a line of the console has had
+        self.left_out = []  # columns that do not fit
         self.header = ""    # the names of the columns, as printed last
         self.lines = 0      # below them
         hidden = silent or not sys.stderr.isatty()
@@ -134,14 +132,21 @@ class Logger:
         names = f"{'step':>6}"
         cells = f"{step:>6}"
         room = console_width() - ETA_WIDTH
-        for name in self.columns:
+        left_out = []
+        measured = [name for name in self.columns if name in self.seen]
+        for name in measured:
             width = max(len(name), 8) + 1
-            if name in self.seen and len(names) + width <= room:
+            if len(names) + width <= room:
                 cell = format_number(metrics.get(name))
                 names += f"{name:>{width}}"
                 cells += f"{cell:>{width}}"
+            else:
+                left_out.append(name)
         names += f"{'eta':>{ETA_WIDTH}}"
         cells += f"{self.eta:>{ETA_WIDTH}}"
+        if left_out not in ([], self.left_out):
+            self.say(fitted(f"columns that do not fit, but are in {METRICS}: {', '.join(left_out)}"))
+            self.left_out = left_out
         if names != self.header or self.lines == self.HEADER_EVERY:
             self.say(names)
             self.header = names

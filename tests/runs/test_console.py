@@ -37,12 +37,14 @@ def shown(tmp_path, capsys, *steps):
 def test_the_line_of_a_step_fits_and_leaves_out_only_what_does_not(columns, monkeypatch, tmp_path, capsys):
     pretend(monkeypatch, columns)
     width = max(NARROWEST, columns or 100)
-    names, cells = shown(tmp_path, capsys, dict.fromkeys(METRICS, 0.12345))
-    assert len(names) == len(cells) <= width
+    *said, names, cells, again = shown(tmp_path, capsys, *[dict.fromkeys(METRICS, 0.12345)] * 2)
+    assert len(again) == len(names) == len(cells) <= width
     step, *found, last = names.split()
     assert (step, last) == ("step", "eta") and found == [name for name in METRICS if name in found]
     assert len(cells.split()) == len(found) + 2
-    for name in set(METRICS) - set(found):
+    told = [name for name in METRICS if re.search(rf"\b{name}\b", " ".join(said))]
+    assert told == [name for name in METRICS if name not in found] and max(map(len, said), default=0) <= width
+    for name in told:
         before = [other for other in found if METRICS.index(other) < METRICS.index(name)]
         assert sum(1 + max(8, len(other)) for other in (*before, name)) > width - len("  step") - len("      eta")
     assert (columns or 100) < 95 or len(found) == len(METRICS)
