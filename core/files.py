@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import pathlib
-import shutil
 
 import safetensors
 
@@ -84,30 +82,6 @@ def put_in_place(new, path):
     os.replace(new, path)
 
 
-def copy_whole(folder, names, target):
-    """Copies files and folders of `folder` to the folder `target`, which they replace as a whole. Raises CannotWrite.
-
-    If it is interrupted, the earlier target is as it was, or named <target>-before.tmp.
-    """
-    new = f"{target}.tmp"
-    before = f"{target}-before.tmp"
-    with writing(target):
-        shutil.rmtree(new, ignore_errors=True)
-        for name in names:
-            path = pathlib.Path(folder, name)
-            for file in (path, *path.rglob("*")):
-                if file.is_file():
-                    copy = pathlib.Path(new, file.relative_to(folder))
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(file, copy)
-                    put_in_place(copy, copy)  # flushes the file to disk
-        if os.path.exists(target):
-            shutil.rmtree(before, ignore_errors=True)
-            os.replace(target, before)
-        os.replace(new, target)
-        shutil.rmtree(before, ignore_errors=True)
-
-
 def write_json(path, value):
     """Writes plain values to a JSON file atomically."""
     with replacing(path) as new, open(new, "w") as f:
@@ -183,14 +157,11 @@ def is_start(start):
     """True for an object of the form that core/run.py records."""
     if not isinstance(start, dict):
         return False
-    end = start.get("end", {})
-    settings = start.get("settings", {})
-    if not isinstance(end, dict) or not isinstance(settings, dict):
-        return False
-    lacks = {"ended", "step", "time", "why"} - end.keys()
-    if end and lacks:
-        return False
-    return all(isinstance(about, dict) for about in settings.values())
+    match {"end": {}, "settings": {}} | start:
+        case {"end": dict(end), "settings": dict(settings)}:
+            is_complete = not end or end.keys() >= {"ended", "step", "time", "why"}
+            return is_complete and all(isinstance(about, dict) for about in settings.values())
+    return False
 
 
 def keep_records(path, step, say=None):

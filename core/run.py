@@ -5,6 +5,7 @@ config.json records every start with its settings and its end.
 """
 
 import contextlib
+import copy
 import dataclasses
 import json
 import os
@@ -32,9 +33,9 @@ from core.data import dataset_folder
 from core.distributed import Distributed
 from core.errors import ROOT, Mistake, described, is_out_of_memory, one_line, shortest
 from core.files import (
-    BEFORE, BEST, CONFIG, CONSOLE, METRICS, RUN_FILES, SAMPLES, STATE, VLLM_WEIGHTS, copy_whole, read_object, starts_of,
+    BEFORE, BEST, CONFIG, CONSOLE, METRICS, RUN_FILES, SAMPLES, STATE, VLLM_WEIGHTS, read_object, replacing, starts_of,
     write_json, writing)
-from core.logger import Logger, create_logger, fitted, format_number, in_time
+from core.logger import Logger, create_logger, fitted, format_number
 from core.models import is_small
 from core.optim import CosineLRScheduler, build_optimizers
 from core.resume import PREVIOUS, changed_since, earlier_runs, resume_command
@@ -48,7 +49,6 @@ except ImportError:  # Windows
 LOCK = "lock"
 MODEL_OR_EVENTS = r"model(-\d+)?(\.safetensors)?|events\.out\.tfevents\..*"  # models, TensorBoard's files
 SET_ASIDE = re.compile(rf"({'|'.join(map(re.escape, RUN_FILES))}|{MODEL_OR_EVENTS})(\.tmp)?")
-BEST_MODELS = (BEST, f"{BEST}.tmp", f"{BEST}-before.tmp")  # set aside too if they hold a state
 STAYING = (LOCK, PREVIOUS, "wandb", VLLM_WEIGHTS)  # a later run leaves them where they are
 FIRST_FILE = f"{CONFIG}.tmp"  # left by a run of an earlier version that was killed at its start
 SIGNALS = [x for x in signal.Signals if x.name in ("SIGTERM", "SIGINT", "SIGHUP")]  # Windows has no SIGHUP
@@ -192,7 +192,8 @@ def set_aside(out_dir: str) -> str | None:
     """Moves the files of an earlier run in this folder to <out_dir>/previous/<n>, n = 1, 2, ...; nothing is deleted.
     Returns their new folder, or None if there was no earlier run."""
     names = [name for name in listed(out_dir) if SET_ASIDE.fullmatch(name)]
-    names += [name for name in BEST_MODELS if states(os.path.join(out_dir, name))]
+    if METRICS in listed(os.path.join(out_dir, BEST)):
+        names.append(BEST)
     if not names:
         return None
     return move_aside(out_dir, names)
@@ -418,10 +419,10 @@ class Run:
         made = c.evaluations(self.step - 1)  # this step's own comes after it
         evaluations = c.evaluations(c.max_iters - 1) - made + 1
         left = mean * steps + self.evaluation_seconds * evaluations
-        self.logger.eta = in_time(left)
+        self.logger.eta = self.logger.bar.format_interval(left)
         if self.timed == 3 * c.steps_of_an_iteration and steps:
-            more = f"{steps} more steps " + ("and their" if self.evaluation_seconds else "without their")
-            self.logger.say(f"a step takes {mean:.3g} s: about {left / 60:.1f} min for {more} evaluations")
+            self.logger.say(f"a step takes {mean:.3g} s, an evaluation {self.evaluation_seconds:.3g} s: about "
+                            f"{left / 60:.1f} min for {steps} more steps and {evaluations} evaluations")
 
     def run_evaluation(self) -> None:
         """Evaluates on all ranks, which then wait until rank 0 has written the results. Notes if it is the best."""
@@ -438,27 +439,33 @@ class Run:
             self.best = Best(self.best.metric, found[self.best.metric], self.step)
 
     def save(self) -> None:
-        """Writes the model, and the state to resume from. If it is the best, copies both to <out_dir>/best."""
+        """Writes the model, and the state to resume from. The best are also written to <out_dir>/best."""
         weights = self.learner.weights()
         more = self.state() | {
             "evaluated": self.evaluated and self.step > 0,  # a run that resumes at step 0 has no records yet
             "best": vars(self.best),
             "skipped_steps": self.skipped_steps}
-        self.checkpoints.save(self.step, weights, self.optimizers, self.last_evaluation, **more)
-        if self.best.step == self.step and self.dist.is_main:
-            self.keep_best()
+        saved = self.step, weights, self.optimizers, self.last_evaluation
+        self.checkpoints.save(*saved, **more)
+        if self.best.step == self.step:
+            kept = copy.copy(self.checkpoints)
+            kept.out_dir = kept.path(BEST)
+            if self.dist.is_main:
+                self.copy_records(kept.out_dir)
+            kept.save(*saved, **more)
+            self.say_best()
         self.dist.barrier()  # it may take longer than an exchange between ranks
 
-    def keep_best(self) -> None:
-        """Copies the run so far, which was saved at this step, to <out_dir>/best."""
-        out_dir = self.checkpoints.out_dir
-        names = [STATE, CONFIG, METRICS, SAMPLES, f"model{self.learner.suffix}"]
-        target = os.path.join(out_dir, BEST)
-        if set(listed(target)) - set(names):  # the user's files, or a run that went on there
-            folder = move_aside(out_dir, [BEST])
-            self.logger.say(f"{target} held other files, which are now in {folder}")
-        copy_whole(out_dir, names, target)
-        self.say_best()
+    def copy_records(self, target):
+        """Copies the records so far to <out_dir>/best. They precede its state: a run that resumes drops later ones."""
+        if CONSOLE in listed(target):  # nothing of another run is overwritten
+            folder = move_aside(self.checkpoints.out_dir, [BEST])
+            self.logger.say(f"a run has resumed in {shortest(target)}; it is now in {shortest(folder)}")
+        for name in (CONFIG, METRICS, SAMPLES):
+            path = self.checkpoints.path(name)
+            if os.path.exists(path):
+                with replacing(os.path.join(target, name)) as new:
+                    shutil.copyfile(path, new)
 
     def say_best(self) -> None:
         """Prints which model is the best so far."""

@@ -386,8 +386,8 @@ CLAIMS = {
             "runs/test_best.py::test_the_best_model_is_that_of_the_earliest_evaluation_that_no_other_beats",
         "the best model is a run that resumes as the run went on":
             "runs/test_best.py::test_the_best_run_resumes_as_the_run_went_on_to_the_last_bit",
-        "a cut anywhere leaves a whole best model, which the resumed run has too":
-            "runs/test_best.py::test_a_cut_at_any_file_leaves_a_whole_best_model_and_the_resumed_run_has_the_same",
+        "a cut anywhere leaves a best model and a best state that resumes; the run that resumes has the last of both":
+            "runs/test_best.py::test_a_cut_at_any_file_leaves_a_best_state_and_model_and_the_resumed_run_has_the_last",
         "a metric to choose the best model that does not exist is refused before the first step":
             "runs/test_best.py::test_a_metric_that_does_not_exist_is_refused_before_the_first_step",
         "the best adapter is kept, also of a sharded run":

@@ -84,12 +84,14 @@ def test_a_resumed_run_keeps_the_best_model_of_the_uninterrupted_one(dataset, tm
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_cut_at_any_file_leaves_a_whole_best_model_and_the_resumed_run_has_the_same(dataset, tmp_path, monkeypatch):
+def test_a_cut_at_any_file_leaves_a_best_state_and_model_and_the_resumed_run_has_the_last(
+        dataset, tmp_path, monkeypatch):
     run(scripted(dataset, tmp_path / "first", max_iters=1))
     whole = run(scripted(dataset, tmp_path / "whole", max_iters=2))
-    found = set()
+    states, models = [], [(tmp_path / name / "best" / "model.safetensors").read_bytes() for name in ("first", "whole")]
     for count in range(100):
         out = tmp_path / str(count)
+        best = out / "best"
         shutil.copytree(tmp_path / "first", out)
         with monkeypatch.context() as patch:
             t = scripted(dataset, out, max_iters=2)
@@ -100,14 +102,17 @@ def test_a_cut_at_any_file_leaves_a_whole_best_model_and_the_resumed_run_has_the
                 break
             except Cut:
                 pass
-        left = [name for name in ("best", "best-before.tmp") if (out / name).exists()]
-        found.add(step_of_best(out))
-        assert left and (left == ["best"] or (out / left[-1] / "state.pt").exists())
+        step, model = read_state(best / "state.pt")["step"], models.index((best / "model.safetensors").read_bytes()) + 1
+        states.append((step, model, records(best)[-1]["step"]))
+        again = tmp_path / f"{count}-best"
+        shutil.copytree(best, again)
+        resumed = run(scripted(dataset, again, max_iters=2), resume=True)
+        assert same(whole.policy, resumed.policy) and [x["step"] for x in records(again)] == [0, 1, 1, 2, 2]
         resumed = run(scripted(dataset, out, max_iters=2), resume=True)
         assert same(whole.policy, resumed.policy) and step_of_best(out) == 2
-        assert sorted(os.listdir(out / "best")) == ["metrics.jsonl", "model.safetensors", "samples.jsonl", "state.pt"]
+        assert sorted(os.listdir(best)) == ["metrics.jsonl", "model.safetensors", "samples.jsonl", "state.pt"]
         assert not [name for name in os.listdir(out) if name.endswith(".tmp")]
-    assert found == {1, None}, "before the two moves, and between them"
+    assert set(states) == {(1, 1, 1), (1, 1, 2), (1, 2, 2)} and states == sorted(states)
 
 
 @pytest.mark.parametrize("name", ["nothing", "eval/x"])
@@ -138,18 +143,22 @@ def test_a_metric_that_is_chosen_later_begins_with_the_model_that_resumes(datase
 
 
 def test_a_new_run_sets_the_best_model_aside_and_nothing_of_the_users_is_lost(dataset, tmp_path):
+    best = tmp_path / "best"
     run(scripted(dataset, tmp_path, max_iters=1))
-    (tmp_path / "best" / "notes.txt").write_text("mine")
+    (best / "notes.txt").write_text("mine")
+    run(scripted(dataset, tmp_path, max_iters=2), resume=True)
+    assert step_of_best(tmp_path) == 2 and (best / "notes.txt").read_text() == "mine"
+    (best / "console.log").write_text("a run has resumed here")
     run(scripted(dataset, tmp_path), resume=True)
+    assert step_of_best(tmp_path) == 3 and step_of_best(tmp_path / "previous" / "1") == 2
     assert (tmp_path / "previous" / "1" / "best" / "notes.txt").read_text() == "mine"
-    assert step_of_best(tmp_path) == 3 and step_of_best(tmp_path / "previous" / "1") == 1
-    shutil.copytree(tmp_path / "best", tmp_path / "best-before.tmp")  # a kill between the two moves
+    (best / "state.pt").unlink()  # a kill before the first state
     check_run_folder(str(tmp_path))
     set_aside(str(tmp_path))
-    assert os.listdir(tmp_path) == ["previous"] and step_of_best(tmp_path / "previous" / "2") == 3
-    (tmp_path / "best").mkdir()
-    (tmp_path / "best" / "notes.txt").write_text("mine too")
-    assert set_aside(str(tmp_path)) is None and (tmp_path / "best" / "notes.txt").exists()
+    assert os.listdir(tmp_path) == ["previous"] and (tmp_path / "previous" / "2" / "best" / "model.safetensors").exists()
+    best.mkdir()
+    (best / "notes.txt").write_text("mine too")
+    assert set_aside(str(tmp_path)) is None and (best / "notes.txt").exists()
 
 
 def test_pretraining_keeps_the_model_with_the_lowest_loss(dataset, tmp_path):
