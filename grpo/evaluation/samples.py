@@ -53,12 +53,12 @@ class Evaluation:
         held-out metric.
         """
         config = self.config.varied(temperature=temperature)
-        parts = list(enumerate(self.parts()))
+        parts = list(enumerate(self.parts(), 1))
 
         def measure(part):
-            number, _ = part
-            self.doing(f"evaluating {number + 1}/{len(parts)}")
-            return self.measure(policy, config, part)
+            number, (step, batch) = part
+            self.doing(f"evaluating {number}/{len(parts)}")
+            return self.measure(policy, config, step, batch)
 
         found = self.dist.map(measure, parts)
         sums, samples, by_problem, numbers = map(join, zip(*found, strict=True))
@@ -84,10 +84,9 @@ class Evaluation:
                 parts.append((step, part))
         return parts
 
-    def measure(self, policy, config, part):
+    def measure(self, policy, config, step, batch):
         """Returns {metric: (sum, count)} of a part, samples to show, {metric: (P, 2) sum and count of each problem},
-        and {metric: (N,)} for histograms. part: (number, (step of noise, problems))"""
-        number, (step, batch) = part
+        and {metric: (N,)} for histograms. step, batch: the step of the noise, and the problems"""
         rollouts = policy.sample(batch, step, SamplingSettings.of(config))
         texts = rollouts.texts
         judged = self.judge_scores(texts)
@@ -122,10 +121,7 @@ class Evaluation:
         if clashes:
             raise taken(min(clashes))
         samples = []
-        shown = 0
-        if number < SHOWN:  # each part has a problem: samples of others would be dropped
-            shown = min(rollouts.problems, SHOWN)
-        for i in range(shown):
+        for i in range(min(rollouts.problems, SHOWN)):
             sample = sample_of(self.rewards, rollouts, i, total, of_run, partial(self.marks, batch, rollouts))
             samples.append(sample)
         return logged | measured, samples, by_problem, numbers
