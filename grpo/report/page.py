@@ -48,8 +48,7 @@ def write_report(folder, evaluated=None):
 
     evaluated: the evaluations of its buffer; None: the evaluations of metrics.jsonl
     """
-    path = Path(folder, METRICS)
-    records = read_metrics(path)
+    records = read_metrics(Path(folder, METRICS))
     if evaluated is not None:
         records = [record for record in records if not held_out(record)]
         records = sorted(records + evaluated, key=lambda record: record["step"])
@@ -80,23 +79,16 @@ def sections(folder, records, saved, start):
 
     saved: the settings of the run; start: the record of its last start
     """
-    path = Path(folder, SAMPLES)
-    errors = {}
-    bars = ""
-    for record in each_record(path):
-        if "standard_errors" in record:  # the first sample of an evaluation
-            errors[record["step"]] = record["standard_errors"]
-            charts = [histogram(name, **about) for name, about in record["histograms"].items()]
-            bars = "".join(charts)
+    shown, bars, errors = samples(Path(folder, SAMPLES))
     charts = curves(records, errors)
     yield "Held out, before and after", before_and_after(evaluations(records), saved.get("keep_best"))
     yield HELD_OUT, charts.pop(HELD_OUT)
     yield "All completions of the last evaluation", bars
-    yield "Samples", samples(path)
-    speed = charts.pop(SPEED)
-    yield from charts.items()
-    if speed:
-        yield SPEED, folded("tokens per second, seconds of a step by phase", f'<div class="charts">{speed}</div>')
+    yield "Samples", shown
+    for heading, html in charts.items():
+        if heading == SPEED and html:
+            html = folded("tokens per second, seconds of a step by phase", f'<div class="charts">{html}</div>')
+        yield heading, html
     settings = settings_table(saved, start.get("settings", {}))
     yield "Settings: first those that matter most, and in bold all that were changed", settings
     machine = [private(pair) for pair in start.items() if pair[0] not in ("settings", "end")]
@@ -152,7 +144,7 @@ def headline(records, keep_best):
     for name in HEADLINE:
         for metric, before, after, change in changes(records):
             if metric == name and change and f"eval/{name}" != keep_best:
-                return {name: f"{before} \N{RIGHTWARDS ARROW} {after}"}
+                return {name: f"{before} → {after}"}
     return {}
 
 
@@ -190,7 +182,7 @@ def status_of(end, step):
 def curves(records, errors):
     """{part of the page: a chart for each of its metrics}
 
-    errors: {step: {held-out metric: its standard error, None if it is not known}}
+    errors: as in samples
     """
     parts = {
         HELD_OUT: "",
@@ -293,13 +285,20 @@ def text(value):
 
 
 def samples(path):
-    """The samples of evaluations, of which the latest are unfolded, and of training."""
+    """The samples of evaluations, of which the latest are unfolded, and of training; the histograms of the last
+    evaluation; {step: {held-out metric: its standard error, None if it is not known}}."""
     by_title = {}
     latest = ""
+    bars = ""
+    errors = {}
     for record in each_record(path):
         step = record["step"]
         if not is_sample(record):
             raise Mistake(f"{path}, step {step}: a line is no sample; delete it")
+        if "standard_errors" in record:  # the first sample of an evaluation
+            errors[step] = record["standard_errors"]
+            charts = [histogram(name, **about) for name, about in record["histograms"].items()]
+            bars = "".join(charts)
         title = f"step {step}"
         if record.get("split") == "train":
             title = f"training, {title}"
@@ -314,7 +313,7 @@ def samples(path):
     for title, tables in by_title.items():
         is_open = ' open=""' if title == latest else ""
         html += folded(title, tables, is_open)
-    return html
+    return html, bars, errors
 
 
 def folded(title, html, is_open=""):
@@ -329,19 +328,19 @@ def is_sample(record):
 
 
 def is_completion(record):
-    """True for the record of a completion with a text and rewards."""
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+    """True for the record of a completion: its text, its rewards and, in an environment, its turns."""
+    if not isinstance(record, dict):
         return False
-    values = record.get("rewards", {})
-    turns = record.get("turns", [])
-    if "reward" not in record or not isinstance(values, dict) or not isinstance(turns, list):
-        return False
-    if not all(map(is_turn, turns)):
-        return False
-    for value in (record["reward"], *values.values()):
-        if value not in (None, "inf", "-inf") and type(value) not in (int, float):
-            return False
-    return True
+    match {"rewards": {}, "turns": []} | record:
+        case {"text": str(), "reward": reward, "rewards": dict(values), "turns": list(turns)}:
+            rewards = reward, *values.values()
+            return all(map(is_reward, rewards)) and all(map(is_turn, turns))
+    return False
+
+
+def is_reward(value):
+    """True for a reward as samples.jsonl has it."""
+    return value in (None, "inf", "-inf") or isinstance(value, (int, float))
 
 
 def is_turn(turn):
@@ -484,7 +483,7 @@ def histogram(name, low, high, counts):
     wide = (RIGHT - LEFT) / len(counts)
     svg = ""
     for i, count in enumerate(counts):
-        tall = (BOTTOM - TOP) * count / max(counts)
+        tall = (BOTTOM - TOP) * count / max(1, *counts)
         svg += f'<rect x="{LEFT + wide * i:.1f}" y="{BOTTOM - tall:.1f}" width="{wide:.1f}" height="{tall:.1f}"/>'
     for x in ticks(low, high):
         svg += f'<text x="{LEFT + (RIGHT - LEFT) * (x - low) / (high - low):.1f}" y="{BOTTOM + 9}">{x:.9g}</text>'
