@@ -541,6 +541,8 @@ SAMPLERS_AND_TOOLS = [
     (TRAIN, f"{VLLM} --top_p=1.0 --environment=Guess --reward_functions=environment", 1, "sampler='vllm' environment"),
     (REPORT, "", 2, "seeds FOLDER"),
     (REPORT, "seeds --picture=a.png", 2, "seeds FOLDER"),
+    (REPORT, "seeds {folder}/late --against {folder}/early --picture=a.png", 2, "--against --picture"),
+    (REPORT, "html {folder}/late --picture=a.png", 2, "html FOLDER"),
     (REPORT, "seeds {folder}/ended --picture={out}.foo", 1, "out.foo .png"),
     (REPORT, "seeds {folder}/damaged", 1, "damaged/metrics.jsonl line 2"),
     (REPORT, "seeds {folder}/short", 1, "short finished"),

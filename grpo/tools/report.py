@@ -9,6 +9,7 @@ The last command pairs runs of the same seed and prints the mean differences wit
 
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -36,14 +37,10 @@ def report_seeds(folders, picture=None):
     is_short = len(steps[0]) < 2
     if is_short or any(x != steps[0] for x in steps):
         raise Mistake(f"{folders} must be finished runs of grpo/train_grpo.py, evaluated at the same steps")
-    print_changes("settings that differ between the runs", settings)
-    print("| held-out metric | before | after | change, mean ± sd | least | seeds that rose |")
-    print("|---|---|---|---|---|---|")
-    for metric in held_out(runs[0][0]):
-        before = [run[0].get(metric) for run in runs]
-        after = [run[-1].get(metric) for run in runs]
-        name = visible(metric.removeprefix("eval/"))
-        print(f"| {name} | {seeds_row(before, after)} |")
+    print_changes("settings that differ between the runs", pairwise(settings.values()))
+    before = [run[0] for run in runs]
+    after = [run[-1] for run in runs]
+    print_table("before | after | change", before, after)
     if picture:
         draw_curves(runs, picture)
 
@@ -60,16 +57,11 @@ def report_pairs(folders_a, folders_b):
     if len(steps) > 1:
         raise Mistake(f"the last evaluations are of the steps {sorted(steps)}; name runs that ended at the same step")
     print(f"pairs of runs with the same seed: {len(a)} (seeds {', '.join(a)}), evaluated at step {min(steps)}")
-    print_changes("settings that differ within A", settings_a)
-    print_changes("settings that differ within B", settings_b)
-    print_changes("settings of A -> B", settings_b, settings_a)
-    print("| held-out metric | A | B | A - B | 95 % interval |")
-    print("|---|---|---|---|---|")
-    for metric in held_out(ends_a[0] | ends_b[0]):
-        after_a = [end.get(metric) for end in ends_a]
-        after_b = [end.get(metric) for end in ends_b]
-        name = visible(metric.removeprefix("eval/"))
-        print(f"| {name} | {pairs_row(after_a, after_b)} |")
+    print_changes("settings that differ within A", pairwise(settings_a.values()))
+    print_changes("settings that differ within B", pairwise(settings_b.values()))
+    pairs = [(settings_a[seed], settings_b[seed]) for seed in a]
+    print_changes("settings of A -> B", pairs)
+    print_table("B | A | A - B", ends_b, ends_a)
 
 
 def read_runs(folders):
@@ -92,66 +84,64 @@ def read_runs(folders):
     return runs, settings
 
 
-def print_changes(title, now, before=None):
-    """Prints in one line the settings that differ between runs of a seed, or from the first run if `before` is None.
-    now, before: {seed: settings}"""
-    if before is None:
-        first = next(iter(now.values()))
-        before = dict.fromkeys(now, first)
+def print_changes(title, pairs):
+    """Prints in one line the settings that differ within the pairs, each {setting: value} of two runs."""
     found = {}
-    for seed in now:
-        found |= dict.fromkeys(changes(before[seed], now[seed]))
+    for before, now in pairs:
+        found |= dict.fromkeys(changes(before, now))
     if found:
         print(f"{title}: {', '.join(found)}")
 
 
-def seeds_row(before, after):
-    """The cells of a metric: its means before and after training, and its change; dashes if a run did not measure it.
+def print_table(names, before, after):
+    """Prints a row for each held-out metric: two means and their difference; dashes if a run did not measure it.
 
-    before, after: a number for each run
+    names: of these three columns; before, after: {metric: number} of each run
     """
-    if None in before + after:
-        return "- | - | - | - | -"
+    print(f"| held-out metric | {names}, mean ± sd | 95 % interval | least | seeds above 0 |")
+    print("|---|---|---|---|---|---|---|")
+    for metric in held_out(before[0] | after[0]):
+        first = [run.get(metric) for run in before]
+        last = [run.get(metric) for run in after]
+        cells = "- | - | - | - | - | -"
+        if None not in first + last:
+            cells = cells_of(first, last)
+        name = visible(metric.removeprefix("eval/"))
+        print(f"| {name} | {cells} |")
+
+
+def cells_of(before, after):
+    """The cells of a metric. before, after: a number for each run"""
     change = np.subtract(after, before)
-    first = np.mean(before)
-    last = np.mean(after)
     sd = change.std(ddof=len(change) > 1)  # 0 for one run
+    mean, low, high = paired(after, before)
+    interval = "-"
+    if low is not None:
+        interval = f"{low:+.4f} to {high:+.4f}"
     rose = (change > 0).sum()
     cells = [
-        f"{first:.4f}",
-        f"{last:.4f}",
-        f"{last - first:+.4f} ± {sd:.4f}",
+        f"{np.mean(before):.4f}",
+        f"{np.mean(after):.4f}",
+        f"{mean:+.4f} ± {sd:.4f}",
+        interval,
         f"{change.min():+.4f}",
         f"{rose}/{len(change)}"]
     return " | ".join(cells)
 
 
-def pairs_row(after_a, after_b):
-    """The cells of a metric: both means, and the difference with its interval; dashes if a run did not measure it.
-
-    after_a, after_b: a number for each run
-    """
-    if None in after_a + after_b:
-        return "- | - | - | -"
-    difference, low, high = paired(after_a, after_b)
-    interval = "-"
-    if low is not None:
-        interval = f"{low:+.4f} to {high:+.4f}"
-    return f"{np.mean(after_a):.4f} | {np.mean(after_b):.4f} | {difference:+.4f} | {interval}"
-
-
 def main(argv):
     """Prints what the arguments ask for, or writes the page."""
-    folders = [x for x in argv[1:] if not x.startswith("--picture=")]
-    pictures = [x.partition("=")[2] for x in argv if x.startswith("--picture=")]
-    match argv:
-        case ["html", _] if folders:
-            print(write_report(*folders))
-        case ["seeds", *given] if "--against" in given:
-            middle = given.index("--against")
-            report_pairs(given[:middle], given[middle + 1 :])
-        case ["seeds", *_] if folders:
-            report_seeds(folders, *pictures[-1:])
+    pictures = [x for x in argv if x.startswith("--picture=")]
+    given = [x for x in argv if x not in pictures]
+    match given:
+        case ["html", folder] if not pictures:
+            print(write_report(folder))
+        case ["seeds", *folders] if "--against" in folders and not pictures:
+            middle = folders.index("--against")
+            report_pairs(folders[:middle], folders[middle + 1 :])
+        case ["seeds", _, *_] if "--against" not in given:
+            names = [x.removeprefix("--picture=") for x in pictures]
+            report_seeds(given[1:], *names[-1:])
         case _:
             raise UsageError("python grpo/tools/report.py html FOLDER, or seeds FOLDER... [--against FOLDER... or "
                              "--picture=FILE]")

@@ -246,9 +246,10 @@ def test_dots_bars_and_histograms_show_what_the_evaluations_measured(page_of):
     counts = [4, 0, 1, 2]
     records = [{"step": 10 * i, "eval/a": x, "a": x, "time/all": x} for i, x in enumerate(values)]
     histogram = {"low": -1.0, "high": 3.0, "counts": counts}
+    nothing = {"low": 0.0, "high": 1.0, "counts": [0] * 4}  # all completions were skipped
     group = [{"text": "a", "reward": 1.0}]
     samples = [{"step": 10 * i, "problem": "?", "group": group, "standard_errors": {"a": x},
-                "histograms": {"reward": histogram}} for i, x in enumerate(errors)]
+                "histograms": {"reward": histogram, "nothing": nothing}} for i, x in enumerate(errors)]
     _, root, _ = page_of(records, samples)
     charts = {figure[0].text.strip(): figure[1] for figure in root.iter("figure")}
     assert not charts["a"].findall("path[@class='dot']"), "the curve of training has no dots"
@@ -262,6 +263,7 @@ def test_dots_bars_and_histograms_show_what_the_evaluations_measured(page_of):
         assert (low - y) * scale == pytest.approx((y - high) * scale, abs=2e-3) == pytest.approx(error or 0.0, abs=2e-3)
     bars = [float(bar.get("height")) for bar in charts["reward"].findall("rect")]
     assert bars == pytest.approx([120 * count / 4 for count in counts], abs=0.1)
+    assert {bar.get("height") for bar in charts["nothing"].findall("rect")} == {"0.0"}
     labels = {float(label.text): float(label.get("x")) for label in charts["reward"].findall("text")}
     left, width = (float(charts["reward"].find("rect").get(key)) for key in ("x", "width"))
     assert labels[0] == pytest.approx(left + width, abs=0.2) and labels[2] == pytest.approx(left + 3 * width, abs=0.2)
@@ -306,9 +308,9 @@ def run_folder(folder, seed, figures, name="x", **settings):
 
 
 @pytest.mark.parametrize(("name", "figures", "row"), [
-    ("x", [(0.1, 0.4), (0.2, 0.3), (0.3, 0.2)], "| x | 0.2000 | 0.3000 | +0.1000 ± 0.2000 | -0.1000 | 2/3 |"),
-    ("x", [(0.1, 0.4), (0.2, None)], "| x | - | - | - | - | - |"),
-    ("$a^$\u6f22" + HIDDEN, [(0.1, None)], "| $a^$\u6f22" + "\ufffd" * len(HIDDEN) + " | - | - | - | - | - |")])
+    ("x", [(0.1, 0.4), (0.2, 0.3), (0.3, 0.2)], "| x | 0.2000 | 0.3000 | +0.1000 ± 0.2000 | -0.3968 to +0.5968 | -0.1000 | 2/3 |"),
+    ("x", [(0.1, 0.4), (0.2, None)], "| x | - | - | - | - | - | - |"),
+    ("$a^$\u6f22" + HIDDEN, [(0.1, None)], "| $a^$\u6f22" + "\ufffd" * len(HIDDEN) + " | - | - | - | - | - | - |")])
 def test_the_table_over_seeds_holds_means_deviations_and_the_least_change(
         tmp_path, capsys, recwarn, name, figures, row):
     folders = []
@@ -347,9 +349,10 @@ def test_two_sets_of_runs_are_compared_by_seed_at_their_last_step(tmp_path, caps
     report.main(["seeds", *a, "--against", *b])
     out = capsys.readouterr().out
     reach = 4.302653 * 0.1 / 3**0.5
-    assert f"| x | 0.7000 | 0.5000 | +0.2000 | {0.2 - reach:+.4f} to {0.2 + reach:+.4f} |\n" in out
+    interval = f"{0.2 - reach:+.4f} to {0.2 + reach:+.4f}"
+    assert f"| x | 0.5000 | 0.7000 | +0.2000 ± 0.1000 | {interval} | +0.1000 | 3/3 |\n" in out
     report.main(["seeds", a[0], "--against", b[1]])
-    assert "| x | 0.5000 | 0.4000 | +0.1000 | - |\n" in capsys.readouterr().out, "a single pair has no interval"
+    assert "| x | 0.4000 | 0.5000 | +0.1000 ± 0.0000 | - | +0.1000 | 1/1 |\n" in capsys.readouterr().out, "a single pair has no interval"
 
 
 @pytest.mark.parametrize("others", [
