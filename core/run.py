@@ -369,6 +369,7 @@ class Run:
         """Takes steps up to the last one, or to a signal, evaluating and saving on the way."""
         c = self.config
         began = time.monotonic()
+        first = self.step
         save_is_due = False
         if not self.evaluated:  # a new run, or one that a signal stopped before the evaluation of its step
             self.run_evaluation()
@@ -402,7 +403,8 @@ class Run:
                 command = resume_command(c.absolute_out_dir)
                 self.logger.say(f"stopped by {signal_name} after step {self.step}; resume with {command}")
                 return
-        self.logger.say(f"training took {(time.monotonic() - began) / 60:.1f} min, including evaluations")
+        minutes = (time.monotonic() - began) / 60
+        self.logger.say(f"{self.step - first} steps took {minutes:.1f} min, including evaluations")
 
     def look_ahead(self, seconds: float) -> None:
         """Estimates the time that is left, after a step of these seconds. Prints it once, after the first steps.

@@ -22,6 +22,7 @@ from grpo.sampling_settings import SamplingSettings
 
 SHOWN = 3  # problems of an evaluation that are shown as samples
 BINS = 12  # bars of a histogram
+LARGEST = 1e12  # in a histogram: beyond some 1e15, equal numbers have no bars that differ
 
 
 class Evaluation:
@@ -249,8 +250,9 @@ def standard_error(by_problem):
 
 
 def histogram(x):
-    """The finite numbers of x (N,), counted in BINS equal parts from the lowest to the highest."""
-    counts, edges = np.histogram(x[x.isfinite()].double(), BINS)
+    """The numbers of x (N,) up to LARGEST, counted in BINS equal parts from the lowest to the highest."""
+    drawn = x[x.abs() < LARGEST]
+    counts, edges = np.histogram(drawn.double(), BINS)
     low, *_, high = edges.tolist()
     return {"low": low, "high": high, "counts": counts.tolist()}
 
