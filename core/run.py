@@ -449,6 +449,7 @@ class Run:
             "skipped_steps": self.skipped_steps}
         saved = self.step, weights, self.optimizers, self.last_evaluation
         self.checkpoints.save(*saved, **more)
+        self.dist.barrier()  # it may take longer than an exchange between ranks
         if self.best.step == self.step:
             kept = copy.copy(self.checkpoints)
             kept.out_dir = kept.path(BEST)
@@ -456,7 +457,7 @@ class Run:
                 self.copy_records(kept.out_dir)
             kept.save(*saved, **more)
             self.say_best()
-        self.dist.barrier()  # it may take longer than an exchange between ranks
+            self.dist.barrier()
 
     def copy_records(self, target):
         """Copies the records so far to <out_dir>/best. They precede its state: a run that resumes drops later ones."""
