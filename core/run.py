@@ -424,7 +424,7 @@ class Run:
         self.logger.eta = self.logger.bar.format_interval(left)
         if self.timed == 3 * c.steps_of_an_iteration and steps:
             self.logger.say(f"a step takes {mean:.3g} s, an evaluation {self.evaluation_seconds:.3g} s: about "
-                            f"{left / 60:.1f} min for {steps} more steps and {evaluations} evaluations")
+                            f"{left / 60:.1f} min are left (steps: {steps}, evaluations: {evaluations})")
 
     def run_evaluation(self) -> None:
         """Evaluates on all ranks, which then wait until rank 0 has written the results. Notes if it is the best."""

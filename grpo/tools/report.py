@@ -31,11 +31,10 @@ def report_seeds(folders, picture=None):
     """Prints a table of the held-out metrics of runs, and draws their curves if `picture` names a file."""
     runs, settings = read_runs(folders)
     runs = list(runs.values())
-    steps = []
+    steps = set()
     for run in runs:
-        steps.append([record["step"] for record in run])
-    is_short = len(steps[0]) < 2
-    if is_short or any(x != steps[0] for x in steps):
+        steps.add(tuple(record["step"] for record in run))
+    if len(steps) > 1 or len(min(steps)) < 2:
         raise Mistake(f"{folders} must be finished runs of grpo/train_grpo.py, evaluated at the same steps")
     print_changes("settings that differ between the runs", pairwise(settings.values()))
     before = [run[0] for run in runs]
