@@ -308,7 +308,8 @@ def run_folder(folder, seed, figures, name="x", **settings):
 
 
 @pytest.mark.parametrize(("name", "figures", "row"), [
-    ("x", [(0.1, 0.4), (0.2, 0.3), (0.3, 0.2)], "| x | 0.2000 | 0.3000 | +0.1000 ± 0.2000 | -0.3968 to +0.5968 | -0.1000 | 2/3 |"),
+    ("x", [(0.1, 0.4), (0.2, 0.3), (0.3, 0.2)],
+     "| x | 0.2000 | 0.3000 | +0.1000 ± 0.2000 | -0.3968 to +0.5968 | -0.1000 | 2/3 |"),
     ("x", [(0.1, 0.4), (0.2, None)], "| x | - | - | - | - | - | - |"),
     ("$a^$\u6f22" + HIDDEN, [(0.1, None)], "| $a^$\u6f22" + "\ufffd" * len(HIDDEN) + " | - | - | - | - | - | - |")])
 def test_the_table_over_seeds_holds_means_deviations_and_the_least_change(
@@ -352,7 +353,8 @@ def test_two_sets_of_runs_are_compared_by_seed_at_their_last_step(tmp_path, caps
     interval = f"{0.2 - reach:+.4f} to {0.2 + reach:+.4f}"
     assert f"| x | 0.5000 | 0.7000 | +0.2000 ± 0.1000 | {interval} | +0.1000 | 3/3 |\n" in out
     report.main(["seeds", a[0], "--against", b[1]])
-    assert "| x | 0.4000 | 0.5000 | +0.1000 ± 0.0000 | - | +0.1000 | 1/1 |\n" in capsys.readouterr().out, "a single pair has no interval"
+    out = capsys.readouterr().out
+    assert "| x | 0.4000 | 0.5000 | +0.1000 ± 0.0000 | - | +0.1000 | 1/1 |\n" in out, "a single pair has no interval"
 
 
 @pytest.mark.parametrize("others", [

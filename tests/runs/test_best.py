@@ -155,7 +155,8 @@ def test_a_new_run_sets_the_best_model_aside_and_nothing_of_the_users_is_lost(da
     (best / "state.pt").unlink()  # a kill before the first state
     check_run_folder(str(tmp_path))
     set_aside(str(tmp_path))
-    assert os.listdir(tmp_path) == ["previous"] and (tmp_path / "previous" / "2" / "best" / "model.safetensors").exists()
+    assert os.listdir(tmp_path) == ["previous"]
+    assert (tmp_path / "previous" / "2" / "best" / "model.safetensors").exists()
     best.mkdir()
     (best / "notes.txt").write_text("mine too")
     assert set_aside(str(tmp_path)) is None and (best / "notes.txt").exists()
