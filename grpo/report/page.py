@@ -13,7 +13,6 @@ from core.errors import Mistake, others
 from core.files import (
     CONFIG, METRICS, REPORT, SAMPLES, each_metrics, each_record, read_object, replacing, starts_of, writing)
 from core.logger import format_number, visible
-from core.records import are_messages
 from core.run import now, without_home
 from grpo.evaluation.samples import compared, evaluations, format_reward, held_out, with_answers
 from grpo.grpo_config import PRESETS
@@ -345,6 +344,7 @@ def is_reward(value):
 
 def is_turn(turn):
     """True for a text, an answer and a reward."""
+    from core.records import are_messages  # here: a run without turns needs none of it
     match turn:
         case [str(), answer, _]:
             return answer is None or isinstance(answer, str) or are_messages(answer)
