@@ -11,7 +11,6 @@ import torch
 
 from core.files import SAMPLES, writing
 from core.logger import DIM, GREEN, PLAIN, console_width, format_number, visible
-from core.prompts import as_messages, plain
 from grpo.losses import kl_per_token
 from grpo.metrics import reward_statistics
 from grpo.reference import with_reference
@@ -295,6 +294,7 @@ def with_answers(completion):
     for said, answer, _ in completion.get("turns", [[completion["text"], None, None]]):
         text += said
         if answer is not None:
+            from core.prompts import as_messages, plain  # here: only a run with an environment needs them
             first = len(text)
             text += f" [{plain(as_messages(answer))}] "
             answers.append([first, len(text)])
