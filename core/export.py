@@ -21,7 +21,7 @@ from core.huggingface.card import copy_card
 from core.huggingface.export import write_generator
 from core.huggingface.files import writing_folder
 from core.huggingface.load import open_transformer
-from core.models import is_huggingface, load_model, load_tokenizer
+from core.models import is_huggingface, load_model, load_tokenizer, model_of_run
 from core.settings.optional import quiet_transformers
 from core.settings.setting import Name, Settings
 
@@ -49,7 +49,7 @@ def main(argv):
     """Writes the folder, or nothing at all."""
     config, _ = load_config(ExportConfig, argv)
     quiet_transformers(config.out, "out")
-    path = config.checkpoint
+    path = model_of_run(config.checkpoint)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     with writing_folder(config.out) as folder:
         tokenizer = load_tokenizer(path)

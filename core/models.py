@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from core.errors import Mistake, described, others
-from core.files import HUB, object_from_json, on_hub, read_object, replacing
+from core.files import HUB, STATE, object_from_json, on_hub, read_object, replacing
 from core.model import GPT, GPTConfig, freeze
 from core.settings.setting import check_finite
 from core.tokenizer import from_description, same_vocabulary
@@ -38,6 +38,16 @@ def is_huggingface(path, key="checkpoint"):
             return True
     raise Mistake(f"{key}={path} is a folder without a Hugging Face config.json; correct the path or, of a run, "
                   f"name the model in it: {path}/model or {path}/model.safetensors")
+
+
+def model_of_run(path):
+    """The path of the model in the folder of a run, which has a state; another path as it is."""
+    if os.path.exists(os.path.join(path, STATE)):
+        for name in ("model", "model.safetensors"):
+            model = os.path.join(path, name)
+            if os.path.exists(model):
+                return model
+    return path
 
 
 def is_small(path):

@@ -286,9 +286,11 @@ class PromptConsumer:
         """Describes the numbers of prompts, for the start of a run."""
         train = len(self.records["train"])
         val = len(self.records["val"])
-        return (f"{train} training and {val} validation prompts of at most {self.longest} tokens; training prompts of "
-                f"more than {self.limit} tokens (max_prompt_length={self.format.max_prompt_length}) left out: "
-                f"{self.dropped}")
+        described = f"{train} training and {val} validation prompts of at most {self.longest} tokens"
+        if self.dropped:
+            described += (f"; left out: {self.dropped} training prompts of more than {self.limit} tokens "
+                          f"(max_prompt_length={self.format.max_prompt_length})")
+        return described
 
     def describe_prompts(self, problems: int) -> Iterator[str]:
         """Yields lines for the start of a run: the notes on records, repetitions of prompts in a step, the end of the
@@ -300,11 +302,11 @@ class PromptConsumer:
             yield f"the rules of template={self.format.template!r} begin the {message}"
         train = self.records["train"]
         if len(train) < problems:
-            yield (f"a step takes {problems} problems, more than the {len(train)} training prompts, so that it takes "
-                   "some more than once")
+            yield f"a step needs {problems} problems but there are only {len(train)} training prompts, so some repeat"
         first = train[0]
         text = first["text"] + prefill(first["prompt"]) + self.format.response_prefix
-        yield f"the first prompt ends in {text[-MOST_SHOWN:]!r}"
+        ends = "ends in" if len(text) > MOST_SHOWN else "is"
+        yield f"the first prompt {ends} {text[-MOST_SHOWN:]!r}"
         if tokenizer.shown_tokens:
             names = one_line(", ".join(map(repr, tokenizer.shown_tokens)))
             count = len(tokenizer.shown_tokens)

@@ -32,7 +32,7 @@ from core.generation import Stop, generate
 from core.huggingface.tokenizer import HuggingFaceTokenizer
 from core.logger import visible_lines
 from core.model import LANGUAGE_MODEL, SEQUENCE_SCORER
-from core.models import is_small, load_model, load_tokenizer
+from core.models import is_small, load_model, load_tokenizer, model_of_run
 from core.prompts import PromptFormat
 from core.settings.setting import Count, Name, Settings, Share, Temperature, check_value
 
@@ -43,7 +43,8 @@ HIDDEN = "_"  # stands for a hidden token
 class SampleConfig(Settings):
     """The settings of core/sample.py and their defaults."""
 
-    checkpoint: Name = "out-grpo/model.safetensors"  # a model file, a Hugging Face folder, or hf:owner/name
+    checkpoint: Name = "out-grpo/model.safetensors"
+        # a model file, a Hugging Face folder, the folder of a run, or hf:owner/name
     text: str = ""  # the text to complete, or to fill in, where each _ is one hidden token
     template: Annotated[str | None, PROMPT_TEMPLATES] = None
         # template of the prompt, as in training; None: from its run, else model (its chat template), or plain
@@ -87,7 +88,7 @@ def format_of_prompt(config, tokenizer):
     template = saved.get("template")
     if template is not None:
         check_value("template", template, PROMPT_TEMPLATES)
-        print(f"the prompt is written as in training: template={template!r} and what else {path} says", file=sys.stderr)
+        print(f"the prompt is rendered as in training: template={template!r}, the rest from {path}", file=sys.stderr)
         return PromptFormat.of(SimpleNamespace(**saved))
     if isinstance(tokenizer, HuggingFaceTokenizer) and tokenizer.has_chat_template:
         return PromptFormat("model")
@@ -154,6 +155,7 @@ def fills(model, tokenizer, config, device):
 def main(argv):
     """Prints num_samples samples."""
     config, _ = load_config(SampleConfig, argv)
+    config = config.varied(checkpoint=model_of_run(config.checkpoint))
     check_order(config.unmask_order)
     device = detect_device(config.device, small=is_small(config.checkpoint))
     model, _ = load_model(config.checkpoint, device)

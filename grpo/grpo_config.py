@@ -183,14 +183,14 @@ class GRPOConfig(RunConfig):
         # there is a state.pt
     save_interval: Steps | None = None  # steps between two checkpoints; None: eval_interval
     keep_best: Name | None = None
-        # a held-out metric such as eval/gold_judge: the best model by it is kept too, as a whole run in out_dir/best,
+        # a held-out metric such as eval/gold_judge: the best model by it is also kept, as a whole run in out_dir/best,
         # which takes the space of another checkpoint. Choose a metric that you neither train on nor report
     log_interval: Steps | None = None  # steps between two console lines; None: a tenth of eval_interval
     report_to: tuple[str, ...] = ()  # trackers: wandb, tensorboard, trackio
     wandb_log: bool = False  # the same as wandb in report_to
     wandb_project: str = "nano-grpo"  # the project of the run in wandb and trackio
     wandb_run_name: str | None = None  # the run's name in wandb and trackio; None: they choose one
-    dry_run: bool = False  # check everything and print the plan; train nothing
+    dry_run: bool = False  # check what is there and print the plan; train nothing
     doctor: bool = False  # take a step; report problems, remedies, time and memory; write nothing
     seed: Annotated[int, "[0, 1e18]"] = 1337  # of data order, sampling and new weights
     device: str = "auto"  # auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps

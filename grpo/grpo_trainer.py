@@ -287,6 +287,6 @@ class GRPOTrainer(Run):
             if before:
                 draw_curves([self.buffer.evaluations], self.checkpoints.path(CURVES))
             self.logger.say(comparison_table(before, self.last_evaluation))
-            if self.best.step is not None:
+            if self.best.step not in (None, self.step):  # else its save has said so
                 self.say_best()
             self.logger.say(f"the files of the run, including {REPORT}, are in {self.config.out_dir}")

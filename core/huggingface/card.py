@@ -10,7 +10,7 @@ from core.huggingface.files import is_adapter
 from core.logger import format_number
 
 CARD = "README.md"
-SETTINGS = ("dataset", "objective", "task_type", "reward_functions", "environment", "teacher_checkpoint")
+SETTINGS = ("dataset", "objective", "reward_functions", "environment", "teacher_checkpoint")
 PEFT = "library_name: peft"
 TRANSFORMERS = "library_name: transformers"
 

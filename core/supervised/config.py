@@ -82,7 +82,7 @@ class PretrainConfig(RunConfig):
 
     # The run
     out_dir: Name = "out-pretrain"  # the folder of everything that the run writes
-    export: Name | None = None  # folder for a float16 copy of the final model, to ship or use
+    export: Name | None = None  # a file, or folder in Hugging Face format, for a float16 copy of the final model
     resume: Literal[True, False, "auto"] = False
         # True: continue from out_dir/state.pt, without a config file with its saved settings; auto: only if there is
         # one
@@ -95,7 +95,7 @@ class PretrainConfig(RunConfig):
     wandb_log: bool = False  # the same as wandb in report_to
     wandb_project: str = "nano-grpo"  # the project of the run in wandb and trackio
     wandb_run_name: str | None = None  # the run's name in wandb and trackio; None: they choose one
-    dry_run: bool = False  # check everything and print the plan; train nothing
+    dry_run: bool = False  # check what is there and print the plan; train nothing
     seed: Annotated[int, "[0, 1e18]"] = 1337  # of data order, sampling and new weights
     device: str = "auto"  # auto (cuda, else mps for Hugging Face models, else cpu), cpu, cuda, cuda:1, mps
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

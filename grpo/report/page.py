@@ -249,7 +249,7 @@ def before_and_after(records, keep_best):
         name, before, after, change = row
         cells = [text(value) for value in row]
         if f"eval/{name}" == keep_best:
-            cells[0] += " <em>chose the best model: not the figure to claim</em>"
+            cells[0] += " <em>chose the best model: do not report this one</em>"
         rows.append(cells)
         if change and (name in HEADLINE or name.startswith("reward/")):
             title = HEADLINE.get(name, "")

@@ -675,7 +675,7 @@ def main(argv):
     found = join(found)                                                                  # (N, M) of all steps
     verdict = verdict_on(found.flatten(), known, c)
     is_correct = CONVENTIONS.issuperset(verdict.faults)
-    word = "right" if is_correct else "nearest"
+    word = "correct" if is_correct else "nearest"
     names = ", ".join(verdict.names)
     print(f"{word}: {names} ({numbers_of(verdict.term.row)}); KL: {verdict.kl}; relative errors of the gradient:")
     correct = correct_gradient(verdict, known, c.kl_beta)

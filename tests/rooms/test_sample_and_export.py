@@ -49,6 +49,15 @@ def test_the_order_of_the_passes_is_that_of_training(tmp_path, capsys, prompts, 
         assert out == visible(prompt + CAUSAL.decode(ids), kept="\n") + "\n"
 
 
+def test_the_folder_of_a_run_is_sampled_from_by_its_model(tmp_path, capsys):
+    path = tmp_path / "run" / "model.safetensors"
+    path.parent.mkdir()
+    save_model(str(path), causal_model(block_size=256), CAUSAL)
+    (tmp_path / "run" / "state.pt").touch()
+    (tmp_path / "run" / "config.json").write_text('{"template": "math"}')
+    assert printed(capsys, path, "1+1=") == printed(capsys, tmp_path / "run", "1+1=") != ""
+
+
 @pytest.mark.parametrize("more, text", [
     ((), "System: Answer with one fenced block of Python code.\n\nUser: 1+1=\n\nAssistant: "),
     (("--template=plain",), "1+1")])
