@@ -107,7 +107,7 @@ class GRPOConfig(RunConfig):
     unmask_order: Annotated[str, UNMASK_ORDERS] = "random"
         # prompts: random, left_to_right, or confidence (its log-probabilities are estimates)
     fill_estimator: Literal["trajectory", "one_step"] = "trajectory"
-        # log-probabilities: trajectory, exact; one_step, as if all tokens were drawn in one pass
+        # log-probabilities: trajectory (exact) or one_step (as if all tokens were drawn in one pass)
     sampler: Literal["local", "ray", "vllm"] = "local"
         # where sampling runs: local (this process), ray (worker processes), vllm (a server)
     ray_workers: Annotated[int, "[1, 1e4]"] = 1  # worker processes of each rank, which share its problems
@@ -166,7 +166,7 @@ class GRPOConfig(RunConfig):
     beta2: Fraction = 0.95  # AdamW's decay of the mean squared gradient
     grad_clip: Annotated[float, "[0, inf)"] = 1.0  # largest gradient norm; 0.0 turns clipping off
     max_bad_steps: Steps = 5
-        # consecutive steps with a number that is not finite, or without any reward, before the run stops
+        # consecutive steps with a non-finite number or no reward at all before the run stops
 
     # Evaluation
     eval_problems: Count = 128  # number of validation problems

@@ -59,7 +59,7 @@ class PretrainConfig(RunConfig):
     fill_temperature_high: Temperature = 1.0  # highest temperature at which a text is filled
     clean_share: Annotated[float, "[0, 1]"] = 0.1  # share of the texts that are left unchanged
     teacher_checkpoint: Name | None = None
-        # a judge to learn from: its log-odds are the targets, in place of which tokens are true
+        # a judge to learn from: its log-odds replace the true or false labels as targets
 
     # Optimizer steps
     batch_size: Count = 64  # texts per micro-batch on each rank
