@@ -58,7 +58,11 @@ def trained(c, task, objective, seed):
         if result.returncode:
             raise Mistake(f"python {' '.join(command)} ended with exit code {result.returncode}: see above")
         records = evaluations_in(folder)
+        if not records or records[-1]["step"] != steps:
+            raise Mistake(f"{folder} has not reached step {steps}; start again")
     values = [records[0][metric], records[-1][metric]]
+    if None in values:
+        raise Mistake(f"{folder}: {metric} is not finite; leave its objective out")
     print(f"{folder}: {values[0]:.4f} -> {values[1]:.4f}", flush=True)
     return values
 
@@ -109,7 +113,7 @@ def main(argv):
             found[task, objective] = np.array(runs)
     level = 1 - (1 - LEVEL) / max(1, comparisons)
     print(*table(found, level), sep="\n")
-    print(f"{c.seeds} seeds, mean ± sd; paired t-intervals at {level:.2%} each, {LEVEL:.0%} for all {comparisons} "
+    print(f"seeds: {c.seeds}, mean ± sd; paired t-intervals at {level:.2%} each, {LEVEL:.0%} for all {comparisons} "
           "(Bonferroni)")
 
 

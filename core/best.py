@@ -24,9 +24,14 @@ class Best:
     value: float | None = None
     step: int | None = None
 
+    @property
+    def direction(self):
+        """The best value of the metric is the highest or the lowest."""
+        return "lowest" if LESS_IS_BETTER.fullmatch(self.metric) else "highest"
+
     def check(self, found):
-        """Raises Mistake if the first evaluation, which found {metric: number}, lacks the metric."""
-        if self.step is None and self.metric not in (None, *found):
+        """Raises Mistake if an evaluation, which found {metric: number}, lacks the metric."""
+        if self.metric not in (None, *found):
             raise Mistake(f"keep_best={shown(self.metric)} must be one of the metrics of an evaluation: "
                           f"{', '.join(found)}")
 
@@ -37,6 +42,6 @@ class Best:
             return False
         if self.step is None:
             return True
-        if LESS_IS_BETTER.fullmatch(self.metric):
+        if self.direction == "lowest":
             return value < self.value
         return value > self.value

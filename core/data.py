@@ -96,8 +96,9 @@ def prepared_file(folder: str, name: str) -> str:
     """Returns the path of a file of a prepared dataset. Raises Mistake if it does not exist."""
     path = os.path.join(folder, name)
     if not os.path.exists(path):
-        raise Mistake(f"dataset not prepared: {path} is missing; correct the path, or run its prepare.py "
-                      "(for your own data: data/char_diffusion/prepare.py or data/custom/prepare.py)")
+        raise Mistake(f"dataset not prepared: {path} is missing; correct the path, run its prepare.py (for your own "
+                      "data: data/char_diffusion/prepare.py or data/custom/prepare.py), or name a folder of files of "
+                      "records as hf:FOLDER")
     return path
 
 

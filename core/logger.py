@@ -138,12 +138,12 @@ class Logger:
             width = max(len(name), 8) + 1
             if len(names) + width <= room:
                 cell = format_number(metrics.get(name))
-                names += f"{name:>{width}}"
-                cells += f"{cell:>{width}}"
+                names += f" {name:>{width - 1}}"
+                cells += f" {cell:>{width - 1}}"
             else:
                 left_out.append(name)
-        names += f"{'eta':>{ETA_WIDTH}}"
-        cells += f"{self.eta:>{ETA_WIDTH}}"
+        names += f" {'eta':>{ETA_WIDTH - 1}}"
+        cells += f" {self.eta:>{ETA_WIDTH - 1}}"
         if left_out not in ([], self.left_out):
             self.say(fitted(f"columns that do not fit, but are in {METRICS}: {', '.join(left_out)}"))
             self.left_out = left_out

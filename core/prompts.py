@@ -206,13 +206,13 @@ class PromptConsumer:
         if self.block_size and not self.masked:
             self.most_tokens += 1  # a causal model does not read the last token of an example, which is only a target
         self.folder = self.dataset
-        named = one_line(f"dataset={self.dataset}")
+        named = f"dataset={self.dataset}" if isinstance(self.dataset, str) else "dataset"
         if isinstance(self.dataset, str) and not is_file_of_records(self.dataset):
             self.folder = dataset_folder(self.dataset)
             _, self.tokenizer = load_meta(self.folder, self.tokenizer)
         if self.tokenizer is None or self.tokenizer.stop_token_id is None:
             raise Mistake(f"{named} has prompts, but there is no tokenizer with a token that ends a "
-                          "completion; use data/custom/prepare.py")
+                          "completion; use data/custom/prepare.py, or set tokenizer.eos_token")
         self.notes = Counter()  # {a change of records, in words: number of records}
         records = unique_records(load_records(self.dataset, self.notes), self.notes)
         choose_splits(records, self.notes)

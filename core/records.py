@@ -80,6 +80,8 @@ def check_record(row, where, notes):
     if not isinstance(row, dict):
         raise Mistake(f"{where}: a record must be a prompt, or an object with one, not {shown(row)}; correct it or "
                       "leave it out")
+    if not all(isinstance(name, str) for name in row):
+        raise Mistake(f"{where}: the names of fields must be texts; rename {list(row)}")
     # JSON can hold half of a surrogate pair, which no tokenizer and no file takes
     with others(f"{where} is no text", "write whole characters, not half of a surrogate pair"):
         json.dumps(row, ensure_ascii=False, default=str).encode()

@@ -300,10 +300,12 @@ class Run:
         self.timed = -config.steps_of_an_iteration  # steps in step_seconds; the first iteration is slower than others
         self.step_seconds = 0.0
         self.evaluation_seconds = 0.0  # of the last one
+        self.has_evaluated = False  # in this start
         self.step = 0  # optimizer steps taken
         self.skipped_steps = 0
         self.last_evaluation = {}
         self.best = Best(config.keep_best)
+        self.has_kept = False  # the model in best/ is this run's
         # False: the evaluation of this step has not been made yet. The model before training may be the best
         self.evaluated = config.keep_best is None
         self.stopped_by = None  # the signal that ended the run early
@@ -404,27 +406,31 @@ class Run:
                 self.logger.say(f"stopped by {signal_name} after step {self.step}; resume with {command}")
                 return
         minutes = (time.monotonic() - began) / 60
-        self.logger.say(f"{self.step - first} steps took {minutes:.1f} min, including evaluations")
+        self.logger.say(f"training took {minutes:.1f} min (steps: {self.step - first}, with their evaluations)")
 
     def look_ahead(self, seconds: float) -> None:
         """Estimates the time that is left, after a step of these seconds. Prints it once, after the first steps.
 
         A step takes the mean of those since this start, without its first iteration; an evaluation as long as the last.
         """
-        self.timed += 1
-        if self.timed <= 0:
-            return
-        self.step_seconds += seconds
-        mean = self.step_seconds / self.timed
         c = self.config
+        self.timed += 1
+        if self.timed > 0:
+            self.step_seconds += seconds
+        if self.timed <= 0 or self.timed % c.steps_of_an_iteration:  # only the first step of an iteration samples
+            return
+        mean = self.step_seconds / self.timed
         steps = c.max_iters - self.step
         made = c.evaluations(self.step - 1)  # this step's own comes after it
         evaluations = c.evaluations(c.max_iters - 1) - made + 1
         left = mean * steps + self.evaluation_seconds * evaluations
         self.logger.eta = self.logger.bar.format_interval(left)
         if self.timed == 3 * c.steps_of_an_iteration and steps:
-            self.logger.say(f"a step takes {mean:.3g} s, an evaluation {self.evaluation_seconds:.3g} s: about "
-                            f"{left / 60:.1f} min are left (steps: {steps}, evaluations: {evaluations})")
+            of_evaluations = f"evaluations ({evaluations}) not counted"
+            if self.has_evaluated:
+                of_evaluations = f"evaluations: {evaluations}, {self.evaluation_seconds:.3g} s each"
+            self.logger.say(f"a step takes {mean:.3g} s: about {left / 60:.1f} min are left (steps: {steps}; "
+                            f"{of_evaluations})")
 
     def run_evaluation(self) -> None:
         """Evaluates on all ranks, which then wait until rank 0 has written the results. Notes if it is the best."""
@@ -434,7 +440,9 @@ class Run:
         self.dist.barrier()
         self.evaluation_seconds = time.monotonic() - since
         self.evaluated = True
-        self.best.check(found)
+        if not self.has_evaluated:
+            self.best.check(found)
+        self.has_evaluated = True
         # Amid bad steps nothing is saved, so the best model could not be kept
         is_best = not self.bad.in_a_row and self.best.loses_to(found)
         if self.dist.agree(is_best and self.dist.is_main):
@@ -460,11 +468,18 @@ class Run:
             self.dist.barrier()
 
     def copy_records(self, target):
-        """Copies the records so far to <out_dir>/best. They precede its state: a run that resumes drops later ones."""
-        if CONSOLE in listed(target):  # nothing of another run is overwritten
-            folder = move_aside(self.checkpoints.out_dir, [BEST])
-            self.logger.say(f"a run has resumed in {shortest(target)}; it is now in {shortest(folder)}")
-        for name in (CONFIG, METRICS, SAMPLES):
+        """Copies the records so far to <out_dir>/best. They precede its state: a run that resumes drops later ones.
+        What another run has written there is set aside. Raises Mistake for files that no run has written."""
+        names = listed(target)
+        if names and METRICS not in names:
+            raise Mistake(f"keep_best needs the folder {shortest(target)}, but it holds {names[0]}, which no run has "
+                          "written; move it")
+        if names and (CONSOLE in names or not self.has_kept):
+            with locked(target):  # another run may be training there
+                folder = move_aside(self.checkpoints.out_dir, [BEST])
+            self.logger.say(f"{shortest(target)} held another run, which is now in {shortest(folder)}")
+        self.has_kept = True
+        for name in (METRICS, SAMPLES, CONFIG):
             path = self.checkpoints.path(name)
             if os.path.exists(path):
                 with replacing(os.path.join(target, name)) as new:
@@ -474,7 +489,8 @@ class Run:
         """Prints which model is the best so far."""
         best = self.best
         folder = os.path.join(self.config.out_dir, BEST)
-        self.logger.say(f"best {best.metric}: {format_number(best.value)} at step {best.step}, kept in {folder}")
+        value = format_number(best.value)
+        self.logger.say(fitted(f"{best.direction} {best.metric}: {value} at step {best.step}, kept in {folder}"))
 
     def resume(self) -> None:
         """Resumes from the state in out_dir."""
@@ -489,6 +505,7 @@ class Run:
         best = Best(**state.get("best", {}))
         if best.metric == self.best.metric:
             self.best = best
+            self.has_kept = best.step is not None
         elif self.best.metric is not None:  # chosen anew: this model may be the best
             self.evaluated = False
         self.load_state(state)

@@ -35,7 +35,7 @@ def plan(config, origin, models, rewards, data, dist):
     yield from plan_of_settings(config, origin, dist)
     yield from describe_models(config, models)
     yield f"data: {data.folder}, {data.size()}"
-    yield from plan_of_completions(config, data, rewards, dist.world)
+    yield from plan_of_data(config, data, rewards, dist.world)
     if data.has_prompts:
         yield from data.describe_prompts(config.problems * dist.world)
     yield from describe_rewards(config, rewards)
@@ -53,33 +53,41 @@ def plan_of_settings(config, origin, dist):
     yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
            f"{config.gradient_accumulation_steps} accumulation x {dist.world} rank{'s' * (dist.world > 1)} = "
            f"{completions} completions")
+    completions, evaluations = sizes(config, dist.world)
+    yield f"steps: {config.max_iters}, with {completions:,} completions; evaluations: {evaluations}"
 
 
-def plan_of_completions(config, data, rewards, world):
-    """Yields a line about the completions of all steps, and one about those of evaluations."""
-    completions, evaluations, problems, each = sizes(config, data, rewards, world)
+def plan_of_data(config, data, rewards, world):
+    """Yields a line about the tokens of all steps, and one about the completions of an evaluation."""
+    completions, _ = sizes(config, world)
     most = config.block_size
     passes = ""
     if data.has_prompts:
         most = config.max_new_tokens
         times = completions / config.group_size / len(data.records["train"])
         passes = f", {times:.3g} passes over the training prompts"
-    yield f"{config.max_iters} steps: {completions:,} completions, at most {completions * most:,} tokens{passes}"
+    yield f"tokens: at most {completions * most:,}{passes}"
+    problems, each = size_of_evaluation(config, data, rewards)
     greedy = ", one of them greedy" * (each > config.eval_completions)
-    yield f"{evaluations} evaluations of {problems:,} problems x {each} completions{greedy}"
+    yield f"an evaluation: {problems:,} problems x {each} completions{greedy}"
 
 
-def sizes(config, data, rewards, world):
-    """The completions of all steps, the number of evaluations, their problems, and the completions of a problem."""
+def sizes(config, world):
+    """The completions of all steps, and the number of evaluations."""
     rounds = math.ceil(config.max_iters / config.steps_of_an_iteration)
     completions = rounds * config.problems * world * config.group_size
     evaluations = config.evaluations(config.max_iters - 1) + 2  # with those before the first step and after the last
+    return completions, evaluations
+
+
+def size_of_evaluation(config, data, rewards):
+    """The problems of an evaluation, and the completions of each."""
     problems = config.eval_problems
     each = config.eval_completions
     if data.has_prompts:
         problems = min(problems, len(data.records["val"]))
         each += bool(rewards.success)  # the greedy one
-    return completions, evaluations, problems, each
+    return problems, each
 
 
 def describe_models(config, models):

@@ -26,8 +26,10 @@ def write_card(folder, path, base, facts):
         config = Path(path).parent / CONFIG
         settings = read_object(config, config, "delete it")
     lines = [f"- {key}: {settings[key]}\n" for key in SETTINGS if settings.get(key)]
-    numbers = {key: value for key, value in facts.items() if isinstance(value, (int, float))}
-    measured = [f"{key} {format_number(value)}" for key, value in numbers.items()]
+    numbers = {key: format_number(value) for key, value in facts.items() if isinstance(value, (int, float))}
+    step = numbers.pop("step", "unknown")
+    measured = [f"{key} {value}" for key, value in numbers.items()]
+    lines.append(f"- steps: {step}; last evaluation: {', '.join(measured) or 'none'}\n")
     match settings:
         case {"starts": [*_, {"commit": commit}]} if commit:
             lines.append(f"- commit of nano-GRPO: {commit}\n")
@@ -43,11 +45,10 @@ tags:
 # Written by nano-GRPO
 
 - base model: {name}
-{''.join(lines)}- last evaluation: {', '.join(measured)}
-- open it with from_pretrained of transformers, which needs the package peft for an adapter
+{''.join(lines)}- open it with from_pretrained of transformers, which needs the package peft for an adapter
 - licence: not set; those of the base model and of the data apply
 """
-    text = re.sub("(?<= )/.*/(?=.)", "", text)  # the folders of an absolute path may hold the name of the user
+    text = re.sub("(?<= )(hf:)?/.*/(?=.)", "", text)  # the folders of an absolute path may hold the name of the user
     Path(folder, CARD).write_text(text, "utf-8", "replace")
 
 

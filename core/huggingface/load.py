@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 
 import torch
 
@@ -74,24 +75,33 @@ def wrap(net, backend):
     The model itself is trained, no copy of it. Without an adapter, all its weights become float32.
     """
     transformers = require("transformers", "a Hugging Face model")
-    has_adapter = not isinstance(net, transformers.PreTrainedModel)
+    has_adapter = "get_base_model" in dir(net)  # of peft
     undivided = net.get_base_model() if has_adapter else net
     name = type(undivided).__name__
     named = f"model={name}"
+    if not isinstance(undivided, transformers.GenerationMixin):
+        raise Mistake(f"{named} is no causal model of transformers; hand over AutoModelForCausalLM's object, or peft's")
+    if not isinstance(backend, transformers.PreTrainedTokenizerBase):
+        raise Mistake(f"tokenizer={type(backend).__name__} is no tokenizer of transformers; hand over AutoTokenizer's")
     config = undivided.config
     config.architectures = [name]  # a model that was not read from files has none
     mode = mode_of(config, name, "model")
     if mode != LANGUAGE_MODEL:
         raise Mistake(f"{named} has mode {mode}, but {LANGUAGE_MODEL} is needed here")
     ends = declared_ends(config.to_dict(), undivided.generation_config.to_dict(), backend, named)
-    path = backend.name_or_path
-    if path and not os.path.isdir(path):
+    path = undivided.name_or_path
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", path) and not os.path.isdir(path):
         path = f"{HUB}{path}"
     tokenizer = HuggingFaceTokenizer(backend, path, ends, fills=False)
+    trained = {p for p in net.parameters() if p.requires_grad}
+    if has_adapter and trained != set(adapter_weights(net, POLICY).values()):
+        raise Mistake(f"{named}: a save writes the LoRA adapter {POLICY!r} and nothing else, so it must be what is "
+                      "trained; make it with get_peft_model(net, LoraConfig(...)) without DoRA, bias and "
+                      "modules_to_save, or open it with is_trainable=True")
+    if not trained:
+        raise Mistake(f"{named} has no weight that requires a gradient; call requires_grad_()")
     if not has_adapter:
         net.float()
-    elif not adapter_weights(net, POLICY):  # a save would fail, or write an adapter without weights
-        raise Mistake(f"{named} has no LoRA adapter {POLICY!r}; make it with get_peft_model(net, LoraConfig(...))")
     model = checked(net, tokenizer, mode, has_adapter, named)
     return model, tokenizer
 

@@ -24,7 +24,7 @@ from core.tokenizer import fold_to_ascii
 from grpo.environments import Episode
 from grpo.grpo_training_step import grpo_training_step
 from grpo.rewards import REWARDS
-from grpo.plan import sizes
+from grpo.plan import size_of_evaluation, sizes
 from grpo.sampling_settings import SamplingSettings
 
 try:
@@ -95,7 +95,7 @@ def examine(config, models, rewards, data, dist):
 
 def time_and_memory(x, seconds, device):
     """Yields lines about the seconds and the memory of the step, and about the time of the whole run."""
-    yield f"the step took {seconds:.3g} s"
+    yield f"the step took {seconds:.3g} s; a step of the run has {x.config.problems} problems"
     if device.type == "cuda":
         most = torch.cuda.max_memory_allocated() / 2**30
         yield f"peak memory of the GPU: {most:.3g} GiB, without the optimizer's state"
@@ -103,11 +103,11 @@ def time_and_memory(x, seconds, device):
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         unit = 2**30 if sys.platform == "darwin" else 2**20
         yield f"peak memory of this process: {used / unit:.3g} GiB, without the optimizer's state"
-    of_steps, *of_evaluations = sizes(x.config, x.data, x.rewards, 1)
-    evaluated = prod(of_evaluations)
+    of_steps, evaluations = sizes(x.config, 1)
+    evaluated = evaluations * prod(size_of_evaluation(x.config, x.data, x.rewards))
     minutes = seconds / len(x.rollouts.target) * (of_steps * x.config.ppo_epochs + evaluated) / 60
-    yield (f"at this speed per completion the run takes up to about {minutes:.1f} min in one process: {of_steps:,} "
-           f"completions in {x.config.max_iters} steps and {evaluated:,} in evaluations")
+    yield (f"at this speed per completion the whole run takes up to about {minutes:.1f} min in one process: "
+           f"{of_steps:,} completions in {x.config.max_iters} steps and {evaluated:,} in evaluations")
 
 
 def gradient_norms(model):

@@ -374,5 +374,5 @@ def held_out(record):
 
 
 def evaluations(records):
-    """The records that have held-out metrics."""
-    return [record for record in records if held_out(record)]
+    """The records that have held-out metrics, the last of each step: keep_best may evaluate a step again."""
+    return list({record["step"]: record for record in records if held_out(record)}.values())

@@ -82,7 +82,7 @@ def sections(folder, records, saved, start):
     charts = curves(records, errors)
     yield "Held out, before and after", before_and_after(evaluations(records), saved.get("keep_best"))
     yield HELD_OUT, charts.pop(HELD_OUT)
-    yield "All completions of the last evaluation", bars
+    yield "Completions of the last evaluation", bars
     yield "Samples", shown
     for heading, html in charts.items():
         if heading == SPEED and html:
@@ -117,7 +117,7 @@ def summary(saved, starts, records):
         "parameters": starts[-1].get("parameters"),
         "data": saved.get("dataset"),
         "teacher": teacher,
-        "rewards": ", ".join(rewards),
+        "rewards": ", ".join(map(str, rewards)),
         "objective": saved.get("objective"),
         "steps": records[-1]["step"],
         "minutes": minutes(starts)}

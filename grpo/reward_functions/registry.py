@@ -202,6 +202,8 @@ def register_functions(names, path, given=()):
     functions = load_reward_file(path) | dict(given)
     for name in set(names) & set(functions):
         function = functions[name]
+        if not callable(function):
+            raise Mistake(f"the reward {name} is {shown(function)}; make it a function")
         is_ours = str(function.__module__).startswith("grpo.")  # such as @environment
         if name in given or not is_ours:
             entry = DECORATED.get(id(function)) or Reward(function, messages=name not in given)

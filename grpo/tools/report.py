@@ -135,10 +135,10 @@ def main(argv):
     match given:
         case ["html", folder] if not pictures:
             print(write_report(folder))
-        case ["seeds", *folders] if "--against" in folders and not pictures:
-            middle = folders.index("--against")
-            report_pairs(folders[:middle], folders[middle + 1 :])
-        case ["seeds", _, *_] if "--against" not in given:
+        case ["seeds", _, *_] if given.count("--against") == 1 and given[-1] != "--against" and not pictures:
+            middle = given.index("--against")
+            report_pairs(given[1:middle], given[middle + 1 :])
+        case ["seeds", _, *_] if not any(x.startswith("--") for x in given):
             names = [x.removeprefix("--picture=") for x in pictures]
             report_seeds(given[1:], *names[-1:])
         case _:

@@ -71,8 +71,8 @@ def test_an_object_of_transformers_or_peft_is_the_model_of_its_folder(family, lo
 
 def test_an_object_that_is_no_language_model_or_has_another_tokenizer_is_refused(tmp_path):
     net, backend = opened(model_folder(tmp_path / "llama", "llama"))
-    for family, words in (("bert", "mode"), ("llama_reward", "reward_model_checkpoint")):
-        with pytest.raises(Mistake, match=words):
+    for family in ("bert", "llama_reward"):
+        with pytest.raises(Mistake, match="model="):
             wrap(*opened(model_folder(tmp_path / family, family)))
     backend.add_tokens([f"<{i}>" for i in range(900)])
     with pytest.raises(Mistake, match="tokenizer"):
@@ -83,14 +83,33 @@ def test_an_object_that_is_no_language_model_or_has_another_tokenizer_is_refused
         wrap(net, backend)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("LoraConfig", "mine"), ("IA3Config", "default")])
-def test_an_adapter_whose_weights_no_save_would_write_is_refused(kind, name, llama):
+def with_second_adapter(peft, net):
+    net.add_adapter("second", peft.LoraConfig(target_modules=["q_proj"]))
+    net.set_adapter("second")
+
+
+@pytest.mark.parametrize(("kind", "name", "settings", "change"), [
+    ("LoraConfig", "mine", {}, None), ("IA3Config", "default", {"feedforward_modules": []}, None),
+    ("LoraConfig", "default", {"use_dora": True}, None),
+    ("LoraConfig", "default", {"modules_to_save": ["lm_head"]}, None),
+    ("LoraConfig", "default", {"inference_mode": True}, None), ("LoraConfig", "default", {}, with_second_adapter),
+    ("LoraConfig", "default", {}, lambda peft, net: net.requires_grad_())])
+def test_an_adapter_of_which_a_save_would_not_write_what_is_trained_is_refused(kind, name, settings, change, llama):
     peft = pytest.importorskip("peft")
     net, backend = opened(llama)
-    settings = {"target_modules": ["q_proj"]} | ({"feedforward_modules": []} if kind == "IA3Config" else {})
-    net = peft.get_peft_model(net, getattr(peft, kind)(**settings), adapter_name=name)
+    net = peft.get_peft_model(net, getattr(peft, kind)(target_modules=["q_proj"], **settings), adapter_name=name)
+    if change is not None:
+        change(peft, net)
     with pytest.raises(Mistake, match="LoRA adapter 'default'"):
         wrap(net, backend)
+
+
+def test_what_is_no_model_or_tokenizer_of_transformers_or_is_frozen_is_refused(llama):
+    net, backend = opened(llama)
+    for one, other in (("owner/name", backend), (net.model, backend), (torch.nn.Linear(2, 2), backend), (net, "x"),
+                       (net.requires_grad_(False), backend)):
+        with pytest.raises(Mistake):
+            wrap(one, other)
 
 
 HUB = "hf:owner/name"
@@ -206,7 +225,7 @@ def test_the_card_of_a_model_says_what_was_trained_and_an_export_keeps_what_its_
     front, body = card_of(folder)
     assert front == {"library_name": "peft" if lora else "transformers", "tags": ["nano-grpo"]}
     assert len(body.strip().split("\n")) <= 10
-    for words in ("model: llama", "my.jsonl", "dr_grpo", "brief", "step 7", "eval/a 0.5000", "c0de", "licence"):
+    for words in ("model: llama", "my.jsonl", "dr_grpo", "brief", "steps: 7", "eval/a 0.5000", "c0de", "licence"):
         assert words in body, words
     for words in ("al smith", str(tmp_path), os.path.dirname(llama), "0ld"):
         assert words not in body, words
@@ -227,12 +246,12 @@ def test_a_card_names_a_base_model_of_the_hub_and_a_folder_without_a_run_has_a_c
     assert front["base_model"] == "owner/name" and "base model: owner/name\n" in body
     net, backend = opened(llama)
     for name, written in ((llama, "llama"), ("owner/name", "owner/name"), ("", "unknown")):
-        backend.name_or_path = name
+        net.name_or_path = name
         folder = tmp_path / f"of {written.partition('/')[0]}"
         save_model(str(folder), *wrap(net, backend), step=20)
         front, body = card_of(folder)
         assert front.get("base_model") == (name if "owner" in name else None)
-        assert f"base model: {written}\n" in body and "step 20\n" in body
+        assert f"base model: {written}\n" in body and "steps: 20; last evaluation: none\n" in body
     save_model(str(tmp_path / "synced"), *wrap(net, backend))
     assert not (tmp_path / "synced" / "README.md").exists(), "weights for a sampler have none"
     export.main([f"--checkpoint={llama}", f"--out={tmp_path}/alone/hf"])
@@ -246,7 +265,7 @@ def test_a_card_names_a_base_model_of_the_hub_and_a_folder_without_a_run_has_a_c
 
 def test_a_model_is_saved_with_a_card_whatever_lies_beside_it_and_in_it(llama, tmp_path):
     net, backend = opened(llama)
-    backend.name_or_path = "/models/mine/"
+    net.name_or_path = "/models/mine/"
     written = {"damaged": b"{", "a list": b"[]", "no text": b"\xff", "half": b'{"dataset": "\\udcff.jsonl"}'}
     for name, content in written.items():
         (tmp_path / name).mkdir()
@@ -256,7 +275,8 @@ def test_a_model_is_saved_with_a_card_whatever_lies_beside_it_and_in_it(llama, t
         folder = tmp_path / name / "model"
         save_model(str(folder), *wrap(net, backend), step=3, note="mine", **{"eval/a": float("nan")})
         _, body = card_of(folder)
-        assert "step 3, eval/a nan\n" in body and "base model: mine" in body and "?.jsonl" in body or name != "half"
+        assert "steps: 3; last evaluation: eval/a nan\n" in body and "base model: mine" in body
+        assert "?.jsonl" in body or name != "half"
         (folder / "README.md").write_bytes(b"library_name: peft\n\xff")
         export.main([f"--checkpoint={folder}", f"--out={tmp_path / name / 'exported'}"])
         assert (tmp_path / name / "exported" / "README.md").read_bytes().startswith(b"library_name: transformers\n")

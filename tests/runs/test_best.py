@@ -11,7 +11,7 @@ import torch
 from core.checkpoint_manager import read_state
 from core.errors import Mistake
 from core.models import load_model
-from core.run import check_run_folder, set_aside
+from core.run import check_run_folder, locked, set_aside
 from grpo.grpo_config import GRPOConfig
 from tests.runs.test_resume import expect_bits
 from tests.tiny import Cut, cut_after, run_here, same
@@ -160,6 +160,25 @@ def test_a_new_run_sets_the_best_model_aside_and_nothing_of_the_users_is_lost(da
     best.mkdir()
     (best / "notes.txt").write_text("mine too")
     assert set_aside(str(tmp_path)) is None and (best / "notes.txt").exists()
+
+
+def test_what_is_not_of_this_run_in_the_folder_of_the_best_model_is_kept(dataset, tmp_path):
+    best = tmp_path / "best"
+    best.mkdir()
+    (best / "model.safetensors").write_text("mine")
+    t = scripted(dataset, tmp_path)
+    with pytest.raises(Mistake, match="best"):
+        run(t)
+    assert t.step == 0 and (best / "model.safetensors").read_text() == "mine"
+    shutil.rmtree(best)
+    run(scripted(dataset, tmp_path, max_iters=3), resume=True)
+    assert step_of_best(tmp_path) == 3
+    run(scripted(dataset, tmp_path, (None, None, None, 0.1, 0.2), metric="y"), resume=True)
+    assert step_of_best(tmp_path) == 4 and step_of_best(tmp_path / "previous" / "1") == 3
+    (best / "console.log").write_text("a run trains here")
+    with locked(best), pytest.raises(Mistake, match="best"):
+        run(scripted(dataset, tmp_path, (None,) * 5 + (0.3,), metric="y", max_iters=5), resume=True)
+    assert step_of_best(tmp_path) == 4
 
 
 def test_pretraining_keeps_the_model_with_the_lowest_loss(dataset, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core.logger import NARROWEST, Logger, fitted
-from grpo.plan import sizes
+from grpo.plan import size_of_evaluation, sizes
 from tests.trainers import prompt_trainer, trainer
 
 METRICS = ("loss", "mean_reward", "std_reward", "mean_kl", "entropy", "mean_token_accuracy", "grad_norm")
@@ -125,6 +125,9 @@ def test_the_time_that_is_left_is_that_of_the_steps_and_evaluations_to_come(sett
     assert told[:cycle] == ["-"] * cycle, "the first iteration is slower"
     for number in range(2 * cycle, 29, cycle):  # whole iterations
         assert seconds(told[number - 1]) == pytest.approx(left[number - 1], abs=1), number
+    for number in range(2 * cycle, 28):  # within an iteration it is that of its beginning
+        over = seconds(told[number - 1]) - left[number - 1]
+        assert -1 <= over <= cycle * STEP + 2 * (EVALUATION + 1)
     assert left[4 * cycle - 1] > 60 and [step for step, lines in said.items() if step < 28] == [4 * cycle]
     minutes = [float(x) for x in re.findall(r"([\d.]+) min", said[4 * cycle][0])]
     assert minutes == [pytest.approx(left[4 * cycle - 1] / 60, abs=0.051)]
@@ -172,5 +175,6 @@ def test_the_plan_counts_what_the_run_samples(kind, settings, dataset, prompts, 
         t.policy.greedy = counted(greedy)
     t.policy.sample, t.evaluate = counted(t.policy.sample), evaluated
     t.run()
-    completions, evaluations, problems, each = sizes(t.config, t.data, t.rewards, 1)
+    completions, evaluations = sizes(t.config, 1)
+    problems, each = size_of_evaluation(t.config, t.data, t.rewards)
     assert sum(of_steps) == completions and of_evaluations == [problems * each] * evaluations
