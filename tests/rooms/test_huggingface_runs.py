@@ -131,7 +131,7 @@ def test_a_run_from_nothing_but_a_folder_and_a_file_learns_and_saves_what_transf
     assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.3, rewards
     *_, evaluated = [r["eval/mean_reward"] for r in read_records(out / "metrics.jsonl") if "eval/mean_reward" in r]
     card = (out / "model" / "README.md").read_text("utf-8")
-    assert f", eval/mean_reward {format_number(evaluated)}" in card and "step 15," in card
+    assert f" eval/mean_reward {format_number(evaluated)}" in card and "steps: 15;" in card
     net, expected = base_model(world("llama") if rank else out / "model"), load_model(str(out / "model"))[0]
     if rank:
         net = pytest.importorskip("peft").PeftModel.from_pretrained(net, str(out / "model")).eval()
