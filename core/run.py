@@ -449,7 +449,7 @@ class Run:
             self.best = Best(self.best.metric, found[self.best.metric], self.step)
 
     def save(self) -> None:
-        """Writes the model, and the state to resume from. The best are also written to <out_dir>/best."""
+        """Writes the model, and the state to resume from; the best ones also to <out_dir>/best."""
         weights = self.learner.weights()
         more = self.state() | {
             "evaluated": self.evaluated and self.step > 0,  # a run that resumes at step 0 has no records yet

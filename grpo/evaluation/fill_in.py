@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from core.tokenizer import character_ends, masked_spans
@@ -109,7 +110,8 @@ class FillInEvaluation(Evaluation):
         """{metric: (sum, count) of each problem, (P,) each} of words."""
         tokenizer = self.data.tokenizer
         G = rollouts.group_size
-        words, valid, recovered, places, distinct = torch.zeros(5, len(batch["mask"]))
+        counts = np.zeros((5, len(batch["mask"])))  # adding to an element of a tensor takes thirty times as long
+        words, valid, recovered, places, distinct = counts
         for i, masked in enumerate(batch["mask"]):
             truth = batch["target"][i].tolist()
             first = i * G
@@ -125,6 +127,7 @@ class FillInEvaluation(Evaluation):
                     words[i] += 1
                     valid[i] += is_framed and found.lower() in self.words
                     recovered[i] += text == before + word + after
+        words, valid, recovered, places, distinct = torch.from_numpy(counts)
         return {
             "word_validity": (valid, words),
             "words_recovered": (recovered, words),

@@ -186,15 +186,15 @@ def sample_of(rewards, rollouts, i, total, values, marks=lambda n: {}):
     worth = worth.masked_fill(worth.isnan(), -torch.inf)
     order = first + worth.argsort(descending=True, stable=True)
     has_verdict = isinstance(rewards, Rewards) and rewards.success in values
+    if has_verdict:
+        correct = rewards.correct(values)                                            # (N,)
     sample["group"] = []
     for n in order.tolist():
         completion = {"text": texts.completions[n], "reward": rounded(total[n])}
         if values:
             completion["rewards"] = {name: rounded(x[n]) for name, x in values.items()}
-        if has_verdict:
-            correct = rewards.correct(values)
-            if not correct[n].isnan():
-                completion["right"] = bool(correct[n])
+        if has_verdict and not correct[n].isnan():
+            completion["right"] = bool(correct[n])
         if TURNS in columns:
             completion["turns"] = columns[TURNS][n]
         completion |= marks(n)
@@ -291,8 +291,8 @@ def with_answers(completion):
     """The text of a completion, in which an environment's answers are in brackets, and their spans [[first, end]]."""
     text = ""
     answers = []
-    for said, answer, _ in completion.get("turns", [[completion["text"], None, None]]):
-        text += said
+    for written, answer, _ in completion.get("turns", [[completion["text"], None, None]]):
+        text += written
         if answer is not None:
             from core.prompts import as_messages, plain  # here: only a run with an environment needs them
             first = len(text)

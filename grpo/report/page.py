@@ -140,8 +140,9 @@ def headline(records, keep_best):
 
     keep_best: the logged name of the metric that did, or None
     """
+    rows = changes(records)
     for name in HEADLINE:
-        for metric, before, after, change in changes(records):
+        for metric, before, after, change in rows:
             if metric == name and change and f"eval/{name}" != keep_best:
                 return {name: f"{before} → {after}"}
     return {}
