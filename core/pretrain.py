@@ -39,11 +39,12 @@ def plan(config, origin, model, data, dist):
     """Describes the planned run, in lines for the user."""
     windows = config.batch_size * config.gradient_accumulation_steps * dist.world
     millions = model.num_parameters() / 1e6
+    ranks = "rank" if dist.world == 1 else "ranks"
     lines = describe(config, origin)
     lines.append(
         f"{model.mode}: {millions:.2f} M parameters on {dist.device}, {dist.dtype}; {data.size()}; "
-        f"{config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {dist.world} "
-        f"rank{'s' * (dist.world > 1)} = {windows} per step")
+        f"{config.batch_size} windows x {config.gradient_accumulation_steps} accumulation x {dist.world} {ranks} = "
+        f"{windows} per step")
     lines.append(
         f"{config.max_iters} steps, at most {config.max_iters * windows * config.block_size:,} tokens; an evaluation "
         f"of {config.eval_batches} batches every {config.eval_interval} steps")

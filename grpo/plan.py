@@ -50,9 +50,9 @@ def plan_of_settings(config, origin, dist):
     """Yields the lines of the plan that need no model and no data."""
     yield from describe(config, origin)
     completions = config.problems * dist.world * config.group_size
+    ranks = "rank" if dist.world == 1 else "ranks"
     yield (f"effective batch: {config.batch_size} problems x {config.group_size} completions x "
-           f"{config.gradient_accumulation_steps} accumulation x {dist.world} rank{'s' * (dist.world > 1)} = "
-           f"{completions} completions")
+           f"{config.gradient_accumulation_steps} accumulation x {dist.world} {ranks} = {completions} completions")
     completions, evaluations = sizes(config, dist.world)
     yield f"steps: {config.max_iters}, with {completions:,} completions; evaluations: {evaluations}"
 
@@ -68,7 +68,9 @@ def plan_of_data(config, data, rewards, world):
         passes = f", {times:.3g} passes over the training prompts"
     yield f"tokens: at most {completions * most:,}{passes}"
     problems, each = size_of_evaluation(config, data, rewards)
-    greedy = ", one of them greedy" * (each > config.eval_completions)
+    greedy = ""
+    if each > config.eval_completions:
+        greedy = ", one of them greedy"
     yield f"an evaluation: {problems:,} problems x {each} completions{greedy}"
 
 
